@@ -1,0 +1,122 @@
+"""Scheduler cost: microseconds per operator on 10,000 NoOps in four shapes, for every net type, interleaved.
+
+    python benchmarks/scheduler_cost.py [--operators 10000] [--repeat 21] [--json benchmarks/results/scheduler_cost.json]
+
+Beside the nets: a plain Python loop over the same steps, the floor of anything written in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from environment import describe
+
+import dagexec
+from dagexec.core.proto import NetDef
+from dagexec.scheduler.net import BaseNet
+
+
+def chain(count: int) -> list[list[int]]:
+    return [[index - 1] if index else [] for index in range(count)]
+
+
+def independent(count: int) -> list[list[int]]:
+    return [[] for _ in range(count)]
+
+
+def layered(count: int) -> list[list[int]]:
+    """Layers of sqrt(count), each operator with two parents in the layer before."""
+    width = int(count**0.5)
+    rng = random.Random(0)
+    first = [[] for _ in range(width)]
+    return first + [
+        [layer * width - width + parent for parent in rng.sample(range(width), 2)]
+        for layer in range(1, count // width)
+        for _ in range(width)
+    ]
+
+
+def random_graph(count: int) -> list[list[int]]:
+    """One or two parents among the 200 operators before."""
+    rng = random.Random(0)
+    return [
+        sorted({rng.randrange(max(0, index - 200), index) for _ in range(rng.choice((1, 2)))}) if index else []
+        for index in range(count)
+    ]
+
+
+SHAPES: dict[str, Callable[[int], list[list[int]]]] = {
+    "chain": chain,
+    "independent": independent,
+    "layered": layered,
+    "random": random_graph,
+}
+
+
+def noop_net(name: str, parents: list[list[int]]) -> NetDef:
+    net = NetDef(name=name)
+    for index, row in enumerate(parents):
+        net.op.add(type="NoOp", input=[f"b{parent}" for parent in row], output=[f"b{index}"])
+    return net
+
+
+def measure(operators: int, repeat: int) -> dict[str, dict[str, dict[str, float]]]:
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for shape, parents_of in SHAPES.items():
+        definition = noop_net(shape, parents_of(operators))
+        count = len(definition.op)
+        nets: dict[str, BaseNet] = {}
+        for net_type, workers in (("simple", 1), ("dag", 1), ("dag", 2), ("async_dag", 1), ("async_dag", 2)):
+            net = dagexec.Workspace().create_net(definition, net_type, workers)
+            assert isinstance(net, BaseNet)
+            net.run()
+            nets[f"{net_type} {workers}"] = net
+        steps = nets["simple 1"].prepared().in_order
+
+        def plain_loop(steps: tuple[Callable[[], object], ...] = steps) -> None:
+            for step in steps:
+                step()
+
+        runs: dict[str, Callable[[], None]] = {"plain loop": plain_loop} | {name: net.run for name, net in nets.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(repeat):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+        results[shape] = {
+            name: {
+                "median_us": statistics.median(times) / count * 1e6,
+                "least_us": min(times) / count * 1e6,
+            }
+            for name, times in seconds.items()
+        }
+        for net in nets.values():
+            net.close()
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operators", type=int, default=10_000)
+    parser.add_argument("--repeat", type=int, default=21)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = measure(options.operators, options.repeat)
+    for shape, rows in results.items():
+        print(shape)
+        for name, row in rows.items():
+            print(f"  {name:12} median {row['median_us']:.3f} us   least {row['least_us']:.3f} us per operator")
+    if options.json:
+        report = {"environment": describe(), "operators": options.operators, "results": results}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

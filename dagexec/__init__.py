@@ -1,0 +1,16 @@
+"""dagexec: a DAG execution engine with an async scheduler for neural-network operator graphs."""
+
+from importlib.metadata import version
+
+from dagexec import ops as _ops
+from dagexec import scheduler as _scheduler
+from dagexec.core.errors import DagexecError
+from dagexec.core.net_file import load_net, save_net
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.workspace import Workspace
+
+__version__ = version("dagexec")
+
+__all__ = ["DagexecError", "NetDef", "OperatorDef", "Workspace", "load_net", "save_net"]
+
+del _ops, _scheduler

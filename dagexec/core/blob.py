@@ -1,0 +1,38 @@
+"""Blob: a named slot of a workspace that holds one object of any type, most often a Tensor."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from dagexec.core.device import Context
+from dagexec.core.errors import BlobTypeError, MissingBlobError
+from dagexec.core.tensor import Tensor
+
+T = TypeVar("T")
+
+
+class Blob:
+    """A slot with a name. Operators keep the Blob; what it holds may be set later."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.value: object = None
+
+    def get(self, kind: type[T]) -> T:
+        """The object, which must be a `kind`. Raises MissingBlobError when empty, BlobTypeError for another type."""
+        if isinstance(self.value, kind):
+            return self.value
+        if self.value is None:
+            raise MissingBlobError(f"blob {self.name!r} holds nothing yet; expected a {kind.__name__}")
+        raise BlobTypeError(f"blob {self.name!r} holds a {type(self.value).__name__}; expected a {kind.__name__}")
+
+    def tensor(self, context: Context | None = None) -> Tensor:
+        """The tensor held here; an empty blob is given a new, empty tensor on `context` first."""
+        if self.value is None:
+            self.value = Tensor(context)
+        return self.get(Tensor)
+
+    def __repr__(self) -> str:
+        return f"Blob({self.name!r}, {self.value!r})"

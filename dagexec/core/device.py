@@ -1,0 +1,200 @@
+"""Devices and the Context through which operators reach one: memory, copies, streams, random numbers.
+
+`Device` names a device (`cpu`, `cuda:0`, `sim:0`). A `Context` is one operator's or tensor's handle on it. A new kind
+of device registers a context factory, and a copy function for each pair of kinds that data may cross.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import STRING, TypeMeta
+from dagexec.core.errors import DeviceError, ResourceError
+from dagexec.core.proto import DeviceOption
+
+if TYPE_CHECKING:
+    from dagexec.core.tensor import Tensor
+
+_KIND_NUMBERS = {"cpu": 0, "cuda": 1, "sim": 20901}
+_KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device by kind and index, written `cpu` or `cuda:1`."""
+
+    kind: str = "cpu"
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+    @staticmethod
+    def parse(text: str) -> Device:
+        """Read `cpu`, `cuda:0`, `sim:0`; the index defaults to 0. Raises DeviceError."""
+        match = re.fullmatch(r"([a-z]+)(?::(\d+))?", text)
+        if match is None or match[1] not in _KIND_NUMBERS:
+            raise DeviceError(f"device {text!r} is unknown; expected one of cpu, cuda:N, sim:N")
+        return Device(match[1], int(match[2] or 0))
+
+    @staticmethod
+    def from_option(option: DeviceOption) -> Device:
+        """The device a DeviceOption message names. Raises DeviceError for a device type dagexec does not have."""
+        kind = _KINDS.get(option.device_type)
+        if kind is None:
+            raise DeviceError(f"device type number {option.device_type} is not one dagexec has: {_KINDS}")
+        return Device(kind, option.device_id)
+
+    def to_option(self) -> DeviceOption:
+        """The DeviceOption message that names this device."""
+        return DeviceOption(device_type=_KIND_NUMBERS[self.kind], device_id=self.index)
+
+
+CPU = Device()
+
+
+class Context(ABC):
+    """One user's handle on a device: allocate and free, copy, switch streams, wait, draw random numbers.
+
+    The random generator is the context's own and is made at first use, from `seed` or from fresh entropy.
+    """
+
+    def __init__(self, device: Device, seed: int | None = None) -> None:
+        self.device = device
+        self._seed = seed
+        self._random: np.random.Generator | None = None
+
+    @property
+    def random(self) -> np.random.Generator:
+        """This context's own random generator."""
+        if self._random is None:
+            self._random = np.random.default_rng(self._seed)
+        return self._random
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """New device memory of `nbytes` bytes. Raises ResourceError when the device cannot hold it."""
+
+    @abstractmethod
+    def free(self, buffer: npt.NDArray[np.uint8]) -> None:
+        """Give memory back. The caller holds no view of it any more."""
+
+    @abstractmethod
+    def copy_within(self, destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        """Copy between two arrays of this device; shapes and dtypes are equal."""
+
+    @abstractmethod
+    def switch(self, stream: int = 0) -> None:
+        """Make `stream` the current one of this context for the work that follows."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Block until everything issued through this context has been done. Raises DeviceError if it failed."""
+
+
+class CPUContext(Context):
+    """The host. Work is done when a call returns, so there is one stream and nothing to wait for."""
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """New host memory, aligned to a cache line."""
+        check_fits(nbytes, "an allocation")
+        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        offset = -raw.ctypes.data % _ALIGNMENT
+        return raw[offset : offset + nbytes]
+
+    def free(self, buffer: npt.NDArray[np.uint8]) -> None:
+        """Nothing to do: host memory goes when the last array on it goes."""
+
+    def copy_within(self, destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        """Copy `source` into `destination`."""
+        np.copyto(destination, source)
+
+    def switch(self, stream: int = 0) -> None:
+        """The host has stream 0 only."""
+        if stream:
+            raise DeviceError(f"stream {stream} asked for; cpu has stream 0 only")
+
+    def finish(self) -> None:
+        """Host work is finished when it returns."""
+
+
+ContextFactory = Callable[[Device, int | None], Context]
+CopyFunction = Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]
+
+_contexts: dict[str, ContextFactory] = {}
+_copies: dict[tuple[str, str], CopyFunction] = {}
+
+
+def register_context(kind: str, factory: ContextFactory) -> None:
+    """Make `factory(device, seed)` the source of contexts for devices of `kind`."""
+    _contexts[kind] = factory
+
+
+def register_copy(destination_kind: str, source_kind: str, copy: CopyFunction) -> None:
+    """Make `copy(destination, source)` the way data crosses from one kind of device to another."""
+    _copies[destination_kind, source_kind] = copy
+
+
+def make_context(device: Device, seed: int | None = None) -> Context:
+    """A new context on `device`. Raises DeviceError when no such device kind is available."""
+    factory = _contexts.get(device.kind)
+    if factory is None:
+        raise DeviceError(f"device {device} is not available here; available kinds: {', '.join(sorted(_contexts))}")
+    return factory(device, seed)
+
+
+def copy_tensor(destination: Tensor, source: Tensor) -> None:
+    """Copy shape, dtype and values of `source` into `destination`, within a device or across two.
+
+    Raises DeviceError when nothing is registered that crosses between their kinds.
+    """
+    destination.resize(source.shape, source.meta)
+    if destination.device == source.device:
+        destination.context.copy_within(destination.array, source.array)
+        return
+    copy = _copies.get((destination.device.kind, source.device.kind))
+    if copy is None:
+        raise DeviceError(f"no copy from {source.device} to {destination.device} is registered")
+    copy(destination.array, source.array)
+
+
+def memory_bytes() -> int:
+    """Bytes of physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_fits(nbytes: int, what: str) -> None:
+    """Raise ResourceError when `nbytes` exceeds the machine's physical memory; `what` names it in the message."""
+    limit = memory_bytes()
+    if nbytes > limit:
+        raise ResourceError(f"{what} needs {nbytes:,} bytes; this machine has {limit:,}")
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """Number of elements of a tensor of `shape`. Raises ResourceError for a negative size."""
+    count = 1
+    for size in shape:
+        if size < 0:
+            raise ResourceError(f"shape {shape} has a negative size")
+        count *= size
+    return count
+
+
+def array_on(buffer: npt.NDArray[Any], shape: tuple[int, ...], meta: TypeMeta) -> npt.NDArray[Any]:
+    """An array of `shape` and `meta` over the first bytes of `buffer` (an object buffer for strings)."""
+    count = element_count(shape)
+    if meta is STRING:
+        return buffer[:count].reshape(shape)
+    return buffer[: count * meta.itemsize].view(meta.numpy).reshape(shape)
+
+
+register_context("cpu", CPUContext)

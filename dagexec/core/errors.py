@@ -1,0 +1,95 @@
+"""Every error dagexec raises on purpose. A message names the net, the operator, the blob, what was expected and found.
+
+All of them are `DagexecError`s, so an embedding application needs one `except`. The children say whose fault it is:
+the model's (`ModelFormatError`, `SchemaError`, ...), the caller's (`FeedError`), or the run's (`OperatorError`, ...).
+"""
+
+from __future__ import annotations
+
+
+class DagexecError(Exception):
+    """Base of every error that dagexec raises on purpose."""
+
+
+class ModelFormatError(DagexecError):
+    """A model file is truncated, malformed, or refers to data it may not read."""
+
+
+class SchemaError(DagexecError):
+    """An OperatorDef breaks its operator's schema: wrong arity, forbidden in-place pair, missing or bad argument."""
+
+
+class ArgumentError(SchemaError):
+    """An operator argument is absent, of the wrong kind, or out of range."""
+
+
+class ShapeError(DagexecError):
+    """Shapes or dtypes of an operator's inputs do not fit together."""
+
+
+class UnsupportedOperatorError(DagexecError):
+    """No operator of this type (or no implementation for this device or feature) is registered."""
+
+
+class UnsupportedFeatureError(UnsupportedOperatorError):
+    """An engine does not serve this combination of arguments; the registry then tries the next engine."""
+
+
+class MissingBlobError(DagexecError):
+    """A blob that an operator or a caller asks for does not exist, or holds nothing yet."""
+
+
+class BlobTypeError(DagexecError):
+    """A blob holds another type of object than the one asked for."""
+
+
+class NetOrderError(DagexecError):
+    """An operator reads a blob that only a later operator writes."""
+
+
+class CycleError(NetOrderError):
+    """The operators of a net depend on each other in a circle.
+
+    `operators` holds the circle as operator labels, in order of dependency.
+    """
+
+    def __init__(self, message: str, operators: list[str]) -> None:
+        super().__init__(message)
+        self.operators = operators
+
+
+class ResourceError(DagexecError):
+    """A size overflows, or the tensors of a net would not fit in memory. Raised before anything is allocated."""
+
+
+class DeviceError(DagexecError):
+    """An unknown device, or a device that failed."""
+
+
+class FeedError(DagexecError):
+    """An input given to a run is unknown, missing, or has the wrong dtype or shape."""
+
+
+class OperatorError(DagexecError):
+    """An operator raised while it ran. The original exception is the `__cause__`.
+
+    Attributes: `net`, `operator` (its label: type, name and index), `worker` (thread name).
+    """
+
+    def __init__(self, message: str, *, net: str = "", operator: str = "", worker: str = "") -> None:
+        super().__init__(message)
+        self.net = net
+        self.operator = operator
+        self.worker = worker
+
+
+class RunCancelledError(DagexecError):
+    """The run was cancelled before it finished."""
+
+
+class RunTimeoutError(DagexecError, TimeoutError):
+    """The run did not finish within its timeout and was cancelled."""
+
+
+class ClosedError(DagexecError):
+    """The executor, pool or net has been closed."""

@@ -1,0 +1,242 @@
+"""The dependency graph of a net: which operator must run before which, and why.
+
+Blobs are named, so order comes from names. Operators are read in list order; between two that touch one blob, of
+which one writes, there is an edge:
+
+    RAW      the reader of a value comes after its writer
+    WAW      a writer comes after the writer before it
+    WAR      a writer comes after every reader of the value it replaces
+    CONTROL  a `control_input` counts as a read, for order only
+
+The edges all point forward in the list, so the graph has no cycle - unless an operator reads a blob that only a later
+one writes; `build_graph` then reports the cycle, or the wrong order, instead of guessing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from dagexec.core.device import Device
+from dagexec.core.errors import CycleError, NetOrderError
+from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+from dagexec.core.registry import verify
+from dagexec.core.schema import OpSchema, operator_label
+
+
+class Hazard(enum.Flag):
+    """Why one operator must wait for another."""
+
+    RAW = enum.auto()
+    WAR = enum.auto()
+    WAW = enum.auto()
+    CONTROL = enum.auto()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators of one net and the order they need; immutable, shared by every plan and net made from it.
+
+    Attributes:
+        name: the net's name.
+        operators: the defs, in list order, each with the device it runs on.
+        schemas: the schema of each operator.
+        parents, children: all hazard edges, per operator, ascending.
+        reduced_parents, reduced_children: the transitive reduction of them.
+        hazards: (earlier, later) to the reasons for that edge.
+        views: operators whose output 0 may be a view of input 0: neither blob has another writer.
+        external_inputs, external_outputs: as the NetDef lists them.
+    """
+
+    name: str
+    operators: tuple[OperatorDef, ...]
+    schemas: tuple[OpSchema, ...]
+    parents: tuple[tuple[int, ...], ...]
+    children: tuple[tuple[int, ...], ...]
+    reduced_parents: tuple[tuple[int, ...], ...]
+    reduced_children: tuple[tuple[int, ...], ...]
+    hazards: Mapping[tuple[int, int], Hazard]
+    views: frozenset[int]
+    external_inputs: tuple[str, ...]
+    external_outputs: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    def label(self, index: int) -> str:
+        """How messages name operator `index`."""
+        return operator_label(self.operators[index], index, self.name)
+
+    def device(self, index: int) -> Device:
+        """The device operator `index` runs on."""
+        return Device.from_option(self.operators[index].device_option)
+
+    def to_networkx(self, *, reduced: bool = False) -> nx.DiGraph[int]:
+        """The graph for networkx's algorithms: operator indices, edges with their `hazard`."""
+        digraph: nx.DiGraph[int] = nx.DiGraph()
+        digraph.add_nodes_from(range(len(self)))
+        for later, parents in enumerate(self.reduced_parents if reduced else self.parents):
+            for earlier in parents:
+                digraph.add_edge(earlier, later, hazard=self.hazards[earlier, later])
+        return digraph
+
+
+def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Graph:
+    """Check every def against its schema and derive the graph.
+
+    `exists` says which blobs are there before the net runs; by default those in `external_input`, or, when that list
+    is empty, any blob (as Caffe2 does).
+    Raises SchemaError, UnsupportedOperatorError, CycleError or NetOrderError.
+    """
+    operators = tuple(_with_device(definition, net) for definition in net.op)
+    schemas = tuple(verify(definition, index=index, net=net.name) for index, definition in enumerate(operators))
+    _check_order(net, operators, exists or _declared(net))
+    hazards = find_hazards(operators)
+    parents, children = _adjacency(len(operators), hazards)
+    reduced_parents = transitive_reduction(parents)
+    reduced_children = _reverse(reduced_parents)
+    views = _find_views(operators, schemas)
+    return Graph(
+        net.name, operators, schemas, parents, children, reduced_parents, reduced_children, hazards, views,
+        tuple(net.external_input), tuple(net.external_output),
+    )  # fmt: skip
+
+
+def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Hazard]:
+    """Every (earlier, later) pair of operators with the hazards between them; one pass over the list.
+
+    The WAR edges of a write start at the readers since the last write, so pairs ordered through another writer
+    between them have no edge of their own: they are ordered by a path.
+    """
+    hazards: dict[tuple[int, int], Hazard] = {}
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+
+    def add(earlier: int, later: int, hazard: Hazard) -> None:
+        if earlier != later:
+            hazards[earlier, later] = hazards.get((earlier, later), hazard) | hazard
+
+    for index, definition in enumerate(operators):
+        for names, hazard in ((definition.input, Hazard.RAW), (definition.control_input, Hazard.CONTROL)):
+            for name in names:
+                if name in writer:
+                    add(writer[name], index, hazard)
+                readers.setdefault(name, []).append(index)
+        for name in definition.output:
+            if name in writer:
+                add(writer[name], index, Hazard.WAW)
+            for reader in readers.pop(name, ()):
+                add(reader, index, Hazard.WAR)
+            writer[name] = index
+    return hazards
+
+
+def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The fewest edges with the same reachability; unique for a DAG (Aho, Garey, Ullman 1972).
+
+    `parents[v]` lists the parents of v, all smaller than v. A parent is redundant exactly when a later parent of v
+    already reaches it, so parents are tried from the latest to the earliest against the set of ancestors covered so
+    far. Ancestor sets are integers used as bit sets and are dropped with their last child: O(edges x n / 64) time.
+    """
+    last_child = list(range(len(parents)))
+    for child, row in enumerate(parents):
+        for parent in row:
+            last_child[parent] = child
+    ancestors: dict[int, int] = {}
+    reduced: list[tuple[int, ...]] = []
+    for child, row in enumerate(parents):
+        covered = 0
+        kept = []
+        for parent in sorted(row, reverse=True):
+            if not covered >> parent & 1:
+                kept.append(parent)
+                covered |= ancestors[parent] | 1 << parent
+        reduced.append(tuple(reversed(kept)))
+        if last_child[child] > child:
+            ancestors[child] = covered
+        for parent in row:
+            if last_child[parent] == child:
+                del ancestors[parent]
+    return tuple(reduced)
+
+
+def _with_device(definition: OperatorDef, net: NetDef) -> OperatorDef:
+    """The def itself, or a copy with the net's device when it names none."""
+    if definition.HasField("device_option") or not net.HasField("device_option"):
+        return definition
+    copy = OperatorDef()
+    copy.CopyFrom(definition)
+    copy.device_option.CopyFrom(DeviceOption())
+    copy.device_option.MergeFrom(net.device_option)
+    return copy
+
+
+def _declared(net: NetDef) -> Callable[[str], bool]:
+    return set(net.external_input).__contains__ if net.external_input else lambda _name: True
+
+
+def _check_order(net: NetDef, operators: Sequence[OperatorDef], exists: Callable[[str], bool]) -> None:
+    """Raise CycleError or NetOrderError when a blob is read before the only operators that write it."""
+    first_writer: dict[str, int] = {}
+    for index, definition in enumerate(operators):
+        for name in definition.output:
+            first_writer.setdefault(name, index)
+    early_reads = [
+        (first_writer[name], index, name)
+        for index, definition in enumerate(operators)
+        for name in (*definition.input, *definition.control_input)
+        if first_writer.get(name, -1) >= index and not exists(name)
+    ]
+    if not early_reads:
+        return
+    flow: nx.DiGraph[int] = nx.DiGraph()
+    for index, definition in enumerate(operators):
+        for name in (*definition.input, *definition.control_input):
+            if name in first_writer and not exists(name):
+                flow.add_edge(first_writer[name], index)
+    try:
+        cycle = [edge[0] for edge in nx.find_cycle(flow)]
+    except nx.NetworkXNoCycle:
+        writer, reader, name = early_reads[0]
+        raise NetOrderError(
+            f"{operator_label(operators[reader], reader, net.name)} reads blob {name!r}, which only "
+            f"{operator_label(operators[writer], writer)} writes, later in the list; expected writers first"
+        ) from None
+    labels = [operator_label(operators[index], index) for index in cycle]
+    raise CycleError(f"net {net.name!r}: operators depend on each other in a circle: {' -> '.join(labels)}", labels)
+
+
+def _adjacency(
+    count: int, hazards: Mapping[tuple[int, int], Hazard]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    parents: list[list[int]] = [[] for _ in range(count)]
+    for earlier, later in hazards:
+        parents[later].append(earlier)
+    rows = tuple(tuple(sorted(row)) for row in parents)
+    return rows, _reverse(rows)
+
+
+def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    children: list[list[int]] = [[] for _ in parents]
+    for child, row in enumerate(parents):
+        for parent in row:
+            children[parent].append(child)
+    return tuple(tuple(row) for row in children)
+
+
+def _find_views(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> frozenset[int]:
+    writers: dict[str, int] = {}
+    for definition in operators:
+        for name in definition.output:
+            writers[name] = writers.get(name, 0) + 1
+    return frozenset(
+        index
+        for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True))
+        if schema.view
+        and definition.input[0] != definition.output[0]
+        and writers.get(definition.input[0], 0) <= 1
+        and writers[definition.output[0]] == 1
+    )

@@ -1,0 +1,70 @@
+"""Shape and cost inference over a whole net, without running it.
+
+Unlike a preparation (`dagexec.scheduler.net`), this needs no workspace and allocates nothing: `inspect` and the
+frontends use it. An output whose shape only a run can tell is unknown (None), and so is what follows from it alone;
+everything else is still inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.graph import Graph
+from dagexec.core.schema import Cost, OperatorCall, TensorType, UnknownValueError
+
+
+@dataclass(frozen=True)
+class NetTypes:
+    """What inference found: the type of every blob after its last write, and the cost of every operator.
+
+    `outputs[i]` are the types of operator i's outputs. None stands for unknown.
+    """
+
+    blobs: Mapping[str, TensorType | None]
+    outputs: tuple[tuple[TensorType | None, ...], ...]
+    costs: tuple[Cost | None, ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one run, over the operators whose cost is known."""
+        return sum(cost.flops for cost in self.costs if cost)
+
+
+def infer_net(
+    graph: Graph,
+    inputs: Mapping[str, TensorType],
+    values: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> NetTypes:
+    """Types of every blob of `graph` from those of the blobs that exist before it runs.
+
+    `values` holds the contents of blobs that are constant, for operators whose output shapes depend on a value.
+    Raises ShapeError, naming the operator, when inputs do not fit together.
+    """
+    constants = dict(values or {})
+    blobs: dict[str, TensorType | None] = dict(inputs)
+    outputs: list[tuple[TensorType | None, ...]] = []
+    costs: list[Cost | None] = []
+    for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
+        types: tuple[TensorType | None, ...] = (None,) * len(definition.output)
+        cost: Cost | None = None
+        known = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
+        if schema.infer is not None and len(known) == len(definition.input):
+            label = graph.label(index)
+            seen = tuple(constants.get(name) for name in definition.input)
+            call = OperatorCall(definition, Arguments(definition, label), tuple(known), seen, label)
+            try:
+                inferred = tuple(schema.infer(call))
+                types, cost = inferred, schema.cost(call, inferred)
+            except UnknownValueError:
+                pass
+        for name, kind in zip(definition.output, types, strict=True):
+            blobs[name] = kind
+            constants.pop(name, None)
+        outputs.append(types)
+        costs.append(cost)
+    return NetTypes(blobs, tuple(outputs), tuple(costs))

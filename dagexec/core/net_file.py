@@ -1,0 +1,89 @@
+"""Reading and writing NetDefs and other messages as files, binary or text; and tensors as TensorProtos.
+
+Fields that dagexec does not know survive a binary round trip. Files are written to a temporary name and renamed, so a
+reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.proto import NetDef
+
+M = TypeVar("M", bound=Message)
+
+TEXT_SUFFIXES = (".pbtxt", ".prototxt", ".txt")
+
+
+def load_net(path: str | os.PathLike[str]) -> NetDef:
+    """Read a NetDef: text form when the name ends in .pbtxt, .prototxt or .txt, else binary.
+
+    Raises ModelFormatError when the file cannot be read or is not a NetDef.
+    """
+    net = load_message(path, NetDef)
+    if not net.op and not net.name and not net.external_input and Path(path).stat().st_size:
+        raise ModelFormatError(f"{path}: not a NetDef: no operators, no name and no external inputs in it")
+    return net
+
+
+def save_net(net: NetDef, path: str | os.PathLike[str]) -> None:
+    """Write a NetDef, in the form its name asks for (see `load_net`), atomically. Raises ModelFormatError."""
+    save_message(net, path)
+
+
+def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
+    """Read one message of `kind` from a file. Raises ModelFormatError with the path and what is wrong."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)
+
+
+def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = False) -> M:
+    """Parse `content` as a message of `kind`; `source` names it in errors. Raises ModelFormatError."""
+    message = kind()
+    name = kind.DESCRIPTOR.name
+    try:
+        if text:
+            text_format.Parse(content.decode(), message)
+        else:
+            message.ParseFromString(content)
+    except (DecodeError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFormatError(f"{source}: not a {name} ({len(content)} bytes): {error}") from None
+    return message
+
+
+def save_message(message: Message, path: str | os.PathLike[str]) -> None:
+    """Write a message to a file atomically, as text or binary by its name. Raises ModelFormatError."""
+    try:
+        if Path(path).suffix in TEXT_SUFFIXES:
+            content = text_format.MessageToString(message, print_unknown_fields=False).encode()
+        else:
+            content = message.SerializeToString(deterministic=True)
+    except (EncodeError, ValueError) as error:
+        raise ModelFormatError(f"{path}: the message cannot be written: {error}") from None
+    write_atomically(Path(path), content)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put `content` at `path`: all of it or, on failure, nothing. Raises ModelFormatError."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise ModelFormatError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,134 @@
+"""Registries: operator schemas by type, operator classes by device kind, type and engine, net types by name.
+
+An operator is found by trying the engines that its def asks for, then the preferences set here, then the default
+engine; one that raises UnsupportedFeatureError while it is built is passed over, and the log says why.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from dagexec.core.device import Device
+from dagexec.core.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
+from dagexec.core.operator import Operator
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import OpSchema, operator_label
+
+if TYPE_CHECKING:
+    from dagexec.core.workspace import Workspace
+
+logger = logging.getLogger("dagexec")
+
+OperatorClass = TypeVar("OperatorClass", bound=type[Operator])
+
+_schemas: dict[str, OpSchema] = {}
+_operators: dict[tuple[str, str, str], type[Operator]] = {}
+_preferences: dict[tuple[str, str], tuple[str, ...]] = {}
+
+ANY_OPERATOR = "*"
+
+
+def register_schema(schema: OpSchema) -> OpSchema:
+    """Make `schema` known under its type. Raises SchemaError when the type already has another schema."""
+    if _schemas.setdefault(schema.type, schema) is not schema:
+        raise SchemaError(f"operator type {schema.type!r} already has a schema")
+    return schema
+
+
+def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Callable[[OperatorClass], OperatorClass]:
+    """Class decorator: this class computes `schema.type` on devices of kind `device`, with `engine`.
+
+    The schema is registered with its first class. Raises SchemaError when the place is taken.
+    """
+
+    def register(cls: OperatorClass) -> OperatorClass:
+        if schema.type not in _schemas or _schemas[schema.type] is not schema:
+            register_schema(schema)
+        key = (device, schema.type, _engine_key(engine))
+        if key in _operators:
+            raise SchemaError(f"operator {schema.type!r} on {device} with engine {engine or 'DEFAULT'} exists already")
+        cls.schema = schema
+        _operators[key] = cls
+        return cls
+
+    return register
+
+
+def schema_of(operator_type: str) -> OpSchema:
+    """The schema of an operator type. Raises UnsupportedOperatorError, suggesting close names."""
+    try:
+        return _schemas[operator_type]
+    except KeyError:
+        close = difflib.get_close_matches(operator_type, _schemas, n=3)
+        hint = f"; close names: {', '.join(close)}" if close else ""
+        raise UnsupportedOperatorError(f"operator type {operator_type!r} is unknown{hint}") from None
+
+
+def registered_operators() -> list[str]:
+    """The names of all operator types, sorted."""
+    return sorted(_schemas)
+
+
+def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
+    """The engines an operator type has on a device kind; the default engine is called DEFAULT."""
+    return sorted(engine or "DEFAULT" for kind, name, engine in _operators if (kind, name) == (device, operator_type))
+
+
+def set_engine_preference(engines: Iterable[str], *, operator_type: str = ANY_OPERATOR, device: str = "cpu") -> None:
+    """Engines to try, in order, for operators of `operator_type` (or all) on `device` whose def names none."""
+    _preferences[device, operator_type] = tuple(engines)
+
+
+def engine_preferences() -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """The preferences in force, by (device kind, operator type)."""
+    return dict(_preferences)
+
+
+def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSchema:
+    """Check a def against its schema, before anything is built. Raises UnsupportedOperatorError or SchemaError."""
+    label = operator_label(definition, index, net)
+    try:
+        schema = schema_of(definition.type)
+    except UnsupportedOperatorError as error:
+        raise UnsupportedOperatorError(f"{label}: {error}") from None
+    schema.verify(definition, label)
+    return schema
+
+
+def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
+    """Build the operator a def describes, on the def's device, with the first engine that serves it.
+
+    Raises SchemaError, UnsupportedOperatorError, or MissingBlobError; each names operator and net.
+    """
+    verify(definition, index=index, net=net)
+    label = operator_label(definition, index, net)
+    kind = Device.from_option(definition.device_option).kind
+    refusals: list[str] = []
+    for engine in _candidate_engines(definition, kind):
+        cls = _operators.get((kind, definition.type, engine))
+        if cls is None:
+            continue
+        try:
+            return cls(definition, workspace, index=index, net=net)
+        except UnsupportedFeatureError as reason:
+            logger.info("%s: engine %s passed over: %s", label, engine or "DEFAULT", reason)
+            refusals.append(f"{engine or 'DEFAULT'}: {reason}")
+    why = f"every engine refused: {'; '.join(refusals)}" if refusals else "none is registered"
+    raise UnsupportedOperatorError(f"{label}: no implementation for device kind {kind!r}: {why}")
+
+
+def _candidate_engines(definition: OperatorDef, kind: str) -> list[str]:
+    asked = [name.strip() for name in definition.engine.split(",")] if definition.engine else []
+    preferred = _preferences.get((kind, definition.type), ()) + _preferences.get((kind, ANY_OPERATOR), ())
+    candidates = [_engine_key(name) for name in [*asked, *preferred]]
+    for name in candidates:
+        if asked and name and (kind, definition.type, name) not in _operators:
+            logger.info("%s: engine %s is not available on %s", definition.type, name, kind)
+    return list(dict.fromkeys([*candidates, ""]))
+
+
+def _engine_key(engine: str) -> str:
+    return "" if engine in ("", "DEFAULT") else engine

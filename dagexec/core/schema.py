@@ -1,0 +1,251 @@
+"""OpSchema: what is true of an operator type on every device - arity, in-place rules, arguments, shapes, cost, help.
+
+`verify` rejects a def before anything is built from it; `infer` gives output shapes and dtypes from those of the
+inputs; `cost` estimates work. What the operator computes is an `Operator` subclass, in `dagexec.ops`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.device import element_count
+from dagexec.core.dtypes import TypeMeta
+from dagexec.core.errors import SchemaError, ShapeError
+from dagexec.core.proto import OperatorDef
+
+UNBOUNDED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and element type of a tensor."""
+
+    shape: tuple[int, ...]
+    meta: TypeMeta
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return element_count(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.elements * self.meta.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.meta}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Estimated work of one run of an operator: floating-point operations, and bytes to and from memory."""
+
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def seconds(self) -> float:
+        """A nominal time, for ranking operators only: the larger of compute and memory time, plus a fixed cost.
+
+        The rates (50 GFLOP/s, 10 GB/s, 2 microseconds) are those of one core of a server of the 2020s.
+        """
+        return max(self.flops / 50e9, (self.bytes_read + self.bytes_written) / 10e9) + 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """What inference may look at: the def, its arguments, and types of the inputs.
+
+    `values[i]` is the content of input i where it is known and the schema lists i in `value_inputs`; else None.
+    """
+
+    definition: OperatorDef
+    arguments: Arguments
+    inputs: tuple[TensorType, ...]
+    values: tuple[npt.NDArray[Any] | None, ...]
+    label: str
+
+    def fail(self, problem: str) -> ShapeError:
+        """A ShapeError naming this operator and its inputs; the caller raises it."""
+        named = ", ".join(f"{name}: {kind}" for name, kind in zip(self.definition.input, self.inputs, strict=False))
+        return ShapeError(f"{self.label}: {problem} (inputs: {named or 'none'})")
+
+    def require_rank(self, index: int, *ranks: int) -> tuple[int, ...]:
+        """Shape of input `index`, which must have one of `ranks` axes. Raises ShapeError."""
+        shape = self.inputs[index].shape
+        if len(shape) not in ranks:
+            expected = " or ".join(str(rank) for rank in ranks)
+            raise self.fail(f"input {self.definition.input[index]!r} must have {expected} axes, found {len(shape)}")
+        return shape
+
+    def require_shape(self, index: int, shape: tuple[int, ...], why: str) -> None:
+        """Raise ShapeError unless input `index` has exactly `shape`."""
+        if self.inputs[index].shape != shape:
+            name = self.definition.input[index]
+            raise self.fail(f"input {name!r} must have shape {shape} ({why}), found {self.inputs[index].shape}")
+
+    def require_types(self, index: int, *metas: TypeMeta) -> TypeMeta:
+        """Element type of input `index`, which must be one of `metas`. Raises ShapeError."""
+        meta = self.inputs[index].meta
+        if meta not in metas:
+            expected = ", ".join(str(choice) for choice in metas)
+            raise self.fail(f"input {self.definition.input[index]!r} must be one of {expected}, found {meta}")
+        return meta
+
+    def require_same_type(self, *indices: int) -> TypeMeta:
+        """The one element type that inputs `indices` (all inputs when none are named) share. Raises ShapeError."""
+        chosen = indices or range(len(self.inputs))
+        metas = {self.inputs[index].meta for index in chosen}
+        if len(metas) != 1:
+            raise self.fail(f"inputs must share one element type, found {', '.join(sorted(map(str, metas)))}")
+        return metas.pop()
+
+    def axis(self, name: str, default: int, rank: int, *, end: bool = False) -> int:
+        """Argument `name` as an axis of a tensor of `rank` axes; negative counts from the end. Raises ShapeError.
+
+        With `end`, `rank` itself is allowed too (an axis that separates, as Flatten's).
+        """
+        axis = self.arguments.int(name, default)
+        limit = rank + 1 if end else rank
+        if not -rank <= axis < limit:
+            raise self.fail(f"argument {name!r} must be in [{-rank}, {limit - 1}], found {axis}")
+        return axis + rank if axis < 0 else axis
+
+    def known_value(self, index: int) -> npt.NDArray[Any]:
+        """The content of input `index`. Raises UnknownValueError when it is computed only at run time."""
+        value = self.values[index]
+        if value is None:
+            raise UnknownValueError(f"{self.label}: the value of {self.definition.input[index]!r} is not known yet")
+        return value
+
+
+class UnknownValueError(ShapeError):
+    """Output shapes depend on a value that only a run computes; inference then says "unknown", not "wrong"."""
+
+
+InferFunction = Callable[[OperatorCall], Sequence[TensorType]]
+CostFunction = Callable[[OperatorCall, Sequence[TensorType]], Cost]
+InplaceRule = Callable[[int, int], bool]
+
+
+def memory_cost(call: OperatorCall, outputs: Sequence[TensorType], flops_per_element: float = 1.0) -> Cost:
+    """Cost of an operator that touches every input and output element once."""
+    written = sum(kind.nbytes for kind in outputs)
+    read = sum(kind.nbytes for kind in call.inputs)
+    return Cost(math.ceil(flops_per_element * sum(kind.elements for kind in outputs)), read, written)
+
+
+def same_as_input(call: OperatorCall) -> Sequence[TensorType]:
+    """Every output has the type of input 0."""
+    return [call.inputs[0]] * len(call.definition.output)
+
+
+def no_inplace(_input: int, _output: int) -> bool:
+    """No output may take the name of an input."""
+    return False
+
+
+def one_to_one(input_index: int, output_index: int) -> bool:
+    """Output i may take the name of input i."""
+    return input_index == output_index
+
+
+def first_to_first(input_index: int, output_index: int) -> bool:
+    """Output 0 may take the name of input 0."""
+    return input_index == output_index == 0
+
+
+def any_to_first(_input: int, output_index: int) -> bool:
+    """Output 0 may take the name of any input."""
+    return output_index == 0
+
+
+@dataclass(frozen=True)
+class OpSchema:
+    """The contract of an operator type.
+
+    Attributes:
+        type: the name in `OperatorDef.type`.
+        inputs, outputs: (least, most) counts; use UNBOUNDED for no limit.
+        infer: output types from an OperatorCall; None when only a run can tell.
+        doc: help text: what is computed, with shapes.
+        input_names, output_names: names for the documentation, in order.
+        args: argument name to help text.
+        required_args: names that must be present.
+        inplace: which (input, output) pairs may share a name.
+        enforced_inplace: (input, output) pairs that must share a name when both are given.
+        cost: estimated work; by default one operation an output element.
+        value_inputs: inputs whose values, not just shapes, decide the output shapes.
+        view: output 0 holds input 0's elements unchanged, so it may share the storage.
+        reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
+    """
+
+    type: str
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    infer: InferFunction | None
+    doc: str
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    args: Mapping[str, str] = field(default_factory=dict)
+    required_args: tuple[str, ...] = ()
+    inplace: InplaceRule = no_inplace
+    enforced_inplace: tuple[tuple[int, int], ...] = ()
+    cost: CostFunction = memory_cost
+    value_inputs: tuple[int, ...] = ()
+    view: bool = False
+    reproducible: bool = True
+
+    def verify(self, definition: OperatorDef, label: str) -> None:
+        """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""
+        self._verify_count("input", len(definition.input), self.inputs, label)
+        self._verify_count("output", len(definition.output), self.outputs, label)
+        if any(not name for name in [*definition.input, *definition.output]):
+            raise SchemaError(f"{label}: a blob name is empty")
+        if len(set(definition.output)) != len(definition.output):
+            raise SchemaError(f"{label}: an output is named twice: {list(definition.output)}")
+        for i, source in enumerate(definition.input):
+            for o, target in enumerate(definition.output):
+                if source == target and not self.inplace(i, o) and (i, o) not in self.enforced_inplace:
+                    raise SchemaError(f"{label}: output {o} may not overwrite input {i} in place (blob {source!r})")
+        for i, o in self.enforced_inplace:
+            given = i < len(definition.input) and o < len(definition.output)
+            if given and definition.input[i] != definition.output[o]:
+                raise SchemaError(
+                    f"{label}: output {o} must overwrite input {i} in place; expected {definition.input[i]!r}, "
+                    f"found {definition.output[o]!r}"
+                )
+        present = {arg.name for arg in definition.arg}
+        for name in self.required_args:
+            if name not in present:
+                raise SchemaError(f"{label}: argument {name!r} is required")
+
+    @staticmethod
+    def _verify_count(what: str, count: int, bounds: tuple[int, int], label: str) -> None:
+        least, most = bounds
+        if not least <= count <= most:
+            limit = f"at least {least}" if most >= UNBOUNDED else f"{least}" if least == most else f"{least} to {most}"
+            raise SchemaError(f"{label}: expected {limit} {what}(s), found {count}")
+
+    def help(self) -> str:
+        """The operator's help text: what it computes, its inputs, outputs and arguments."""
+        lines = [self.type, "", self.doc.strip(), ""]
+        lines += [f"  input {index}: {name}" for index, name in enumerate(self.input_names)]
+        lines += [f"  output {index}: {name}" for index, name in enumerate(self.output_names)]
+        lines += [f"  argument {name}: {text}" for name, text in self.args.items()]
+        return "\n".join(lines)
+
+
+def operator_label(definition: OperatorDef, index: int, net: str = "") -> str:
+    """How messages name an operator: type, name or first output, index, net."""
+    name = definition.name or (definition.output[0] if definition.output else "")
+    position = f" (operator {index})" if index >= 0 else ""
+    return f"{definition.type} {name!r}{position}" + (f" of net {net!r}" if net else "")

@@ -1,0 +1,200 @@
+"""Tensor: shape, dtype, device, and storage that several tensors may share.
+
+A tensor's `array` is a NumPy (or, on another device, NumPy-like) array over its storage. Prepared steps keep that
+array, so whoever replaces it (`resize` to another shape, `adopt`, `share`) makes the steps that hold it out of date.
+`binding_epoch` changes with every such replacement anywhere, so that a net can see in one comparison that nothing has
+changed since its steps were prepared, and look closer only when something has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core import dtypes
+from dagexec.core.device import CPU, Context, Device, array_on, check_fits, element_count, make_context
+from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
+from dagexec.core.errors import MissingBlobError, ShapeError
+
+Shape = tuple[int, ...]
+
+_epochs = itertools.count(1)
+_epoch = [0]
+
+
+def binding_epoch() -> int:
+    """A number that is new after any tensor, anywhere, was given another array."""
+    return _epoch[0]
+
+
+class Storage:
+    """A block of device memory: `capacity` bytes (elements for strings), shared by every tensor that views it."""
+
+    __slots__ = ("buffer", "capacity", "writable")
+
+    def __init__(self, buffer: npt.NDArray[Any], capacity: int, writable: bool = True) -> None:
+        self.buffer = buffer
+        self.capacity = capacity
+        self.writable = writable
+
+
+class Tensor:
+    """An n-dimensional array on a device.
+
+    A new tensor is empty: reading `array` raises MissingBlobError until `resize`, `adopt` or `share` gave it content.
+    """
+
+    __slots__ = ("_array", "_context", "_is_view", "_storage", "meta", "shape")
+
+    def __init__(self, context: Context | None = None) -> None:
+        self._context = context or make_context(CPU)
+        self._storage: Storage | None = None
+        self._array: npt.NDArray[Any] | None = None
+        self._is_view = False
+        self.shape: Shape = ()
+        self.meta: TypeMeta = FLOAT32
+
+    @property
+    def context(self) -> Context:
+        """The context that allocates this tensor's memory."""
+        return self._context
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return self._context.device
+
+    @property
+    def is_empty(self) -> bool:
+        """True until the tensor was given content."""
+        return self._array is None
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The array over this tensor's storage; writing to it changes every tensor that shares the storage."""
+        if self._array is None:
+            raise MissingBlobError("the tensor holds nothing yet: feed it, or run the net that fills it")
+        return self._array
+
+    @property
+    def is_view(self) -> bool:
+        """True when the storage is another tensor's, by `share`."""
+        return self._is_view
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements (capacity may be larger)."""
+        return element_count(self.shape) * self.meta.itemsize
+
+    @property
+    def capacity(self) -> int:
+        """Bytes the storage holds, 0 without storage."""
+        return self._storage.capacity if self._storage else 0
+
+    def current_array(self) -> npt.NDArray[Any] | None:
+        """The array, or None while empty; the identity prepared steps compare."""
+        return self._array
+
+    def resize(self, shape: Shape, meta: TypeMeta) -> npt.NDArray[Any]:
+        """Take on `shape` and `meta` and return the array; values are undefined after a change.
+
+        Nothing happens when both are unchanged. Memory is kept while its capacity suffices, so shrinking and growing
+        back allocates nothing. Raises ResourceError when the size would not fit in memory.
+        """
+        if self._array is not None and self.shape == shape and self.meta is meta and self._writable():
+            return self._array
+        needed = element_count(shape) * (1 if meta is STRING else meta.itemsize)
+        check_fits(needed, f"a {meta} tensor of shape {shape}")
+        storage = self._storage
+        holds_strings = self.meta is STRING
+        if (
+            storage is None
+            or not storage.writable
+            or storage.capacity < needed
+            or holds_strings != (meta is STRING)
+        ):
+            storage = self._allocate(needed, meta)
+        self._bind(storage, array_on(storage.buffer, shape, meta), meta)
+        return self.array
+
+    def adopt(self, array: npt.NDArray[Any], writable: bool = False) -> None:
+        """Use `array`'s own memory, without a copy. Unless `writable`, a later `resize` allocates instead of writing.
+
+        Raises ShapeError for a dtype that tensors do not hold. `array` must be C-contiguous, or it is copied.
+        """
+        meta = dtypes.from_numpy(array.dtype)
+        contiguous = np.ascontiguousarray(array).reshape(array.shape)
+        if meta is STRING:
+            contiguous = _as_bytes_objects(contiguous)
+        self._bind(Storage(contiguous.reshape(-1), contiguous.nbytes, writable), contiguous, meta)
+        if writable and meta is not STRING:
+            self._storage = Storage(contiguous.reshape(-1).view(np.uint8), contiguous.nbytes, True)
+
+    def share(self, other: Tensor, shape: Shape | None = None) -> None:
+        """Become a view of `other`'s storage, optionally with another shape of as many elements.
+
+        Raises ShapeError when the element counts differ, MissingBlobError when `other` is empty.
+        """
+        target = other.shape if shape is None else shape
+        if element_count(target) != element_count(other.shape):
+            raise ShapeError(f"a view of shape {target} cannot share the storage of a tensor of shape {other.shape}")
+        self._bind(other._storage, other.array.reshape(target), other.meta)
+        self._is_view = True
+
+    def shares_storage_with(self, other: Tensor) -> bool:
+        """True when both tensors are views of one storage."""
+        return self._storage is not None and self._storage is other._storage
+
+    def rebind(self, array: npt.NDArray[Any], storage: Storage | None, *, is_view: bool = False) -> None:
+        """Return to an earlier array of this tensor, over `storage` (see `dagexec.scheduler.preparation`)."""
+        self._bind(storage, array, dtypes.from_numpy(array.dtype))
+        self._is_view = is_view
+
+    def storage(self) -> Storage | None:
+        """The storage, None while empty."""
+        return self._storage
+
+    def feed(self, array: npt.NDArray[Any]) -> None:
+        """Copy `array` in. With unchanged shape and dtype the copy goes into the memory already there.
+
+        A view takes memory of its own first, so the tensor it viewed keeps its values. Raises ShapeError for a dtype that tensors do not hold.
+        """
+        meta = dtypes.from_numpy(array.dtype)
+        source = _as_bytes_objects(array) if meta is STRING else array
+        if self._is_view:
+            self._storage = self._array = None
+        self._context.copy_within(self.resize(tuple(array.shape), meta), source)
+
+    def fetch(self) -> npt.NDArray[Any]:
+        """A copy of the values as a NumPy array that owns its memory."""
+        self._context.finish()
+        return np.array(self.array, copy=True)
+
+    def _writable(self) -> bool:
+        return self._storage is None or self._storage.writable
+
+    def _allocate(self, count: int, meta: TypeMeta) -> Storage:
+        if meta is STRING:
+            return Storage(np.full(count, b"", np.object_), count)
+        return Storage(self._context.allocate(count), count)
+
+    def _bind(self, storage: Storage | None, array: npt.NDArray[Any], meta: TypeMeta) -> None:
+        self._storage = storage
+        self._array = array
+        self._is_view = False
+        self.shape = tuple(array.shape)
+        self.meta = meta
+        _epoch[0] = next(_epochs)  # after the change, and never a number used before
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape}, dtype={self.meta}, device={self.device})"
+
+
+def _as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    encoded = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
+    flat = np.empty(len(encoded), np.object_)
+    flat[:] = encoded
+    return flat.reshape(array.shape)

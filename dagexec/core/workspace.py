@@ -1,0 +1,190 @@
+"""Workspace: named blobs and nets. A child workspace reads through to its parent and keeps its own writes to itself.
+
+Several threads may use one workspace: a lock guards its maps. What the blobs hold is not guarded - the order in which
+a net's operators touch it is the scheduler's business, and a blob must not be fed while a net that uses it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.blob import Blob
+from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.tensor import Tensor
+
+
+class Net(Protocol):
+    """What a workspace knows of a net: it can be run, and closed."""
+
+    @property
+    def name(self) -> str:
+        """The net's name, unique in its workspace."""
+
+    def run(self) -> None:
+        """Run once, blocking."""
+
+    def close(self) -> None:
+        """Release threads and memory."""
+
+
+NetFactory = Callable[["Workspace", NetDef, int | None], Net]
+_net_types: dict[str, NetFactory] = {}
+
+
+def register_net_type(name: str, factory: NetFactory) -> None:
+    """Make `factory(workspace, definition, num_workers)` build the nets of type `name`."""
+    _net_types[name] = factory
+
+
+def net_types() -> list[str]:
+    """The registered net types."""
+    return sorted(_net_types)
+
+
+class Workspace:
+    """Blobs and nets by name.
+
+    With a `parent`, a blob that is not here is looked for there; blobs created here stay here. That is how replicas
+    share parameters: they live in the parent, activations in the children.
+    """
+
+    def __init__(self, parent: Workspace | None = None) -> None:
+        self.parent = parent
+        self._blobs: dict[str, Blob] = {}
+        self._nets: dict[str, Net] = {}
+        self._lock = threading.Lock()
+
+    def create_blob(self, name: str) -> Blob:
+        """The blob `name`, wherever it is visible; otherwise a new, empty one here."""
+        found = self.get_blob_or_none(name)
+        return found if found is not None else self.create_local_blob(name)
+
+    def create_local_blob(self, name: str) -> Blob:
+        """The blob `name` of this workspace itself, new if need be; it hides a parent's blob of that name."""
+        with self._lock:
+            return self._blobs.setdefault(name, Blob(name))
+
+    def get_blob_or_none(self, name: str) -> Blob | None:
+        """The blob `name` here or in a parent, or None."""
+        blob = self._blobs.get(name)
+        if blob is None and self.parent is not None:
+            return self.parent.get_blob_or_none(name)
+        return blob
+
+    def get_blob(self, name: str) -> Blob:
+        """The blob `name` here or in a parent. Raises MissingBlobError."""
+        blob = self.get_blob_or_none(name)
+        if blob is None:
+            raise MissingBlobError(f"blob {name!r} does not exist in this workspace or its parents")
+        return blob
+
+    def has_blob(self, name: str) -> bool:
+        """True when the blob exists here or in a parent."""
+        return self.get_blob_or_none(name) is not None
+
+    def blobs(self) -> list[str]:
+        """Names of all visible blobs, sorted."""
+        inherited = set(self.parent.blobs()) if self.parent is not None else set()
+        with self._lock:
+            return sorted(inherited | self._blobs.keys())
+
+    def local_blobs(self) -> list[str]:
+        """Names of the blobs of this workspace itself, sorted."""
+        with self._lock:
+            return sorted(self._blobs)
+
+    def remove_blob(self, name: str) -> None:
+        """Forget a blob of this workspace itself; nets made before keep the object. Raises MissingBlobError."""
+        with self._lock:
+            if self._blobs.pop(name, None) is None:
+                raise MissingBlobError(f"blob {name!r} is not a blob of this workspace itself")
+
+    def feed_blob(self, name: str, value: npt.ArrayLike) -> None:
+        """Copy an array (or a number, or nested lists) into tensor blob `name`, which is created if need be.
+
+        Raises ShapeError for a dtype tensors do not hold, BlobTypeError when the blob holds something else.
+        """
+        self.create_blob(name).tensor().feed(np.asarray(value))
+
+    def adopt_blob(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Make `array`'s own memory the content of blob `name`, read-only and without a copy (for parameters)."""
+        self.create_local_blob(name).tensor().adopt(array)
+
+    def fetch_blob(self, name: str) -> npt.NDArray[Any]:
+        """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError when it holds no tensor."""
+        tensor = self.get_blob(name).get(Tensor)
+        if tensor.is_empty:
+            raise MissingBlobError(f"blob {name!r} holds nothing yet")
+        return tensor.fetch()
+
+    def create_net(
+        self,
+        definition: NetDef,
+        net_type: str | None = None,
+        num_workers: int | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> Net:
+        """Build a net here and keep it under its name.
+
+        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). Raises SchemaError
+        for an empty or used name (unless `overwrite`) and whatever building the net raises.
+        """
+        if not definition.name:
+            raise SchemaError("a net needs a name")
+        if definition.name in self._nets and not overwrite:
+            raise SchemaError(f"net {definition.name!r} exists already; pass overwrite=True to replace it")
+        net = self.build_net(definition, net_type, num_workers)
+        with self._lock:
+            replaced = self._nets.get(definition.name)
+            self._nets[definition.name] = net
+        if replaced is not None:
+            replaced.close()
+        return net
+
+    def build_net(self, definition: NetDef, net_type: str | None = None, num_workers: int | None = None) -> Net:
+        """Build a net on this workspace's blobs without keeping it. The caller closes it."""
+        kind = net_type or definition.type or "simple"
+        factory = _net_types.get(kind)
+        if factory is None:
+            raise SchemaError(f"net {definition.name!r}: type {kind!r} is unknown; expected one of {net_types()}")
+        return factory(self, definition, num_workers)
+
+    @property
+    def nets(self) -> Mapping[str, Net]:
+        """The nets kept here, by name."""
+        with self._lock:
+            return dict(self._nets)
+
+    def run_net(self, name: str) -> None:
+        """Run net `name` once. Raises DagexecError when there is none of that name."""
+        net = self._nets.get(name)
+        if net is None:
+            raise DagexecError(f"net {name!r} does not exist in this workspace; nets: {sorted(self._nets)}")
+        net.run()
+
+    def delete_net(self, name: str) -> None:
+        """Close and forget net `name`. Raises DagexecError when there is none of that name."""
+        with self._lock:
+            net = self._nets.pop(name, None)
+        if net is None:
+            raise DagexecError(f"net {name!r} does not exist in this workspace; nets: {sorted(self._nets)}")
+        net.close()
+
+    def run_net_once(self, definition: NetDef) -> None:
+        """Build a net, run it in list order and forget it, as is done with an init net."""
+        net = self.build_net(definition, "simple")
+        try:
+            net.run()
+        finally:
+            net.close()
+
+    def run_operator_once(self, definition: OperatorDef) -> None:
+        """Run a single operator on this workspace's blobs."""
+        self.run_net_once(NetDef(name=definition.type, op=[definition]))

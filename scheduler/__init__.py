@@ -1,0 +1,19 @@
+"""How nets run: plans and chains, steps, the worker pool, and the three nets (simple, dag, async_dag).
+
+Locks, in the order they may be taken (a thread holding one takes only locks further down):
+
+1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
+2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed.
+3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
+   assignments; no operator, callback or I/O runs under it.
+
+A worker's `gate` and a run's `finished` gate are semaphores, not locks: they are waited on with nothing else held.
+"""
+
+from dagexec.core.workspace import register_net_type
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.simple import SimpleNet
+
+for _net_class in (SimpleNet, DAGNet, AsyncDAGNet):
+    register_net_type(_net_class.net_type, _net_class.from_definition)

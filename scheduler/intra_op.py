@@ -1,0 +1,56 @@
+"""Threads inside an operator: how many the BLAS behind NumPy may use, so that workers x intra-op stays within the cores.
+
+The setting is one per process. Every net (or executor) demands a number for as long as it lives; the smallest demand
+is in force, and what was set before comes back with the last net. One thread is the default: some BLAS
+kernels round differently with more, and results must not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+from threadpoolctl import ThreadpoolController
+
+_lock = threading.Lock()
+_tickets = itertools.count()
+_demands: dict[int, int] = {}
+_before: list[tuple[object, int]] = []
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Demand:
+    """A demand for at most `threads` BLAS threads, in force until `release`."""
+
+    def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"at least 1 intra-op thread is needed, not {threads}")
+        with _lock:
+            self._ticket = next(_tickets)
+            _demands[self._ticket] = threads
+            _apply()
+
+    def release(self) -> None:
+        """Withdraw the demand. Idempotent."""
+        with _lock:
+            if _demands.pop(self._ticket, None) is not None:
+                _apply()
+
+
+def _apply() -> None:
+    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held."""
+    if not _demands:
+        for library, threads in _before:
+            library.set_num_threads(threads)  # type: ignore[attr-defined]
+        _before.clear()
+        return
+    if not _before:
+        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+        _before.extend((library, library.num_threads) for library in libraries)
+    for library, _ in _before:
+        library.set_num_threads(min(_demands.values()))  # type: ignore[attr-defined]

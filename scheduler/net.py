@@ -1,0 +1,154 @@
+"""BaseNet: a graph bound to a workspace. The three nets differ only in how they execute the prepared steps.
+
+The operators hold their blobs; `prepared()` gives steps for the shapes the blobs have now, from a small cache or made
+anew. One run of a net goes on at a time; a second caller waits for the first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from types import TracebackType
+from typing import ClassVar, Self
+
+from dagexec.core.errors import ClosedError, RunTimeoutError
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.operator import Operator
+from dagexec.core.proto import NetDef
+from dagexec.core.registry import create_operator
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+from dagexec.scheduler import intra_op
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.preparation import Preparation
+from dagexec.scheduler.run import Run
+from dagexec.scheduler.trace import Trace
+
+_CACHED_PREPARATIONS = 4
+
+Signature = tuple[object, ...]
+
+
+class BaseNet(ABC):
+    """A net in a workspace: its operators, and prepared steps per shape signature.
+
+    Attributes:
+        name: the NetDef's name.
+        graph: operators and their order.
+        operators: the operator objects, in list order.
+        workspace: where the blobs are.
+    """
+
+    net_type: ClassVar[str]
+
+    def __init__(
+        self,
+        definition: NetDef,
+        workspace: Workspace,
+        *,
+        graph: Graph | None = None,
+        constants: frozenset[str] = frozenset(),
+        intra_op_threads: int = 1,
+    ) -> None:
+        """Build the operators; nothing runs. Pass the `graph` of the same definition to share it between replicas.
+
+        `constants` are blobs whose values never change while the net lives, so shapes may be taken from them.
+        Raises what `build_graph` and `create_operator` raise.
+        """
+        self.name = definition.name
+        self.workspace = workspace
+        self.graph = graph or build_graph(definition, workspace.has_blob)
+        self.operators: tuple[Operator, ...] = tuple(
+            create_operator(operator, workspace, index=index, net=definition.name)
+            for index, operator in enumerate(self.graph.operators)
+        )
+        self._constants = constants
+        self._inputs = _tensors_read_first(self.operators)
+        self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
+        self._current: Preparation | None = None
+        self._run_lock = threading.Lock()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, intra_op.Demand(intra_op_threads).release)
+
+    @classmethod
+    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
+        """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
+        return cls(definition, workspace)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release threads; a closed net does not run again. Idempotent."""
+        self._closed = True
+        self._finalizer()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for the shapes the blobs have now; prepares if need be."""
+        return self.prepared().plan
+
+    def run(self, *, timeout: float | None = None, trace: Trace | None = None) -> None:
+        """Run every operator once, blocking. `trace` collects when each operator ran.
+
+        Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
+        (operators under way finish first), ClosedError after `close`.
+        """
+        if not self._run_lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
+        try:
+            if self._closed:
+                raise ClosedError(f"net {self.name!r} is closed")
+            self._execute(self.prepared(), timeout, trace)
+        finally:
+            self._run_lock.release()
+
+    @abstractmethod
+    def new_run(self, finished: Callable[[], object], trace: Trace | None = None) -> Run:
+        """A run of the steps for the shapes the blobs have now, for a pool to execute; `finished` is called at its end.
+
+        The caller makes sure that no other run of this net is under way.
+        """
+
+    @abstractmethod
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Trace | None) -> None:
+        """Run the steps once; called by one thread at a time."""
+
+    def prepared(self) -> Preparation:
+        """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""
+        current = self._current
+        return current if current is not None and current.in_place() else self._prepare()
+
+    def _prepare(self) -> Preparation:
+        signature = tuple((tensor.shape, tensor.meta.name) for tensor in self._inputs)
+        preparation = self._preparations.pop(signature, None)
+        if preparation is None or not preparation.restore(self._own_tensors()):
+            preparation = Preparation(self.operators, self.graph, self._inputs, self._constants)
+        self._preparations[signature] = preparation
+        if len(self._preparations) > _CACHED_PREPARATIONS:
+            self._preparations.popitem(last=False)
+        self._current = preparation
+        return preparation
+
+    def _own_tensors(self) -> frozenset[int]:
+        return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
+
+
+def _tensors_read_first(operators: tuple[Operator, ...]) -> list[Tensor]:
+    """The tensors of blobs that are read before the net writes them: they carry a signature's shapes."""
+    written: set[int] = set()
+    found: dict[int, Tensor] = {}
+    for operator in operators:
+        for blob in operator.input_blobs:
+            if id(blob) not in written and (blob.value is None or isinstance(blob.value, Tensor)):
+                found.setdefault(id(blob), blob.tensor(operator.context))
+        written.update(id(blob) for blob in operator.output_blobs)
+    return list(found.values())

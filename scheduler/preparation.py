@@ -1,0 +1,212 @@
+"""Preparation: the operators of a net bound to tensors of known shapes, as steps that a run only has to call.
+
+Operators are prepared in list order: output types are inferred from the inputs as they stand, outputs are sized, and
+the operator makes its step. An operator whose output shapes depend on a value computed by the run, and every operator
+after it, gets a `CheckedStep` that prepares itself anew when what it was prepared for has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.device import check_fits
+from dagexec.core.errors import ShapeError
+from dagexec.core.graph import Graph
+from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.tensor import Storage, Tensor, binding_epoch
+from dagexec.scheduler.plan import Plan, build_plan
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A tensor and the array it had when the steps were prepared."""
+
+    tensor: Tensor
+    array: Array
+    storage: Storage | None
+    is_view: bool
+
+    def holds(self) -> bool:
+        """True while the tensor still has that array."""
+        return self.tensor.current_array() is self.array
+
+    def put_back(self) -> None:
+        """Give the tensor that array again."""
+        self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
+
+
+def _bindings(tensors: Iterable[Tensor]) -> list[Binding]:
+    return [
+        Binding(tensor, tensor.array, tensor.storage(), tensor.is_view) for tensor in tensors if not tensor.is_empty
+    ]
+
+
+class CheckedStep:
+    """The step of an operator whose shapes are known only when it runs: prepares itself again when they changed."""
+
+    __slots__ = ("_arrays", "_as_view", "_operator", "_step", "_tensors", "_values")
+
+    def __init__(self, operator: Operator, as_view: bool) -> None:
+        self._operator = operator
+        self._as_view = as_view
+        self._step: Step | None = None
+        self._arrays: list[Array | None] = []
+        self._tensors: list[Tensor] = []
+        self._values: list[bytes] = []
+
+    def __call__(self) -> None:
+        """Run the operator once."""
+        step = self._step
+        if step is None or self._changed():
+            step = self._prepare()
+        step()
+
+    def _changed(self) -> bool:
+        arrays = self._arrays
+        if any(tensor.current_array() is not arrays[i] for i, tensor in enumerate(self._tensors)):
+            return True
+        return self._read_values() != self._values
+
+    def _read_values(self) -> list[bytes]:
+        operator = self._operator
+        return [operator.x(i).tobytes() for i in operator.schema.value_inputs if i < len(operator.input_blobs)]
+
+    def _prepare(self) -> Step:
+        operator = self._operator
+        step = operator.bind(operator.infer(), as_view=self._as_view)
+        blobs = (*operator.input_blobs, *operator.output_blobs)
+        self._tensors = [blob.value for blob in blobs if isinstance(blob.value, Tensor)]
+        self._arrays = [tensor.current_array() for tensor in self._tensors]
+        self._values = self._read_values()
+        self._step = step
+        return step
+
+
+class Preparation:
+    """Steps for one signature (shapes and dtypes of the blobs that exist before the net runs).
+
+    Attributes:
+        plan: the plan, its priorities from the costs of these shapes.
+        steps: the step of each operator, in list order.
+        chain_steps: the steps of each chain of the plan, those with nothing to do left out.
+        in_order: all steps in list order, those with nothing to do left out.
+        outputs: the bindings of every output tensor with static shape.
+        inputs: the bindings of the blobs that exist before the net runs and that the steps read.
+        epoch: `binding_epoch()` when the bindings were last seen to be in place.
+    """
+
+    def __init__(
+        self, operators: Sequence[Operator], graph: Graph, inputs: Sequence[Tensor], constants: frozenset[str]
+    ) -> None:
+        """Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do."""
+        dynamic = _dynamic_operators(graph, constants)
+        self.steps: list[Step] = []
+        seconds: list[float] = []
+        planned_bytes = 0
+        for index, operator in enumerate(operators):
+            as_view = index in graph.views
+            if index in dynamic:
+                self.steps.append(CheckedStep(operator, as_view))
+                seconds.append(_UNKNOWN_SECONDS)
+                continue
+            call = operator.call()
+            assert operator.schema.infer is not None
+            types = tuple(operator.schema.infer(call))
+            if len(types) != len(operator.output_blobs):
+                raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
+            planned_bytes += 0 if as_view else sum(kind.nbytes for kind in types)
+            check_fits(planned_bytes, f"{operator.label}: with the outputs of the operators before it, the net")
+            self.steps.append(operator.bind(types, as_view=as_view))
+            seconds.append(operator.schema.cost(call, types).seconds)
+        self.plan: Plan = build_plan(graph, seconds)
+        self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
+        self.in_order = self._steps_of(range(len(self.steps)))
+        self.epoch = binding_epoch()
+        self.outputs = _bindings(_static_outputs(operators, dynamic))
+        self.inputs = _bindings(inputs)
+
+    def wrapped(self, wrap: Callable[[int, Step], Step]) -> list[tuple[Step, ...]]:
+        """The chain steps with `wrap(operator, step)` in place of each step: for tracing and checks."""
+        return [tuple(wrap(index, self.steps[index]) for index in chain) for chain in self.plan.chains]
+
+    def in_place(self) -> bool:
+        """True when every tensor still has the array the steps were prepared for. Cheap while nothing changed."""
+        epoch = binding_epoch()
+        if self.epoch == epoch:
+            return True
+        if all(binding.holds() for binding in self.inputs) and all(binding.holds() for binding in self.outputs):
+            self.epoch = epoch
+            return True
+        return False
+
+    def restore(self, own: frozenset[int]) -> bool:
+        """Bring the tensors back to the arrays of this preparation, with the input values they have now.
+
+        Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere. False when that is
+        not enough; nothing has changed then.
+        """
+        moved = [binding for binding in self.inputs if not binding.holds()]
+        if any(id(binding.tensor) not in own or not binding.array.flags.writeable for binding in moved):
+            return False
+        for binding in moved:
+            binding.tensor.context.copy_within(binding.array, binding.tensor.array)
+            binding.put_back()
+        for binding in self.outputs:
+            if not binding.holds():
+                binding.put_back()
+        self.epoch = binding_epoch()
+        return True
+
+    def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
+        return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+_UNKNOWN_SECONDS = 10e-6  # priority of an operator whose shapes are not known
+
+
+def _static_outputs(operators: Sequence[Operator], dynamic: frozenset[int]) -> list[Tensor]:
+    tensors = {
+        id(blob.value): blob.value
+        for index, operator in enumerate(operators)
+        if index not in dynamic
+        for blob in operator.output_blobs
+        if isinstance(blob.value, Tensor)
+    }
+    return list(tensors.values())
+
+
+def _dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:
+    """Operators whose output shapes cannot be told from the input shapes alone, and all that follow from them.
+
+    A blob with one such writer counts as dynamic for all its writers, so that none of them keeps an array that
+    another has replaced.
+    """
+    dynamic: set[int] = set()
+    shared: set[str] = set()  # blobs with a dynamic writer
+    while True:
+        found: set[int] = set()
+        unknown: set[str] = set()
+        for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
+            by_value = any(
+                definition.input[i] not in constants for i in schema.value_inputs if i < len(definition.input)
+            )
+            if (
+                schema.infer is None
+                or by_value
+                or any(name in unknown for name in definition.input)
+                or any(name in shared for name in definition.output)
+            ):
+                found.add(index)
+                unknown.update(definition.output)
+                shared.update(definition.output)
+            else:
+                unknown.difference_update(definition.output)
+        if found == dynamic:
+            return frozenset(dynamic)
+        dynamic = found

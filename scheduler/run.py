@@ -1,0 +1,102 @@
+"""Run: one execution of a plan. Everything that changes while a net runs is here, or in the blobs.
+
+The state of a run is guarded by the lock of the pool it runs on. `finished` is called once, by the last worker to
+leave the run, with no lock held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from dagexec.core.errors import DagexecError, OperatorError, RunCancelledError
+from dagexec.core.operator import Step
+from dagexec.scheduler.plan import Plan
+
+logger = logging.getLogger("dagexec")
+
+ChainSteps = Sequence[tuple[Step, ...]]
+
+
+class Run:
+    """One execution: parent counts still open, chains ready, workers inside, and the error if there is one.
+
+    Attributes:
+        plan: what is executed.
+        steps: the prepared steps of each chain.
+        counts: parents that each chain still waits for.
+        ready: heap of ready chains nobody has taken yet.
+        active: workers inside this run.
+        stopped: no further chain is started (failure or cancellation).
+        over: nobody is inside any more and nobody will be; `finished` is being called or was.
+        listed: the pool knows that this run has ready chains.
+    """
+
+    __slots__ = (
+        "active", "counts", "error", "finished", "listed", "name", "name_step", "over", "plan", "ready", "secondary",
+        "steps", "stopped",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        steps: ChainSteps,
+        name_step: Callable[[int, Step], str],
+        finished: Callable[[], object],
+    ) -> None:
+        """`name_step(chain, step)` gives the label of the operator a step belongs to, for errors."""
+        self.name = name
+        self.plan = plan
+        self.steps = steps
+        self.name_step = name_step
+        self.finished = finished
+        self.counts = list(plan.parent_counts)
+        self.ready = list(plan.frontier)  # ascending, hence already a heap
+        self.active = 0
+        self.stopped = False
+        self.over = False
+        self.listed = False
+        self.error: BaseException | None = None
+        self.secondary: list[BaseException] = []
+
+    def stop(self, error: BaseException) -> None:
+        """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
+        self.stopped = True
+        self.ready.clear()
+        if self.error is None:
+            self.error = error
+        else:
+            self.secondary.append(error)
+
+    def failure(self, chain: int, step: Step | None, cause: BaseException, worker: str) -> BaseException:
+        """The error to report when `step` of `chain` raised `cause` on `worker`."""
+        if step is None or isinstance(cause, RunCancelledError):
+            return cause
+        return operator_failure(self.name, self.name_step(chain, step), cause, worker, chain)
+
+    def raise_error(self) -> None:
+        """Raise the first error, if any; errors of other workers are attached as notes and logged."""
+        if self.error is None:
+            return
+        for other in self.secondary:
+            if not isinstance(other, RunCancelledError):
+                self.error.add_note(f"secondary error: {other}")
+                logger.warning("net %s: secondary error: %s", self.name, other)
+        raise self.error
+
+    def check_complete(self) -> None:
+        """Raise DagexecError unless every chain ran. A check on the scheduler itself, after a run without error."""
+        if self.error is None and any(self.counts):
+            waiting = sum(1 for count in self.counts if count)
+            raise DagexecError(f"net {self.name!r}: the run ended with {waiting} chains not started")
+
+
+def operator_failure(net: str, label: str, cause: BaseException, worker: str, chain: int | None = None) -> OperatorError:
+    """The OperatorError for `cause`, raised by the operator called `label`; its `__cause__` is set."""
+    where = f"chain {chain}, " if chain is not None else ""
+    text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
+    prefix = "" if text.startswith(label) else f"{label} failed: "
+    error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
+    error.__cause__ = cause
+    return error
