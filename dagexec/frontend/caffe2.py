@@ -1,0 +1,66 @@
+"""Caffe2 models: a folder with `init_net.pb`, which fills the parameters, and `predict_net.pb`, which is run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.net_file import load_net
+from dagexec.core.proto import NetDef
+
+SUFFIXES = (".pb", ".pbtxt")
+
+
+def load_caffe2(folder: str | os.PathLike[str]) -> Model:
+    """The model in `folder`: `init_net` and `predict_net`, each binary (.pb) or text (.pbtxt).
+
+    Raises ModelFormatError, naming the folder, when a file is missing, unreadable or not a NetDef.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ModelFormatError(f"{path}: not a folder; expected one that holds init_net.pb and predict_net.pb")
+    return from_nets(load_net(_find(path, "init_net")), load_net(_find(path, "predict_net")), name=path.resolve().name)
+
+
+def from_nets(init: NetDef | None, predict: NetDef, *, name: str = "") -> Model:
+    """A model from a net that fills parameters (or None) and the net to run.
+
+    Inputs are the external inputs of `predict` that `init` does not write; a predict net that lists no external
+    inputs takes every blob it reads before writing it. Outputs are its external outputs or, when it lists none, the
+    blobs it writes and does not read. Element types and shapes are unknown: the files do not hold them. `name` serves
+    where the predict net has no name of its own.
+    """
+    filled = {blob for operator in init.op for blob in operator.output} if init is not None else set()
+    needed = list(predict.external_input) or _read_before_written(predict)
+    inputs = {blob: InputInfo() for blob in needed if blob not in filled}
+    outputs = tuple(predict.external_output) or _never_read(predict)
+    return Model(predict.name or name, predict, init, inputs=inputs, outputs=outputs)
+
+
+def _find(folder: Path, stem: str) -> Path:
+    for suffix in SUFFIXES:
+        path = folder / f"{stem}{suffix}"
+        if path.is_file():
+            return path
+    raise ModelFormatError(f"{folder}: expected init_net.pb and predict_net.pb (or .pbtxt); {stem}.pb is missing")
+
+
+def _read_before_written(net: NetDef) -> list[str]:
+    written: set[str] = set()
+    found: dict[str, None] = {}
+    for operator in net.op:
+        found.update((blob, None) for blob in operator.input if blob not in written)
+        written.update(operator.output)
+    return list(found)
+
+
+def _never_read(net: NetDef) -> tuple[str, ...]:
+    """Blobs whose last value no operator reads, in the order they are written."""
+    unread: dict[str, None] = {}
+    for operator in net.op:
+        for blob in operator.input:
+            unread.pop(blob, None)
+        unread.update((blob, None) for blob in operator.output)
+    return tuple(unread)
