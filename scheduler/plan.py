@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagexec.core.graph import Graph
-from dagexec.scheduler.chains import Chain, compute_chains
+from dagexec.scheduler.chains import Chain, compute_chains, single_operator_chains
+
+_NO_OPERATORS: tuple[Chain, ...] = ((),)  # one empty chain, so that the plan of an empty net can be run like any other
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Plan:
 
     Attributes:
         graph: the operators.
-        chains: operator indices of each chain.
+        chains: operator indices of each chain. There is at least one, if need be an empty one.
         children: chains that wait for a chain, ascending.
         parent_counts: how many chains a chain waits for.
         frontier: chains that wait for none.
@@ -60,12 +62,12 @@ def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] |
     The priority of a chain is its level, the length of the longest path from its start to the end of the net
     (critical-path or HLFET list scheduling; Adam, Chandy, Dickson 1974). Equal levels keep list order.
     """
-    split = compute_chains(graph) if chains is None else tuple(chains)
+    split = (compute_chains(graph) if chains is None else tuple(chains)) or _NO_OPERATORS
     chain_of = {operator: number for number, chain in enumerate(split) for operator in chain}
     children = [_chain_children(graph, chain, number, chain_of) for number, chain in enumerate(split)]
     times = [sum(seconds[operator] for operator in chain) for chain in split]
     levels = _levels(split, children, times)
-    order = sorted(range(len(split)), key=lambda number: (-levels[number], split[number][0]))
+    order = sorted(range(len(split)), key=lambda number: (-levels[number], split[number][:1]))
     rank = {number: position for position, number in enumerate(order)}
     ranked_children = tuple(tuple(sorted(rank[child] for child in children[number])) for number in order)
     parent_counts = [0] * len(order)
@@ -85,13 +87,14 @@ def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] |
 
 def build_sequence(graph: Graph) -> Plan:
     """A plan that keeps list order: every operator a chain that waits for the one before it."""
-    count = len(graph)
+    chains = single_operator_chains(graph) or _NO_OPERATORS
+    count = len(chains)
     return Plan(
         graph=graph,
-        chains=tuple((index,) for index in range(count)),
+        chains=chains,
         children=tuple((index + 1,) if index + 1 < count else () for index in range(count)),
         parent_counts=tuple(min(index, 1) for index in range(count)),
-        frontier=(0,) if count else (),
+        frontier=(0,),
         seconds=(0.0,) * count,
         levels=(0.0,) * count,
     )
@@ -105,6 +108,6 @@ def _chain_children(graph: Graph, chain: Chain, number: int, chain_of: dict[int,
 def _levels(chains: Sequence[Chain], children: Sequence[Sequence[int]], times: Sequence[float]) -> list[float]:
     """Longest path from each chain to the end. A chain's last operator comes before each child's first one."""
     levels = [0.0] * len(chains)
-    for number in sorted(range(len(chains)), key=lambda number: chains[number][-1], reverse=True):
+    for number in sorted(range(len(chains)), key=lambda number: chains[number][-1:], reverse=True):
         levels[number] = times[number] + max((levels[child] for child in children[number]), default=0.0)
     return levels

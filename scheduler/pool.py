@@ -55,19 +55,14 @@ class WorkerPool:
 
     def submit(self, run: Run) -> None:
         """Start a run; `run.finished` is called when it is over. Raises ClosedError after `close`."""
-        gate = None
         with self.lock:
             if self._closed:
                 raise ClosedError(f"net {run.name!r}: the worker pool is closed")
-            run.over = not run.ready
-            if run.ready:
-                run.listed = True
-                self._runs.append(run)
-                gate = self._idle.pop() if self._idle else None
+            run.listed = True
+            self._runs.append(run)
+            gate = self._idle.pop() if self._idle else None
         if gate is not None:
             gate.release()
-        elif run.over:
-            _finish(run)
 
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
@@ -191,8 +186,16 @@ class WorkerPool:
 
 
 def _finish(run: Run) -> None:
-    """Tell the run's owner, with no lock held. The thread that tells must survive whatever the owner does."""
+    """Tell the run's owner, once and with no lock held. The thread that tells must survive whatever the owner does.
+
+    The run lets go of its owner first: it would keep a finished request and its results alive in a reference cycle.
+    """
+    finished, run.finished = run.finished, _told
     try:
-        run.finished()
+        finished()
     except Exception:
         logger.exception("net %s: the callback at the end of a run raised", run.name)
+
+
+def _told() -> None:
+    """The owner of a run has been told."""

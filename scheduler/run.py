@@ -8,14 +8,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from dagexec.core.errors import DagexecError, OperatorError, RunCancelledError
 from dagexec.core.operator import Step
-from dagexec.scheduler.plan import Plan
 
 logger = logging.getLogger("dagexec")
 
 ChainSteps = Sequence[tuple[Step, ...]]
+
+
+class Dependencies(Protocol):
+    """What a run needs of a plan."""
+
+    @property
+    def children(self) -> Sequence[Sequence[int]]:
+        """Chains that wait for each chain."""
+
+    @property
+    def parent_counts(self) -> Sequence[int]:
+        """How many chains each chain waits for."""
+
+    @property
+    def frontier(self) -> Sequence[int]:
+        """Chains that wait for none, ascending; at least one."""
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The dependencies of a single chain."""
+
+    children: tuple[tuple[int, ...], ...] = ((),)
+    parent_counts: tuple[int, ...] = (0,)
+    frontier: tuple[int, ...] = (0,)
 
 
 class Run:
@@ -40,7 +66,7 @@ class Run:
     def __init__(
         self,
         name: str,
-        plan: Plan,
+        plan: Dependencies,
         steps: ChainSteps,
         name_step: Callable[[int, Step], str],
         finished: Callable[[], object],
@@ -90,6 +116,11 @@ class Run:
         if self.error is None and any(self.counts):
             waiting = sum(1 for count in self.counts if count)
             raise DagexecError(f"net {self.name!r}: the run ended with {waiting} chains not started")
+
+
+def task(name: str, function: Step) -> Run:
+    """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
+    return Run(name, _Alone(), [(function,)], lambda _chain, _step: name, lambda: None)
 
 
 def operator_failure(net: str, label: str, cause: BaseException, worker: str, chain: int | None = None) -> OperatorError:

@@ -6,7 +6,7 @@ which one writes, there is an edge:
     RAW      the reader of a value comes after its writer
     WAW      a writer comes after the writer before it
     WAR      a writer comes after every reader of the value it replaces
-    CONTROL  a `control_input` counts as a read, for order only
+    CONTROL  a `control_input` counts as a read, for order only; it need not exist
 
 The edges all point forward in the list, so the graph has no cycle - unless an operator reads a blob that only a later
 one writes; `build_graph` then reports the cycle, or the wrong order, instead of guessing.
@@ -187,14 +187,14 @@ def _check_order(net: NetDef, operators: Sequence[OperatorDef], exists: Callable
     early_reads = [
         (first_writer[name], index, name)
         for index, definition in enumerate(operators)
-        for name in (*definition.input, *definition.control_input)
+        for name in definition.input
         if first_writer.get(name, -1) >= index and not exists(name)
     ]
     if not early_reads:
         return
     flow: nx.DiGraph[int] = nx.DiGraph()
     for index, definition in enumerate(operators):
-        for name in (*definition.input, *definition.control_input):
+        for name in definition.input:
             if name in first_writer and not exists(name):
                 flow.add_edge(first_writer[name], index)
     try:
