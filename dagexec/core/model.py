@@ -52,10 +52,3 @@ class Model:
     parameters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputInfo] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-
-    @property
-    def constants(self) -> frozenset[str]:
-        """Blobs whose values no run changes: the parameters and what the init net writes, unless the net writes it."""
-        computed = {name for operator in self.init_net.op for name in operator.output} if self.init_net else set()
-        written = {name for operator in self.net.op for name in operator.output}
-        return frozenset((computed | set(self.parameters)) - written)
