@@ -1,1 +1,41 @@
-""""""
+"""The command line: `dagexec run`, `compare` and `inspect`, one module a command.
+
+Exit status: 0 when the answer is right, 1 when results differ, 2 when the input or the usage is wrong. What dagexec raises
+on purpose is printed as one message, without a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from dagexec.cli.compare import compare_command
+from dagexec.cli.inspect import inspect_command
+from dagexec.cli.operators import operators_command
+from dagexec.cli.run import run_command
+from dagexec.core.errors import DagexecError
+
+app = typer.Typer(
+    name="dagexec",
+    help="Run neural-network operator graphs, compare runtimes on them, look inside them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run_command)
+app.command("compare")(compare_command)
+app.command("inspect")(inspect_command)
+app.command("operators")(operators_command)
+
+
+def main() -> None:
+    """Entry point of the `dagexec` script."""
+    try:
+        app()
+    except DagexecError as error:
+        Console(stderr=True).print(f"dagexec: {type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -6,6 +6,7 @@ one relaxation: a float may be given as an integer.
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import TypeVar
 
@@ -30,23 +31,23 @@ class Arguments:
             if other is not arg and other != arg:
                 raise ArgumentError(f"{owner}: argument {arg.name!r} is given twice with different values")
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: str) -> builtins.bool:
         return name in self._args
 
     def names(self) -> list[str]:
         """The names of all arguments given."""
         return list(self._args)
 
-    def int(self, name: str, default: int) -> int:
+    def int(self, name: str, default: builtins.int) -> builtins.int:
         """An integer."""
         arg = self._args.get(name)
         return default if arg is None else int(self._scalar(arg, "i", "an integer"))
 
-    def bool(self, name: str, default: bool = False) -> bool:
+    def bool(self, name: str, default: builtins.bool = False) -> builtins.bool:
         """An integer read as a truth value."""
         return bool(self.int(name, int(default)))
 
-    def float(self, name: str, default: float) -> float:
+    def float(self, name: str, default: builtins.float) -> builtins.float:
         """A float; an integer is converted. NaN is refused."""
         arg = self._args.get(name)
         if arg is None:
@@ -68,12 +69,12 @@ class Arguments:
         arg = self._args.get(name)
         return None if arg is None else self._scalar(arg, "n", "a net")
 
-    def ints(self, name: str, default: list[int] | None = None) -> list[int]:
+    def ints(self, name: str, default: list[builtins.int] | None = None) -> list[builtins.int]:
         """A list of integers."""
         arg = self._repeated(name, "ints", "integers")
         return list(default or []) if arg is None else list(arg.ints)
 
-    def floats(self, name: str, default: list[float] | None = None) -> list[float]:
+    def floats(self, name: str, default: list[builtins.float] | None = None) -> list[builtins.float]:
         """A list of floats; NaN stays, for fillers."""
         arg = self._args.get(name)
         if arg is not None and arg.ints and not arg.floats:

@@ -1,0 +1,43 @@
+# `make compare` and `make test` do all the set-up themselves; they need Python 3.11 or newer, make and git.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: compare test lint proto benchmark clean
+
+compare: $(VENV)/.installed
+	$(BIN)/dagexec compare zoo:googlenet
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+benchmark: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/scheduler_cost.py --json benchmarks/results/scheduler_cost.json
+	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json
+
+proto: $(VENV)/.installed-dev
+	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto
+
+clean:
+	rm -rf $(VENV) dist build
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@

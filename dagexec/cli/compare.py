@@ -1,0 +1,93 @@
+"""`dagexec compare`: the same model under several runtimes, times and results side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds
+from dagexec.cli.plot import plot_comparison
+from dagexec.comparison import Comparison, compare
+from dagexec.core.errors import SchemaError
+from dagexec.model_source import load_model
+
+
+def compare_command(
+    model: ModelArgument,
+    net_type: Annotated[
+        str, typer.Option("--net-type", help="Runtimes beside SimpleNet, separated by commas.")
+    ] = "dag,async_dag",
+    num_workers: Annotated[str, typer.Option("--num-workers", help="Worker counts, separated by commas.")] = "1,2",
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each runtime, interleaved.")] = 15,
+    input_file: InputOption = None,
+    shape: ShapeOption = None,
+    seed: SeedOption = 0,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the times as bars.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
+    net_types = [name.strip() for name in net_type.split(",") if name.strip()]
+    workers = _parse_workers(num_workers)
+    loaded = load_model(model)
+    feeds = read_feeds(loaded, input_file, shape, seed)
+    runtimes = 1 + len(set(net_types) - {"simple"}) * len(set(workers))
+    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as bar:
+        task = bar.add_task(f"Comparing runtimes on {loaded.name}", total=repeat * runtimes)
+        comparison = compare(
+            loaded,
+            net_types=net_types,
+            workers=workers,
+            repeat=repeat,
+            feeds=feeds,
+            progress=lambda: bar.advance(task),
+        )
+    if as_json:
+        print(json.dumps(comparison.as_dict()))
+    else:
+        Console().print(_table(comparison))
+    if plot is not None:
+        plot_comparison(comparison, plot)
+    if not comparison.agrees:
+        Console(stderr=True).print("results differ from SimpleNet's", style="red")
+        raise typer.Exit(1)
+
+
+def _parse_workers(text: str) -> list[int]:
+    try:
+        workers = [int(count) for count in text.split(",")]
+    except ValueError:
+        workers = []
+    if not workers or min(workers) < 1:
+        raise SchemaError(f"--num-workers {text!r}: expected counts of 1 or more, separated by commas")
+    return workers
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(
+        title=f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs",
+        caption="speed-up over SimpleNet; list scheduling: what these workers can reach with the measured operator\n"
+        "times; critical path: what no number of workers can beat. One thread an operator.",
+        caption_justify="left",
+    )
+    table.add_column("runtime")
+    for column in ("chains", "workers", "median ms", "quartiles ms", "speed-up", "list\nscheduling", "critical\npath", "largest\ndifference"):  # fmt: skip  # noqa: E501
+        table.add_column(column, justify="right")
+    for row in comparison.rows:
+        table.add_row(
+            row.net_type,
+            str(row.chains),
+            str(row.workers),
+            f"{row.median_ms:.2f}",
+            f"{row.quartile_1_ms:.2f} - {row.quartile_3_ms:.2f}",
+            f"{row.speed_up:.2f}",
+            f"{row.predicted:.2f}",
+            f"{row.bound:.2f}",
+            "0" if row.same_bytes else f"{row.largest_difference:.3g}",
+        )
+    return table

@@ -1,0 +1,63 @@
+"""Options that say what a model is fed with, shared by the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from dagexec.comparison import random_feeds
+from dagexec.core.errors import FeedError
+from dagexec.core.model import Model
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, or zoo:NAME.",
+        show_default=False,
+    ),
+]
+InputOption = Annotated[
+    Path | None,
+    typer.Option("--input", metavar="FILE.npz", help="Arrays for the inputs by name. Default: random numbers."),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=1,3,224,224", help="Shape of a random input; may be given several times."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def read_feeds(
+    model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int
+) -> dict[str, npt.NDArray[Any]]:
+    """The feeds that the options ask for. Raises FeedError."""
+    if file is None:
+        return random_feeds(model, parse_shapes(shapes or ()), seed)
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+        raise FeedError(f"{file}: not an .npz file of arrays: {error}") from None
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """`data=1,3,224,224` as {"data": (1, 3, 224, 224)}. Raises FeedError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, separator, sizes = text.rpartition("=")
+        try:
+            shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+        except ValueError:
+            shape = (-1,)
+        if not separator or not name or any(size < 0 for size in shape):
+            raise FeedError(f"--shape {text!r}: expected NAME=SIZE,SIZE,... with sizes of 0 or more")
+        shapes[name] = shape
+    return shapes

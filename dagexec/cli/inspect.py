@@ -1,0 +1,114 @@
+"""`dagexec inspect`: the operators, chains, shapes and work of a model, and a drawing of its DAG."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes
+from dagexec.cli.plot import draw_graph
+from dagexec.comparison import random_feeds
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.inference import NetTypes, infer_net
+from dagexec.core.model import Model
+from dagexec.core.schema import TensorType
+from dagexec.executor import initialised
+from dagexec.model_source import load_model
+from dagexec.scheduler.plan import Plan, build_plan
+
+
+def inspect_command(
+    model: ModelArgument,
+    shape: ShapeOption = None,
+    draw: Annotated[
+        Path | None, typer.Option("--draw", metavar="FILE.png", help="Draw the DAG coloured by chain (.png, .svg, .dot).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the operators of MODEL with chains, shapes and FLOPs."""
+    loaded = initialised(load_model(model))
+    graph = build_graph(loaded.net, (loaded.parameters.keys() | loaded.inputs.keys()).__contains__)
+    types = infer_net(graph, _input_types(loaded, parse_shapes(shape or ())), loaded.parameters)
+    plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])
+    if draw is not None:
+        draw_graph(plan, draw)
+    parameters = sum(array.size for array in loaded.parameters.values())
+    if as_json:
+        print(json.dumps(_as_dict(loaded, graph, plan, types, parameters)))
+        return
+    console = Console()
+    console.print(_table(graph, plan, types))
+    edges = sum(len(row) for row in graph.children)
+    reduced = sum(len(row) for row in graph.reduced_children)
+    console.print(
+        f"{loaded.name}: {len(graph)} operators in {len(plan.chains)} chains; {edges} dependencies, {reduced} after "
+        f"transitive reduction; {len(graph.views)} views; {parameters:,} parameters; {types.flops / 1e9:.3f} GFLOP a run"
+    )
+    for name, info in loaded.inputs.items():
+        console.print(f"input  {name}: {info}", markup=False)
+    for name in loaded.outputs:
+        console.print(f"output {name}: {types.blobs.get(name) or 'unknown until it runs'}", markup=False)
+
+
+def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:
+    """Types of parameters, and of the inputs whose shape the model or the caller tells."""
+    known = {name: info for name, info in model.inputs.items() if name in shapes or info.shape is not None}
+    arrays = dict(model.parameters)
+    arrays |= random_feeds(Model(model.name, model.net, inputs=known), shapes)
+    return {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
+
+
+def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
+    table = Table(title=f"net {graph.name}")
+    for column, justify in (("#", "right"), ("operator", "left"), ("chain", "right"), ("output", "left"), ("type", "left"), ("MFLOP", "right")):  # fmt: skip  # noqa: E501
+        table.add_column(column, justify="right" if justify == "right" else "left")
+    chain_of = plan.chain_of
+    for index, definition in enumerate(graph.operators):
+        cost = types.costs[index]
+        outputs = zip(definition.output, types.outputs[index], strict=True)
+        names, kinds = [], []
+        for name, kind in outputs:
+            names.append(name)
+            kinds.append(str(kind) if kind else "unknown")
+        flops = f"{cost.flops / 1e6:.3f}" if cost else ""
+        view = " (view)" if index in graph.views else ""
+        table.add_row(
+            str(index), definition.type + view, str(chain_of[index]), "\n".join(names), "\n".join(kinds), flops
+        )
+    return table
+
+
+def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters: int) -> dict[str, object]:
+    chain_of = plan.chain_of
+    operators = []
+    for index, definition in enumerate(graph.operators):
+        cost = types.costs[index]
+        operators.append(
+            {
+                "type": definition.type,
+                "name": definition.name,
+                "inputs": list(definition.input),
+                "outputs": list(definition.output),
+                "shapes": [list(kind.shape) if kind else None for kind in types.outputs[index]],
+                "dtypes": [str(kind.meta) if kind else None for kind in types.outputs[index]],
+                "chain": chain_of[index],
+                "flops": cost.flops if cost else None,
+                "parents": list(graph.parents[index]),
+                "view": index in graph.views,
+            }
+        )
+    return {
+        "model": model.name,
+        "operators": operators,
+        "chains": [list(chain) for chain in plan.chains],
+        "parameters": parameters,
+        "flops": types.flops,
+        "inputs": {name: str(info) for name, info in model.inputs.items()},
+        "outputs": list(model.outputs),
+    }

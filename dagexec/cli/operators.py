@@ -1,0 +1,21 @@
+"""`dagexec operators`: which operators there are, and the help text of one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import dagexec  # noqa: F401 - registers the operators
+from dagexec.core.registry import registered_operators, schema_of
+
+
+def operators_command(
+    name: Annotated[str | None, typer.Argument(metavar="[OPERATOR]", help="An operator type.", show_default=False)] = None,
+) -> None:
+    """List all operators, or show what one computes and its inputs, outputs and arguments."""
+    if name is not None:
+        print(schema_of(name).help())
+        return
+    for operator_type in registered_operators():
+        print(f"{operator_type:24} {schema_of(operator_type).doc.strip().splitlines()[0]}")

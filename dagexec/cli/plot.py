@@ -1,0 +1,96 @@
+"""Pictures with matplotlib: times of a comparison, and the DAG of a net coloured by chain. Needs `dagexec[plot]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from dagexec.comparison import Comparison
+from dagexec.core.errors import DagexecError
+from dagexec.scheduler.plan import Plan
+
+
+def plot_comparison(comparison: Comparison, path: Path) -> None:
+    """Bars of the median times with the quartiles, one a runtime. Raises DagexecError without matplotlib."""
+    figure, axes = _figure(8, 0.5 * len(comparison.rows) + 1.5)
+    names = [f"{row.net_type}, {row.workers} worker{'s' if row.workers > 1 else ''}" for row in comparison.rows]
+    medians = [row.median_ms for row in comparison.rows]
+    below = [row.median_ms - row.quartile_1_ms for row in comparison.rows]
+    above = [row.quartile_3_ms - row.median_ms for row in comparison.rows]
+    axes.barh(names, medians, xerr=[below, above], color="tab:blue", capsize=3)
+    for position, row in enumerate(comparison.rows):
+        axes.text(0, position, f"  {row.median_ms:.1f} ms, x{row.speed_up:.2f}", va="center", color="white")
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per run (median and quartiles)")
+    axes.set_title(f"{comparison.model}: runtimes side by side")
+    _save(figure, path)
+
+
+def draw_graph(plan: Plan, path: Path) -> None:
+    """The reduced DAG from top to bottom, operators of one chain in one colour. `.dot` needs no matplotlib.
+
+    Raises DagexecError without matplotlib, or when the file cannot be written.
+    """
+    if path.suffix == ".dot":
+        try:
+            path.write_text(to_dot(plan))
+        except OSError as error:
+            raise DagexecError(f"{path}: cannot be written: {error.strerror}") from None
+        return
+    digraph = plan.graph.to_networkx(reduced=True)
+    for depth, layer in enumerate(nx.topological_generations(digraph)):
+        for index in layer:
+            digraph.nodes[index]["depth"] = -depth
+    positions = nx.multipartite_layout(digraph, subset_key="depth", align="horizontal")
+    depths = len({data["depth"] for _, data in digraph.nodes(data=True)})
+    figure, axes = _figure(10, max(3.0, 0.45 * depths))
+    chain_of = plan.chain_of
+    nx.draw_networkx(
+        digraph,
+        positions,
+        ax=axes,
+        labels={index: plan.graph.operators[index].type for index in digraph},
+        node_color=[chain_of[index] % 20 for index in digraph],
+        cmap="tab20",
+        vmin=0,
+        vmax=19,
+        node_size=220,
+        font_size=6,
+        arrowsize=7,
+        width=0.6,
+    )
+    axes.set_title(f"{plan.graph.name}: {len(plan.graph)} operators in {len(plan.chains)} chains")
+    axes.set_axis_off()
+    _save(figure, path)
+
+
+def to_dot(plan: Plan) -> str:
+    """The reduced DAG in Graphviz's language, one colour a chain."""
+    chain_of = plan.chain_of
+    lines = ["digraph net {", "  node [style=filled, colorscheme=set312, shape=box];"]
+    for index, definition in enumerate(plan.graph.operators):
+        name = (definition.name or ", ".join(definition.output)).replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'  {index} [label="{definition.type}\\n{name}", fillcolor={chain_of[index] % 12 + 1}];')
+    for index, children in enumerate(plan.graph.reduced_children):
+        lines.extend(f"  {index} -> {child};" for child in children)
+    return "\n".join([*lines, "}", ""])
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DagexecError("drawing needs matplotlib: pip install 'dagexec[plot]'") from None
+    figure = Figure(figsize=(width, min(height, 200.0)), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise DagexecError(f"{path}: cannot be drawn: {error}") from None

@@ -1,0 +1,90 @@
+"""`dagexec run`: run a model and show, save or trace what comes out."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds
+from dagexec.core.errors import FeedError
+from dagexec.executor import compile as compile_model
+from dagexec.model_source import load_model
+from dagexec.scheduler.trace import Trace
+
+
+def run_command(
+    model: ModelArgument,
+    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
+    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: the cores.")] = None,
+    intra_op_threads: Annotated[int, typer.Option("--intra-op-threads", min=1)] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="How many times to run.")] = 1,
+    input_file: InputOption = None,
+    shape: ShapeOption = None,
+    seed: SeedOption = 0,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE.npz", help="Save the outputs.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE.json", help="Save a trace for chrome://tracing or Perfetto."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run MODEL once or several times and show its outputs."""
+    loaded = load_model(model)
+    feeds = read_feeds(loaded, input_file, shape, seed)
+    record = Trace() if trace is not None else None
+    seconds: list[float] = []
+    with compile_model(
+        loaded, net_type=net_type, num_workers=num_workers, intra_op_threads=intra_op_threads
+    ) as executor:
+        outputs = executor.run(feeds, trace=record)
+        console = Console(stderr=True)
+        for _ in track(range(repeat), "Running", console=console, transient=True, disable=as_json or repeat == 1):
+            start = time.perf_counter()
+            outputs = executor.run(feeds)
+            seconds.append(time.perf_counter() - start)
+        if trace is not None and record is not None:
+            record.write(trace, executor.graph, executor.net().plan.chain_of)
+    if output is not None:
+        _save(output, outputs)
+    median = statistics.median(seconds) * 1e3
+    if as_json:
+        summary = {name: _summary(array) for name, array in outputs.items()}
+        print(json.dumps({"model": loaded.name, "net_type": net_type, "median_ms": median, "outputs": summary}))
+        return
+    table = Table(title=f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {net_type}")
+    for column in ("output", "dtype", "shape", "least", "greatest", "mean"):
+        table.add_column(column)
+    for name, array in outputs.items():
+        row = _summary(array)
+        table.add_row(name, *(str(row[key]) for key in ("dtype", "shape", "least", "greatest", "mean")))
+    Console().print(table)
+
+
+def _summary(array: npt.NDArray[Any]) -> dict[str, object]:
+    numbers = array.dtype != np.object_ and array.size > 0
+    values = array.astype(np.float64) if numbers else None
+    return {
+        "dtype": str(array.dtype),
+        "shape": list(array.shape),
+        "least": None if values is None else float(values.min()),
+        "greatest": None if values is None else float(values.max()),
+        "mean": None if values is None else float(values.mean()),
+    }
+
+
+def _save(path: Path, outputs: dict[str, npt.NDArray[Any]]) -> None:
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **outputs)  # type: ignore[arg-type]
+    except OSError as error:
+        raise FeedError(f"{path}: cannot be written: {error.strerror}") from None

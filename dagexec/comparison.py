@@ -1,0 +1,211 @@
+"""Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
+
+Every runtime is measured beside what its graph allows: from the operator times that SimpleNet shows, the chains of the graph
+and list scheduling give the speed-up that W workers can reach (`predicted`), and the critical path the one that no number
+of workers can beat (`bound`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import BOOL, FLOAT32, STRING
+from dagexec.core.errors import FeedError
+from dagexec.core.model import Model
+from dagexec.executor import Executor, initialised
+from dagexec.executor import compile as compile_model
+from dagexec.model_source import ModelSource, load_model
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.simulate import predict_makespan, replan
+from dagexec.scheduler.trace import Trace
+
+Array = npt.NDArray[Any]
+
+_TRACED_RUNS = 5
+
+
+@dataclass(frozen=True)
+class RuntimeResult:
+    """One runtime's row.
+
+    Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over SimpleNet's
+    median. `largest_difference` is from SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
+    """
+
+    net_type: str
+    workers: int
+    chains: int
+    median_ms: float
+    quartile_1_ms: float
+    quartile_3_ms: float
+    speed_up: float
+    predicted: float
+    bound: float
+    largest_difference: float
+    same_bytes: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows for one model. `operator_seconds` are the medians under SimpleNet, in list order."""
+
+    model: str
+    operators: int
+    repeat: int
+    rows: tuple[RuntimeResult, ...]
+    operator_seconds: tuple[float, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """True when every runtime gave SimpleNet's bytes."""
+        return all(row.same_bytes for row in self.rows)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def random_feeds(
+    model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """An array for every input: standard normal floats, integers below 10. Axes of any size become 1.
+
+    `shapes` gives or overrides the shapes of inputs. Raises FeedError for an input whose shape nobody tells.
+    """
+    given = dict(shapes or {})
+    unknown = sorted(set(given) - set(model.inputs))
+    if unknown:
+        raise FeedError(f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}")
+    random = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for name, info in model.inputs.items():
+        if name in given:
+            shape = given[name]
+        elif info.shape is not None:
+            shape = tuple(1 if size is None else size for size in info.shape)
+        else:
+            raise FeedError(f"model {model.name!r}: the shape of input {name!r} is not in the model; give it")
+        meta = info.dtype or FLOAT32
+        if meta.is_float:
+            feeds[name] = random.standard_normal(shape, np.float32).astype(meta.numpy)
+        elif meta is STRING:
+            feeds[name] = np.full(shape, b"text", np.object_)
+        else:
+            feeds[name] = random.integers(0, 2 if meta is BOOL else 10, shape).astype(meta.numpy)
+    return feeds
+
+
+def compare(
+    source: ModelSource,
+    *,
+    net_types: Sequence[str] = ("dag", "async_dag"),
+    workers: Sequence[int] = (1, 2),
+    repeat: int = 15,
+    feeds: Mapping[str, Array] | None = None,
+    progress: Callable[[], object] = lambda: None,
+) -> Comparison:
+    """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
+
+    One thread an operator everywhere. `progress` is called after every run. Raises what `compile` and `run` raise.
+    """
+    model = initialised(load_model(source))
+    inputs = random_feeds(model) if feeds is None else feeds
+    executors: dict[tuple[str, int], Executor] = {}
+    try:
+        executors["simple", 1] = compile_model(model, net_type="simple", num_workers=1)
+        for net_type in net_types:
+            for count in (1,) if net_type == "simple" else workers:
+                key = (net_type, count)
+                if key not in executors:
+                    executors[key] = compile_model(model, net_type=net_type, num_workers=count)
+        outputs = {key: executor.run(inputs) for key, executor in executors.items()}
+        seconds = _measure(executors, inputs, repeat, progress)
+        operator_seconds = _operator_seconds(executors["simple", 1], inputs)
+        plans = {key: replan(executor.net().plan, operator_seconds) for key, executor in executors.items()}
+    finally:
+        for executor in executors.values():
+            executor.close()
+    base = statistics.median(seconds["simple", 1])
+    rows = tuple(
+        _row(key, plans[key], seconds[key], base, outputs["simple", 1], outputs[key]) for key in executors
+    )
+    return Comparison(model.name, len(operator_seconds), repeat, rows, tuple(operator_seconds))
+
+
+def _measure(
+    executors: Mapping[tuple[str, int], Executor],
+    inputs: Mapping[str, Array],
+    repeat: int,
+    progress: Callable[[], object],
+) -> dict[tuple[str, int], list[float]]:
+    """Seconds of each run, every executor once a round, so that a slow moment of the machine hits all alike."""
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in executors}
+    for _ in range(repeat):
+        for key, executor in executors.items():
+            start = time.perf_counter()
+            executor.run(inputs)
+            seconds[key].append(time.perf_counter() - start)
+            progress()
+    return seconds
+
+
+def _operator_seconds(executor: Executor, inputs: Mapping[str, Array]) -> list[float]:
+    trace = Trace()
+    for _ in range(_TRACED_RUNS):
+        executor.run(inputs, trace=trace)
+    return trace.operator_seconds(len(executor.graph))
+
+
+def _row(
+    key: tuple[str, int],
+    plan: Plan,
+    seconds: Sequence[float],
+    base: float,
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+) -> RuntimeResult:
+    net_type, workers = key
+    median = statistics.median(seconds)
+    quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [median] * 3
+    alone = net_type == "simple"
+    return RuntimeResult(
+        net_type=net_type,
+        workers=workers,
+        chains=1 if alone else len(plan.chains),
+        median_ms=median * 1e3,
+        quartile_1_ms=quartiles[0] * 1e3,
+        quartile_3_ms=quartiles[2] * 1e3,
+        speed_up=base / median,
+        predicted=1.0 if alone else _ratio(plan.work, predict_makespan(plan, workers)),
+        bound=1.0 if alone else _ratio(plan.work, plan.critical_path),
+        largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
+        same_bytes=all(expected[name].tobytes() == found[name].tobytes() for name in expected),
+    )
+
+
+def _ratio(whole: float, part: float) -> float:
+    return whole / part if part else 1.0
+
+
+def _difference(expected: Array, found: Array) -> float:
+    """The largest absolute difference; infinite when shapes or types differ or only one side is a number."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return float("inf")
+    if expected.dtype == np.object_ or not expected.size:
+        return 0.0 if (expected == found).all() else float("inf")
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(expected.astype(np.float64) - found.astype(np.float64))
+    difference = np.where((expected == found) | (np.isnan(difference) & _both_nan(expected, found)), 0.0, difference)
+    largest = float(difference.max())
+    return float("inf") if np.isnan(largest) else largest
+
+
+def _both_nan(expected: Array, found: Array) -> Array:
+    return (expected != expected) & (found != found)

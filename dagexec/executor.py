@@ -1,0 +1,490 @@
+"""Executor: a compiled model to embed in a larger application. `compile` makes one.
+
+An executor owns a worker pool and `replicas` nets over shared parameters, so that many runs may be in flight. A request
+waits in a queue until a replica is free; `run` blocks its thread meanwhile, `run_async` only its task.
+
+The executor's lock guards its queue, its idle replicas and its counters, and is never held while anything is fed, run or
+fetched. It is taken before the pool's lock, never after.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core import dtypes
+from dagexec.core.device import Device, make_context
+from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.proto import NetDef
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+from dagexec.model_source import ModelSource, load_model
+from dagexec.scheduler import intra_op
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.pool import PoolStatistics, WorkerPool
+from dagexec.scheduler.run import Run, task
+from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.trace import Trace
+
+Array = npt.NDArray[Any]
+Feeds = Mapping[str, npt.ArrayLike]
+Outputs = dict[str, Array]
+
+_LATENCIES_KEPT = 1000
+
+
+def compile(  # noqa: A001 - the public name of the design
+    model: ModelSource,
+    *,
+    net_type: str = "dag",
+    num_workers: int | None = None,
+    replicas: int = 1,
+    device: str = "cpu",
+    intra_op_threads: int = 1,
+) -> Executor:
+    """Load a model and make it ready to run.
+
+    Args:
+        model: what `dagexec.model_source.load_model` takes: a file, a folder, a message, or "zoo:NAME".
+        net_type: `simple`, `dag` or `async_dag`.
+        num_workers: threads of the pool; by default the cores divided by `intra_op_threads`, and for `simple` no
+            more than `replicas`.
+        replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
+        device: where the net runs.
+        intra_op_threads: BLAS threads inside one operator. With more than 1, results may differ in the last bits
+            from those with 1.
+
+    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError.
+    """
+    loaded = load_model(model)
+    if net_type not in ("simple", "dag", "async_dag"):
+        raise SchemaError(f"net type {net_type!r} is unknown; expected one of simple, dag, async_dag")
+    make_context(Device.parse(device))
+    if replicas < 1:
+        raise ValueError(f"at least 1 replica is needed, not {replicas}")
+    workers = num_workers or max(1, intra_op.available_cores() // intra_op_threads)
+    if num_workers is None and net_type == "simple":
+        workers = min(workers, replicas)
+    return Executor(loaded, net_type, workers, replicas, Device.parse(device), intra_op_threads)
+
+
+@dataclass(frozen=True)
+class ExecutorStatistics:
+    """A moment of an executor. Latencies are seconds from request to result, over the last 1,000 completed runs."""
+
+    replicas: int
+    running: int
+    queued: int
+    completed: int
+    failed: int
+    cancelled: int
+    median_latency: float | None
+    p99_latency: float | None
+    pool: PoolStatistics
+
+
+@dataclass(frozen=True)
+class _Replica:
+    workspace: Workspace
+    net: BaseNet
+
+
+class _Request:
+    """One call of `run` or `run_async`, from the queue to its result."""
+
+    __slots__ = ("cancelled", "error", "feeds", "names", "notify", "result", "run", "started", "trace")
+
+    def __init__(self, feeds: Mapping[str, Array], names: Sequence[str], trace: Trace | None) -> None:
+        self.feeds = feeds
+        self.names = names
+        self.trace = trace
+        self.started = time.perf_counter()
+        self.run: Run | None = None
+        self.cancelled: DagexecError | None = None
+        self.result: Outputs | None = None
+        self.error: BaseException | None = None
+        self.notify: Callable[[], object] | None = None
+
+    def outcome(self) -> Outputs:
+        """The outputs, or raise what went wrong."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Executor:
+    """A compiled model. Use it as a context manager, or call `close`.
+
+    `run` may be called from many threads and `run_async` from many tasks at once.
+    """
+
+    def __init__(
+        self, model: Model, net_type: str, num_workers: int, replicas: int, device: Device, intra_op_threads: int
+    ) -> None:
+        """Use `compile`."""
+        self.model = model
+        self.net_type = net_type
+        self.num_workers = num_workers
+        self._lock = threading.Lock()
+        self._queue: deque[_Request] = deque()
+        self._running: dict[_Request, _Replica] = {}
+        self._closed = False
+        self._all_done = threading.Condition(self._lock)
+        self._completed = self._failed = self._cancelled = 0
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
+        net_def = model.net
+        if device.kind != "cpu":
+            net_def = NetDef()
+            net_def.CopyFrom(model.net)
+            net_def.device_option.CopyFrom(device.to_option())
+        self._parameters = _parameter_workspace(model)
+        known = set(self._parameters.blobs()) | set(model.inputs)
+        graph = build_graph(net_def, known.__contains__)
+        written = {name for definition in graph.operators for name in definition.output}
+        constants = frozenset(self._parameters.blobs()) - written - set(model.inputs)
+        self._pool = WorkerPool(num_workers, name=f"dagexec-{net_def.name or 'net'}")
+        self._replicas: list[_Replica] = []
+        try:
+            for _ in range(replicas):
+                workspace = _child(self._parameters, model.inputs, written)
+                net = _make_net(net_type, net_def, workspace, self._pool, graph, constants, intra_op_threads)
+                self._replicas.append(_Replica(workspace, net))
+        except BaseException:
+            self.close()
+            raise
+        self._idle = list(self._replicas)
+        self.graph = graph
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
+
+    @property
+    def inputs(self) -> Mapping[str, InputInfo]:
+        """Names, dtypes and shapes a run must be fed with."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the results a run returns."""
+        return self.model.outputs
+
+    def run(
+        self,
+        feeds: Feeds,
+        *,
+        outputs: Iterable[str] | None = None,
+        timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> Outputs:
+        """Run the model once and block until it is done.
+
+        Args:
+            feeds: an array for every input.
+            outputs: names of blobs to return, by default the model's outputs.
+            timeout: seconds until the run is cancelled, waiting for a replica included.
+            trace: collects when each operator ran.
+
+        Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError.
+        """
+        request = self._request(feeds, outputs, trace)
+        gate = threading.Lock()
+        gate.acquire()
+        request.notify = gate.release
+        self._submit(request, start_here=True)
+        try:
+            in_time = gate.acquire(timeout=-1 if timeout is None else timeout)
+        except BaseException:  # KeyboardInterrupt: nothing runs on behind the caller's back
+            self._cancel(request, RunCancelledError(f"net {self.model.name!r}: the calling thread was interrupted"))
+            gate.acquire()
+            raise
+        if not in_time:
+            self._cancel(request, self._timed_out(timeout))
+            gate.acquire()
+        return request.outcome()
+
+    async def run_async(
+        self,
+        feeds: Feeds,
+        *,
+        outputs: Iterable[str] | None = None,
+        timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> Outputs:
+        """Run the model once; the task waits, the event loop (asyncio or trio) does not.
+
+        The arguments and results are those of `run`; the arrays fed must not change until it returns. A cancelled
+        await stops the run at the next chain boundary and returns when no worker uses the replica any more.
+        """
+        request = self._request(feeds, outputs, trace)
+        done = anyio.Event()
+        request.notify = _on_loop(done.set)
+        self._submit(request, start_here=False)
+        try:
+            with anyio.move_on_after(timeout) as scope:
+                await done.wait()
+        except BaseException:
+            self._cancel(request, RunCancelledError(f"net {self.model.name!r}: the awaiting task was cancelled"))
+            with anyio.CancelScope(shield=True):
+                await done.wait()
+            raise
+        if scope.cancelled_caught:
+            self._cancel(request, self._timed_out(timeout))
+            with anyio.CancelScope(shield=True):
+                await done.wait()
+        return request.outcome()
+
+    def statistics(self) -> ExecutorStatistics:
+        """What the executor is doing at this moment, and what it has done."""
+        pool = self._pool.statistics()
+        with self._lock:
+            ordered = sorted(self._latencies)
+            return ExecutorStatistics(
+                replicas=len(self._replicas),
+                running=len(self._running),
+                queued=len(self._queue),
+                completed=self._completed,
+                failed=self._failed,
+                cancelled=self._cancelled,
+                median_latency=ordered[len(ordered) // 2] if ordered else None,
+                p99_latency=ordered[len(ordered) * 99 // 100] if ordered else None,
+                pool=pool,
+            )
+
+    def close(self) -> None:
+        """Cancel queued requests, let running ones finish, and join the workers. Idempotent."""
+        with self._lock:
+            self._closed = True
+            abandoned = list(self._queue)
+            self._queue.clear()
+        for request in abandoned:
+            self._complete(request, None, ClosedError(f"net {self.model.name!r}: the executor was closed"))
+        with self._all_done:
+            while self._running:
+                self._all_done.wait()
+        self._pool.close()
+        for replica in self._replicas:
+            replica.net.close()
+
+    def net(self) -> BaseNet:
+        """The net of the first replica, to look at: its graph, plan and operators. Do not run it beside the executor."""
+        return self._replicas[0].net
+
+    def _timed_out(self, timeout: float | None) -> RunTimeoutError:
+        return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
+
+    def _request(self, feeds: Feeds, outputs: Iterable[str] | None, trace: Trace | None) -> _Request:
+        names = tuple(self.outputs if outputs is None else outputs)
+        for name in names:
+            if not self._replicas[0].workspace.has_blob(name):
+                raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
+        return _Request(check_feeds(self.model, feeds), names, trace)
+
+    def _submit(self, request: _Request, *, start_here: bool) -> None:
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"net {self.model.name!r}: the executor is closed")
+            if not self._idle:
+                self._queue.append(request)
+                return
+            replica = self._idle.pop()
+            self._running[request] = replica
+        if start_here:
+            self._start(request, replica)
+        else:
+            self._pool.submit(task(f"feeding {self.model.name}", lambda: self._start(request, replica)))
+
+    def _start(self, request: _Request, replica: _Replica) -> None:
+        """Feed the replica and hand its run to the pool. Errors end the request, not the caller."""
+        try:
+            for name, array in request.feeds.items():
+                replica.workspace.feed_blob(name, array)
+            run = replica.net.new_run(lambda: self._over(request, replica, run), request.trace)
+            with self._lock:
+                cancelled = request.cancelled
+                request.run = run
+            if cancelled is not None:
+                raise cancelled
+            self._pool.submit(run)
+        except BaseException as error:
+            self._release(replica, request, None, error)
+
+    def _over(self, request: _Request, replica: _Replica, run: Run) -> None:
+        """The end of a run, on the worker that left it last: fetch, then free the replica."""
+        result = None
+        try:
+            run.check_complete()
+            run.raise_error()
+            result = {name: replica.workspace.fetch_blob(name) for name in request.names}
+            error = None
+        except BaseException as caught:
+            error = caught
+        self._release(replica, request, result, error)
+
+    def _release(
+        self, replica: _Replica, request: _Request, result: Outputs | None, error: BaseException | None
+    ) -> None:
+        request.run = None
+        with self._lock:
+            del self._running[request]
+            following = self._queue.popleft() if self._queue else None
+            if following is None:
+                self._idle.append(replica)
+            else:
+                self._running[following] = replica
+        self._complete(request, result, error)
+        if following is not None:
+            self._pool.submit(task(f"feeding {self.model.name}", lambda: self._start(following, replica)))
+
+    def _complete(self, request: _Request, result: Outputs | None, error: BaseException | None) -> None:
+        request.result, request.error = result, error
+        with self._all_done:
+            if error is None:
+                self._completed += 1
+                self._latencies.append(time.perf_counter() - request.started)
+            elif isinstance(error, RunCancelledError | RunTimeoutError | ClosedError):
+                self._cancelled += 1
+            else:
+                self._failed += 1
+            self._all_done.notify_all()
+        assert request.notify is not None
+        request.notify()
+
+    def _cancel(self, request: _Request, error: DagexecError) -> None:
+        """End `request` with `error` as soon as no worker needs its replica. Nothing happens if it is over already."""
+        with self._lock:
+            request.cancelled = error
+            queued = request in self._queue
+            if queued:
+                self._queue.remove(request)
+            run = request.run
+        if queued:
+            self._complete(request, None, error)
+        elif run is not None:
+            self._pool.stop(run, error)
+
+
+def initialised(model: Model) -> Model:
+    """The model with its init net run: all parameters are arrays, which executors of the result share.
+
+    Without this, every executor runs the init net for itself.
+    """
+    workspace = _parameter_workspace(model)
+    parameters = {name: workspace.get_blob(name).get(Tensor).array for name in workspace.blobs()}
+    return replace(model, init_net=None, parameters=parameters)
+
+
+def check_feeds(model: Model, feeds: Feeds) -> dict[str, Array]:
+    """The feeds as arrays. Raises FeedError unless they match the model's inputs by name, dtype and shape."""
+    prefix = f"net {model.name!r}"
+    unknown = sorted(set(feeds) - set(model.inputs))
+    missing = sorted(set(model.inputs) - set(feeds))
+    if unknown or missing:
+        problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
+        raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds)}")
+    return {name: _check_feed(prefix, name, info, feeds[name]) for name, info in model.inputs.items()}
+
+
+def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
+    array = np.asarray(value)
+    try:
+        found = dtypes.from_numpy(array.dtype)
+    except DagexecError as error:
+        raise FeedError(f"{prefix}: input {name!r}: {error}") from None
+    if info.dtype is not None and found is not info.dtype:
+        raise FeedError(
+            f"{prefix}: input {name!r} must be {info.dtype}, found {found}; convert it with array.astype({info.dtype})"
+        )
+    if info.shape is not None:
+        fits = len(array.shape) == len(info.shape) and all(
+            expected is None or expected == size for expected, size in zip(info.shape, array.shape, strict=True)
+        )
+        if not fits:
+            expected_shape = tuple("any" if size is None else size for size in info.shape)
+            raise FeedError(f"{prefix}: input {name!r} must have shape {expected_shape}, found {array.shape}")
+    return array
+
+
+def _parameter_workspace(model: Model) -> Workspace:
+    workspace = Workspace()
+    for name, array in model.parameters.items():
+        workspace.adopt_blob(name, array)
+    if model.init_net is not None:
+        workspace.run_net_once(model.init_net)
+    return workspace
+
+
+def _child(parameters: Workspace, inputs: Iterable[str], written: Iterable[str]) -> Workspace:
+    """A replica's workspace: parameters read through, but what the net writes or is fed with is its own.
+
+    A parameter that the net itself updates starts in every replica with the value it has in `parameters`.
+    """
+    workspace = Workspace(parent=parameters)
+    for name in itertools.chain(inputs, written):
+        initial = parameters.get_blob_or_none(name)
+        blob = workspace.create_local_blob(name)
+        if initial is not None and isinstance(initial.value, Tensor) and not initial.value.is_empty:
+            blob.tensor().feed(initial.value.array)
+        else:
+            blob.tensor()
+    return workspace
+
+
+def _make_net(
+    net_type: str,
+    definition: NetDef,
+    workspace: Workspace,
+    pool: WorkerPool,
+    graph: Graph,
+    constants: frozenset[str],
+    intra_op_threads: int,
+) -> BaseNet:
+    if net_type == "simple":
+        return SimpleNet(definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads)
+    net_class = DAGNet if net_type == "dag" else AsyncDAGNet
+    return net_class(
+        definition, workspace, pool=pool, graph=graph, constants=constants, intra_op_threads=intra_op_threads
+    )
+
+
+def _on_loop(callback: Callable[[], object]) -> Callable[[], None]:
+    """A function for any thread that has `callback` called on the event loop of the calling task."""
+    native = anyio.lowlevel.current_token().native_token
+    schedule = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon  # type: ignore[attr-defined]
+
+    def notify() -> None:
+        try:
+            schedule(callback)
+        except RuntimeError:
+            return  # the loop is gone, and with it everyone who could wait
+
+    return notify

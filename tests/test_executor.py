@@ -1,0 +1,393 @@
+"""The embedding facade: checked feeds, concurrent callers, asyncio and trio, timeouts, cancellation, closing."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec import NetDef
+from dagexec.core import dtypes
+from dagexec.core.errors import (
+    ClosedError,
+    FeedError,
+    OperatorError,
+    RunCancelledError,
+    RunTimeoutError,
+    SchemaError,
+)
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator
+from dagexec.scheduler import intra_op
+from dagexec.scheduler.trace import Trace
+from tests.nets import temporary_operator
+from tests.ops.running import operator_def
+
+PATIENCE = 30
+NET_TYPES = ["simple", "dag", "async_dag"]
+
+
+def doubled_model(op_type: str = "Relu") -> Model:
+    """y = op(x) * scale, with a float32 input of any number of rows and a parameter."""
+    net = NetDef(
+        name="doubled",
+        op=[operator_def(op_type, ["x"], ["h"]), operator_def("Mul", ["h", "scale"], ["y"])],
+        external_input=["x", "scale"],
+        external_output=["y"],
+    )
+    return Model(
+        name="doubled",
+        net=net,
+        parameters={"scale": np.full((3,), 2, np.float32)},
+        inputs={"x": InputInfo(dtypes.FLOAT32, (None, 3))},
+        outputs=("y",),
+    )
+
+
+def rows(value: float, count: int = 2) -> np.ndarray:
+    return np.full((count, 3), value, np.float32)
+
+
+@pytest.fixture(params=NET_TYPES)
+def net_type(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Held:
+    """Control over the operators of type Held: they count themselves in and wait until let go."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Semaphore(0)
+        self.go_on = threading.Semaphore(0)
+
+    def __call__(self, operator: Operator) -> None:
+        operator.y(0)[...] = 1
+        self.inside.release()
+        assert self.go_on.acquire(timeout=PATIENCE)
+
+    def wait_inside(self) -> None:
+        assert self.inside.acquire(timeout=PATIENCE)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    control = Held()
+    with temporary_operator("Held", control):
+        yield control
+
+
+def test_run_returns_the_outputs_by_name(net_type: str) -> None:
+    with dagexec.compile(doubled_model(), net_type=net_type, num_workers=2) as executor:
+        result = executor.run({"x": rows(3)})
+        assert list(result) == ["y"]
+        np.testing.assert_array_equal(result["y"], rows(6))
+        np.testing.assert_array_equal(executor.run({"x": rows(-1)}, outputs=["h", "y"])["h"], rows(0))
+        np.testing.assert_array_equal(result["y"], rows(6))  # results are the caller's own
+
+
+def test_inputs_may_change_their_free_axes_between_runs(net_type: str) -> None:
+    with dagexec.compile(doubled_model(), net_type=net_type) as executor:
+        for count in (1, 5, 1, 2):
+            assert executor.run({"x": rows(1, count)})["y"].shape == (count, 3)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ({}, r"missing input\(s\) \['x'\]"),
+        ({"x": rows(1), "z": rows(1)}, r"unknown input\(s\) \['z'\]; expected \['x'\]"),
+        ({"x": np.ones((2, 3))}, r"'x' must be float32, found float64; convert it with array.astype\(float32\)"),
+        ({"x": np.ones((2, 4), np.float32)}, r"'x' must have shape \('any', 3\), found \(2, 4\)"),
+        ({"x": np.ones((3,), np.float32)}, r"'x' must have shape \('any', 3\), found \(3,\)"),
+        ({"x": np.ones((2, 3), np.complex64)}, "complex64 is not one a tensor can hold"),
+    ],
+)
+def test_feeds_that_do_not_match_are_refused_with_what_was_expected(feeds: dict[str, object], message: str) -> None:
+    with dagexec.compile(doubled_model()) as executor:
+        with pytest.raises(FeedError, match=message):
+            executor.run(feeds)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], rows(2))
+
+
+def test_an_output_that_is_no_blob_is_refused() -> None:
+    with dagexec.compile(doubled_model()) as executor, pytest.raises(FeedError, match="'nothing' is not a blob"):
+        executor.run({"x": rows(1)}, outputs=["nothing"])
+
+
+def test_an_unknown_net_type_is_refused() -> None:
+    with pytest.raises(SchemaError, match="'dog' is unknown; expected one of simple, dag, async_dag"):
+        dagexec.compile(doubled_model(), net_type="dog")
+
+
+def test_replicas_share_parameters_and_nothing_else(net_type: str) -> None:
+    with dagexec.compile(doubled_model(), net_type=net_type, replicas=3) as executor:
+        workspaces = [replica.workspace for replica in executor._replicas]
+        scales = {id(workspace.get_blob("scale")) for workspace in workspaces}
+        outputs = {id(workspace.get_blob("y")) for workspace in workspaces}
+    assert (len(scales), len(outputs)) == (1, 3)
+
+
+def test_parameters_are_used_without_a_copy() -> None:
+    model = doubled_model()
+    with dagexec.compile(model, replicas=2) as executor:
+        used = executor._replicas[1].workspace.get_blob("scale").tensor().array
+        assert np.shares_memory(used, model.parameters["scale"])
+
+
+def test_many_threads_may_run_at_once(net_type: str) -> None:
+    with (
+        dagexec.compile(doubled_model(), net_type=net_type, replicas=3, num_workers=2) as executor,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        results = list(threads.map(lambda value: executor.run({"x": rows(value)})["y"], range(100)))
+    for value, result in enumerate(results):
+        np.testing.assert_array_equal(result, rows(2 * value))
+    statistics = executor.statistics()
+    assert (statistics.completed, statistics.failed, statistics.running, statistics.queued) == (100, 0, 0, 0)
+    assert statistics.median_latency is not None
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_many_tasks_may_run_at_once(backend: str, net_type: str) -> None:
+    results: dict[int, np.ndarray] = {}
+
+    async def main() -> None:
+        async with dagexec.compile(doubled_model(), net_type=net_type, replicas=2) as executor:
+
+            async def one(value: int) -> None:
+                results[value] = (await executor.run_async({"x": rows(value)}, timeout=PATIENCE))["y"]
+
+            async with anyio.create_task_group() as tasks:
+                for value in range(50):
+                    tasks.start_soon(one, value)
+
+    anyio.run(main, backend=backend)
+    assert sorted(results) == list(range(50))
+    for value, result in results.items():
+        np.testing.assert_array_equal(result, rows(2 * value))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_event_loop_goes_on_while_a_run_waits(backend: str, held: Held) -> None:
+    async def main() -> None:
+        with dagexec.compile(doubled_model("Held")) as executor:
+
+            async def let_go() -> None:  # can only run while the other task awaits
+                held.go_on.release()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(let_go)
+                np.testing.assert_array_equal((await executor.run_async({"x": rows(0)}))["y"], [2, 2, 2])
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_cancelled_await_ends_when_the_worker_has_left(backend: str, held: Held, net_type: str) -> None:
+    async def main() -> None:
+        with dagexec.compile(doubled_model("Held"), net_type=net_type, num_workers=1) as executor:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(executor.run_async, {"x": rows(0)})
+                await anyio.to_thread.run_sync(held.wait_inside)
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await anyio.lowlevel.checkpoint()
+                    assert executor.statistics().running == 1
+                held.go_on.release()
+            assert executor.statistics().running == 0
+            assert executor.statistics().cancelled == 1
+            held.go_on.release()
+            np.testing.assert_array_equal((await executor.run_async({"x": rows(0)}))["y"], [2, 2, 2])
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(backend: str, held: Held) -> None:
+    async def main() -> None:
+        with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+            waiter = threading.Thread(target=_release_when_cancelled, args=(executor, held))
+            waiter.start()
+            with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
+                await executor.run_async({"x": rows(0)}, timeout=0.02)
+            waiter.join()
+            held.go_on.release()
+            await executor.run_async({"x": rows(0)}, timeout=PATIENCE)
+
+    anyio.run(main, backend=backend)
+
+
+def _release_when_cancelled(executor: dagexec.Executor, held: Held) -> None:
+    """Keep the operator waiting until the run was told to stop."""
+    held.wait_inside()
+    [request] = executor._running
+    while request.cancelled is None:
+        pass
+    held.go_on.release()
+
+
+def test_a_blocking_run_past_its_timeout_raises_and_the_executor_serves_the_next(held: Held) -> None:
+    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+        waiter = threading.Thread(target=_release_when_cancelled, args=(executor, held))
+        waiter.start()
+        with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
+            executor.run({"x": rows(0)}, timeout=0.02)
+        waiter.join()
+        held.go_on.release()
+        executor.run({"x": rows(0)}, timeout=PATIENCE)
+
+
+def test_a_request_that_times_out_in_the_queue_never_runs(held: Held) -> None:
+    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(executor.run, {"x": rows(0)})
+        held.wait_inside()
+        with pytest.raises(RunTimeoutError):
+            executor.run({"x": rows(0)}, timeout=0.01)
+        assert executor.statistics().queued == 0
+        held.go_on.release()
+        first.result(PATIENCE)
+        assert executor.statistics().completed == 1
+
+
+def test_a_failing_operator_fails_its_own_run_only() -> None:
+    def body(operator: Operator) -> None:
+        if operator.x(0)[0, 0] < 0:
+            raise ValueError("negative")
+
+    with (
+        temporary_operator("Picky", body),
+        dagexec.compile(picky_model(), replicas=2) as executor,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        futures = [threads.submit(executor.run, {"x": rows(-1 if value % 3 == 0 else value)}) for value in range(30)]
+        for value, future in enumerate(futures):
+            if value % 3 == 0:
+                with pytest.raises(OperatorError, match="Picky 'h'.*negative"):
+                    future.result(PATIENCE)
+            else:
+                future.result(PATIENCE)
+    assert (executor.statistics().failed, executor.statistics().completed) == (10, 20)
+
+
+def picky_model() -> Model:
+    net = NetDef(name="picky", op=[operator_def("Picky", ["x"], ["h"])])
+    return Model("picky", net, inputs={"x": InputInfo()}, outputs=("h",))
+
+
+def test_a_closed_executor_refuses_runs_and_ends_queued_ones(held: Held) -> None:
+    executor = dagexec.compile(doubled_model("Held"), num_workers=1)
+    with ThreadPoolExecutor(3) as threads:
+        running = threads.submit(executor.run, {"x": rows(0)})
+        held.wait_inside()
+        queued = threads.submit(executor.run, {"x": rows(0)})
+        while executor.statistics().queued == 0:
+            pass
+        closing = threads.submit(executor.close)
+        with pytest.raises(ClosedError):
+            queued.result(PATIENCE)
+        held.go_on.release()
+        running.result(PATIENCE)
+        closing.result(PATIENCE)
+    with pytest.raises(ClosedError, match="the executor is closed"):
+        executor.run({"x": rows(0)})
+
+
+def test_closing_leaves_no_thread_and_gives_blas_its_threads_back() -> None:
+    before = threading.active_count()
+    limits = _blas_threads()
+    executor = dagexec.compile(doubled_model(), num_workers=2, replicas=2)
+    assert set(_blas_threads()) == {1}
+    executor.run({"x": rows(1)})
+    executor.close()
+    assert threading.active_count() == before
+    assert _blas_threads() == limits
+
+
+def _blas_threads() -> list[int]:
+    controllers = intra_op.ThreadpoolController().select(user_api="blas").lib_controllers
+    return [controller.num_threads for controller in controllers]
+
+
+def test_workers_times_blas_threads_stay_within_the_cores_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intra_op, "available_cores", lambda: 8)
+    for threads in (1, 2, 4):
+        with dagexec.compile(doubled_model(), intra_op_threads=threads) as executor:
+            assert executor.num_workers * threads == 8
+            assert set(_blas_threads()) == {threads}
+
+
+def test_results_are_freed_without_waiting_for_the_garbage_collector() -> None:
+    with dagexec.compile(doubled_model()) as executor:
+        gc.disable()
+        try:
+            result = executor.run({"x": rows(1)})["y"]
+            alive = weakref.ref(result)
+            del result
+            assert _becomes(lambda: alive() is None)
+        finally:
+            gc.enable()
+
+
+def _becomes(condition: Callable[[], bool]) -> bool:
+    """True once `condition` holds; a worker may still be leaving the function that held the last reference."""
+    return any(condition() for _ in range(100_000))
+
+
+def test_a_trace_of_a_run_names_the_worker_threads() -> None:
+    trace = Trace()
+    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+        executor.run({"x": rows(1)}, trace=trace)
+    assert [span.operator for span in trace.spans] == [0, 1]
+    assert {span.thread for span in trace.spans} == {"dagexec-doubled-0"}
+
+
+def test_a_net_that_updates_a_parameter_does_so_in_each_replica_on_its_own() -> None:
+    net = NetDef(name="counter", op=[operator_def("Add", ["count", "x"], ["count"])])
+    model = Model("counter", net, parameters={"count": np.zeros(1, np.float32)}, inputs={"x": InputInfo()}, outputs=("count",))
+    with dagexec.compile(model, replicas=1) as executor:
+        values = [executor.run({"x": np.ones(1, np.float32)})["count"][0] for _ in range(3)]
+    assert values == [1, 2, 3]
+    assert model.parameters["count"][0] == 0
+
+
+def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch, held: Held) -> None:
+    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+        stop = executor._pool.stop
+        reasons: list[BaseException] = []
+
+        def stop_and_let_go(run: object, error: BaseException) -> None:
+            stop(run, error)  # type: ignore[arg-type]
+            reasons.append(error)
+            held.go_on.release()
+
+        monkeypatch.setattr(executor._pool, "stop", stop_and_let_go)
+
+        class InterruptedLock:
+            """A gate whose first wait ends as Ctrl-C would end it."""
+
+            def __init__(self) -> None:
+                self._lock, self._interrupted = real_lock(), False
+                self._waits = 0
+
+            def acquire(self, *args: object, **kwargs: object) -> bool:
+                self._waits += 1
+                if self._waits == 2:
+                    held.wait_inside()
+                    raise KeyboardInterrupt
+                return self._lock.acquire(*args, **kwargs)  # type: ignore[arg-type]
+
+            def release(self) -> None:
+                self._lock.release()
+
+        real_lock = threading.Lock
+        monkeypatch.setattr("dagexec.executor.threading.Lock", InterruptedLock)
+        with pytest.raises(KeyboardInterrupt):
+            executor.run({"x": rows(0)})
+        monkeypatch.undo()
+        assert isinstance(reasons[0], RunCancelledError)
+        assert executor.statistics().running == 0
