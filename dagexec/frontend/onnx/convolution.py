@@ -1,0 +1,196 @@
+"""Converters of the operators convolutional networks are made of: windows, normalisations, matrix products."""
+
+from __future__ import annotations
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.proto import OperatorDef
+from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+
+_LEGACY_VALID = 1
+_LEGACY_SAME = 2
+
+Window = dict[str, ArgumentValue | None]
+
+
+def _padding(node: Node) -> Window:
+    """`auto_pad` and `pads` as arguments. With `auto_pad`, pads are computed from the input's size."""
+    auto_pad = node.text("auto_pad", "NOTSET")
+    if auto_pad == "NOTSET":
+        return {"pads": node.integers("pads")}
+    if auto_pad == "VALID":
+        return {"legacy_pad": _LEGACY_VALID}
+    if auto_pad == "SAME_UPPER":
+        return {"legacy_pad": _LEGACY_SAME}
+    if auto_pad == "SAME_LOWER":
+        return {"legacy_pad": _LEGACY_SAME, "auto_pad_lower": 1}
+    raise CannotConvertError(f"auto_pad {auto_pad!r} is unknown")
+
+
+def _window(node: Node, kernels: list[int]) -> Window:
+    """The arguments of a sliding window: kernels, strides, dilations and padding."""
+    return {
+        "kernels": kernels,
+        "strides": node.integers("strides"),
+        "dilations": node.integers("dilations"),
+        **_padding(node),
+    }
+
+
+@converts("Conv")
+def convolution(node: Node) -> list[OperatorDef]:
+    """Conv; a missing kernel_shape is taken from the filter's shape."""
+    kernels = node.integers("kernel_shape")
+    if kernels is None:
+        kernels = list(node.full_shape(1, "it has no kernel_shape")[2:])
+    inputs = [name for name in node.inputs if name]
+    window = _window(node, kernels)
+    return [node.operator("Conv", inputs, node.only_output(), group=node.integer("group", 1), **window)]
+
+
+@converts("MaxPool")
+def max_pool(node: Node) -> list[OperatorDef]:
+    """MaxPool without the indices."""
+    window = _window(node, node.integers("kernel_shape") or [])
+    return node.unary("MaxPool", ceil_mode=node.integer("ceil_mode", 0), **window)
+
+
+@converts("AveragePool")
+def average_pool(node: Node) -> list[OperatorDef]:
+    """AveragePool; padding counts only when the model says so."""
+    window = _window(node, node.integers("kernel_shape") or [])
+    return node.unary(
+        "AveragePool",
+        ceil_mode=node.integer("ceil_mode", 0),
+        count_include_pad=node.integer("count_include_pad", 0),
+        **window,
+    )
+
+
+@converts("GlobalAveragePool")
+def global_average_pool(node: Node) -> list[OperatorDef]:
+    """The mean of each channel."""
+    return node.unary("AveragePool", global_pooling=1)
+
+
+@converts("GlobalMaxPool")
+def global_max_pool(node: Node) -> list[OperatorDef]:
+    """The maximum of each channel."""
+    return node.unary("MaxPool", global_pooling=1)
+
+
+@converts("BatchNormalization")
+def batch_normalization(node: Node) -> list[OperatorDef]:
+    """BatchNormalization as inference computes it; before opset 14, its further outputs belong to training."""
+    if node.integer("training_mode", 0):
+        raise CannotConvertError("training_mode=1 is not supported")
+    if node.integer("spatial", 1) == 0:
+        raise CannotConvertError("spatial=0 is not supported")
+    epsilon = node.number("epsilon", 1e-5)
+    return [node.operator("SpatialBN", node.inputs, node.only_output(), is_test=1, epsilon=epsilon)]
+
+
+@converts("InstanceNormalization")
+def instance_normalization(node: Node) -> list[OperatorDef]:
+    """InstanceNormalization over N, C, ..."""
+    return [node.operator("InstanceNorm", node.inputs, node.only_output(), epsilon=node.number("epsilon", 1e-5))]
+
+
+@converts("LayerNormalization")
+def layer_normalization(node: Node) -> list[OperatorDef]:
+    """LayerNormalization with scale and bias over the axes from `axis` on."""
+    if not node.has_input(2):
+        raise CannotConvertError("a missing bias is not supported")
+    outputs = [*node.only_output(), node.new_name("mean"), node.new_name("stddev")]
+    axis = node.integer("axis", -1)
+    epsilon = node.number("epsilon", 1e-5)
+    return [node.operator("LayerNorm", node.inputs, outputs, axis=axis, epsilon=epsilon, elementwise_affine=1)]
+
+
+@converts("LRN")
+def local_response_normalization(node: Node) -> list[OperatorDef]:
+    """LRN across channels; both sides divide alpha by the size."""
+    return node.unary(
+        "LRN",
+        size=node.integer("size", 0),
+        alpha=node.number("alpha", 1e-4),
+        beta=node.number("beta", 0.75),
+        bias=node.number("bias", 1.0),
+    )
+
+
+@converts("Gemm")
+def gemm(node: Node) -> list[OperatorDef]:
+    """Gemm; before opset 7 its `broadcast` only allowed what is now always allowed."""
+    inputs = [name for name in node.inputs if name]
+    return [
+        node.operator(
+            "Gemm",
+            inputs,
+            node.only_output(),
+            alpha=node.number("alpha", 1.0),
+            beta=node.number("beta", 1.0),
+            trans_a=node.integer("transA", 0),
+            trans_b=node.integer("transB", 0),
+        )
+    ]
+
+
+@converts("MatMul")
+def matrix_product(node: Node) -> list[OperatorDef]:
+    """MatMul as numpy.matmul."""
+    return [node.operator("BatchMatMul", node.inputs, node.only_output(), broadcast=1)]
+
+
+@converts("Softmax", "LogSoftmax")
+def softmax(node: Node) -> list[OperatorDef]:
+    """Over one axis from opset 13 on; before that over all axes from `axis` on, as Caffe2 does."""
+    if node.opset >= 13:
+        return node.unary(node.op_type, axis=node.integer("axis", -1), single_axis=1)
+    return node.unary(node.op_type, axis=node.integer("axis", 1))
+
+
+@converts("Resize", "Upsample")
+def resize(node: Node) -> list[OperatorDef]:
+    """Nearest-neighbour upsampling by constant factors of height and width, where source = floor(target / factor).
+
+    Other coordinate rules agree with that for whole factors, except align_corners.
+    """
+    mode = node.text("mode", "nearest")
+    if mode != "nearest":
+        raise CannotConvertError(f"mode {mode!r} is not supported; expected 'nearest'")
+    scales = _scales(node)
+    if len(scales) != 4 or scales[:2] != [1.0, 1.0]:
+        raise CannotConvertError(f"scales {scales} are not supported; expected [1, 1, height, width]")
+    _check_coordinates(node, scales)
+    return node.unary("ResizeNearest", height_scale=scales[2], width_scale=scales[3])
+
+
+def _scales(node: Node) -> list[float]:
+    if node.op_type == "Upsample" and node.opset < 9:
+        if node.opset < 7:
+            return [1.0, 1.0, node.number("height_scale", 1.0), node.number("width_scale", 1.0)]
+        return list(node.numbers("scales") or [])
+    index = 2 if node.op_type == "Resize" and node.opset >= 11 else 1
+    given = node.has_input(index) and node.constant(index, "scales").size > 0
+    if not given:
+        raise CannotConvertError("sizes are not supported; expected scales")
+    if "axes" in node:
+        raise CannotConvertError("axes are not supported")
+    return [float(scale) for scale in node.constant(index, "scales").reshape(-1)]
+
+
+def _check_coordinates(node: Node, scales: list[float]) -> None:
+    """Raise CannotConvertError unless the source pixel is floor(target / factor) under the node's rules."""
+    if node.op_type == "Upsample" or node.opset < 11:
+        return
+    transformation = node.text("coordinate_transformation_mode", "half_pixel")
+    rounding = node.text("nearest_mode", "round_prefer_floor")
+    whole = all(scale >= 1 and scale.is_integer() for scale in scales)
+    if transformation == "asymmetric" and rounding == "floor":
+        return
+    if whole and transformation in ("half_pixel", "half_pixel_symmetric") and rounding.startswith("round_prefer"):
+        return
+    raise CannotConvertError(
+        f"coordinate_transformation_mode {transformation!r} with nearest_mode {rounding!r} and scales {scales} is not "
+        "supported; expected 'asymmetric' with 'floor', or whole factors with 'half_pixel'"
+    )

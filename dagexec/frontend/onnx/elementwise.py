@@ -1,0 +1,175 @@
+"""Converters of operators that treat each element on its own, with broadcasting."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from dagexec.core import dtypes
+from dagexec.core.proto import OperatorDef
+from dagexec.frontend.onnx.initializers import element_type, tensor_array
+from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+
+_UNARY = {
+    "Relu": "Relu", "Sigmoid": "Sigmoid", "Tanh": "Tanh", "Softplus": "Softplus", "Softsign": "Softsign",
+    "HardSwish": "HardSwish", "Erf": "Erf", "Reciprocal": "Reciprocal", "Sign": "Sign", "Floor": "Floor",
+    "Ceil": "Ceil", "Round": "Round", "Sqrt": "Sqrt", "Exp": "Exp", "Log": "Log", "Abs": "Abs", "Neg": "Negative",
+    "Sin": "Sin", "Cos": "Cos", "Not": "Not",
+}  # fmt: skip
+
+_BINARY = {
+    "Add": "Add", "Sub": "Sub", "Mul": "Mul", "Div": "Div", "Pow": "Pow", "Equal": "EQ", "Greater": "GT",
+    "GreaterOrEqual": "GE", "Less": "LT", "LessOrEqual": "LE", "And": "And", "Or": "Or", "Xor": "Xor",
+}  # fmt: skip
+
+
+@converts(*_UNARY)
+def unary(node: Node) -> list[OperatorDef]:
+    """Operators of one input without attributes."""
+    return node.unary(_UNARY[node.op_type])
+
+
+@converts(*_BINARY)
+def binary(node: Node) -> list[OperatorDef]:
+    """NumPy broadcasting; before opset 7, attribute `axis` says where the second input's axes begin."""
+    broadcast = 1 if "axis" in node else None
+    axis = node.integer("axis", 0) if "axis" in node else None
+    return [node.operator(_BINARY[node.op_type], node.inputs, node.only_output(), broadcast=broadcast, axis=axis)]
+
+
+@converts("Sum", "Mean", "Max", "Min")
+def variadic(node: Node) -> list[OperatorDef]:
+    """Any number of inputs, broadcast together."""
+    return [node.operator(node.op_type, node.inputs, node.only_output())]
+
+
+@converts("Where")
+def where(node: Node) -> list[OperatorDef]:
+    """Elements of one of two tensors by a condition."""
+    return [node.operator("Where", node.inputs, node.only_output())]
+
+
+@converts("LeakyRelu")
+def leaky_relu(node: Node) -> list[OperatorDef]:
+    """LeakyRelu."""
+    return node.unary("LeakyRelu", alpha=node.number("alpha", 0.01))
+
+
+@converts("Elu")
+def elu(node: Node) -> list[OperatorDef]:
+    """Elu."""
+    return node.unary("Elu", alpha=node.number("alpha", 1.0))
+
+
+@converts("Selu")
+def selu(node: Node) -> list[OperatorDef]:
+    """Selu; the defaults are those of opset 6 (Klambauer et al. 2017)."""
+    alpha = node.number("alpha", 1.67326319217681884765625)
+    return node.unary("Selu", alpha=alpha, scale=node.number("gamma", 1.05070102214813232421875))
+
+
+@converts("HardSigmoid")
+def hard_sigmoid(node: Node) -> list[OperatorDef]:
+    """HardSigmoid."""
+    return node.unary("HardSigmoid", alpha=node.number("alpha", 0.2), beta=node.number("beta", 0.5))
+
+
+@converts("Gelu")
+def gelu(node: Node) -> list[OperatorDef]:
+    """The exact Gelu, by the error function."""
+    if node.text("approximate", "none") != "none":
+        raise CannotConvertError("approximate='tanh' is not supported")
+    return node.unary("Gelu")
+
+
+@converts("PRelu")
+def prelu(node: Node) -> list[OperatorDef]:
+    """PRelu with one slope, or one a channel (axis 1); the slope may have trailing axes of size 1."""
+    shape = node.full_shape(1, "its slope must be one number a channel")
+    rank = len(node.shape(0) or ())
+    leading = [size for size in shape if size != 1]
+    per_channel = len(shape) in (0, 1) or rank - len(shape) in (0, 1)
+    channel_axis = 1 - (rank - len(shape))
+    if leading and not (len(leading) == 1 and per_channel and shape[channel_axis : channel_axis + 1] == tuple(leading)):
+        raise CannotConvertError(f"a slope of shape {list(shape)} is not supported; expected one a channel")
+    slope = node.new_name("slope")
+    flat = node.operator("Reshape", [node.inputs[1]], [slope], shape=[-1])
+    return [flat, node.operator("PRelu", [node.inputs[0], slope], node.only_output())]
+
+
+@converts("Clip")
+def clip(node: Node) -> list[OperatorDef]:
+    """Clip; bounds are attributes before opset 11 and optional inputs from then on, which may be computed."""
+    if node.opset < 11:
+        low = node.number("min", 0.0) if "min" in node else None
+        return node.unary("Clip", min=low, max=node.number("max", 0.0) if "max" in node else None)
+    computed = any(node.has_input(index) and node.value(index) is None for index in (1, 2))
+    if computed:
+        return _clip_by_tensors(node)
+    low_bound = float(node.constant_scalar(1, "min")) if node.has_input(1) else None
+    high_bound = float(node.constant_scalar(2, "max")) if node.has_input(2) else None
+    return node.unary("Clip", min=low_bound, max=high_bound)
+
+
+def _clip_by_tensors(node: Node) -> list[OperatorDef]:
+    operators = []
+    current = node.inputs[0]
+    for index, op_type in ((1, "Max"), (2, "Min")):
+        if node.has_input(index):
+            last = index == 2 or not node.has_input(2)
+            target = node.outputs[0] if last else node.new_name("raised")
+            operators.append(node.operator(op_type, [current, node.inputs[index]], [target]))
+            current = target
+    return operators
+
+
+@converts("Cast")
+def cast(node: Node) -> list[OperatorDef]:
+    """Cast; before opset 6 the type is a name."""
+    if node.opset < 6:
+        return node.unary("Cast", to=dtypes.from_name(node.text("to", "float")).number)
+    return node.unary("Cast", to=element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label).number)
+
+
+@converts("Dropout")
+def dropout(node: Node) -> list[OperatorDef]:
+    """Dropout as inference computes it: the input unchanged, and a mask of ones when someone asks for it."""
+    if node.opset >= 12 and node.has_input(2) and node.constant_scalar(2, "training_mode"):
+        raise CannotConvertError("training_mode=true is not supported")
+    operators = [node.operator("Dropout", [node.inputs[0]], [node.outputs[0]], is_test=1)]
+    if node.is_read(1):
+        kind = dtypes.BOOL if node.opset >= 10 else dtypes.FLOAT32
+        one = 1 if kind is dtypes.BOOL else 1.0
+        operators.append(
+            node.operator("ConstantFill", [node.inputs[0]], [node.outputs[1]], value=one, dtype=kind.number)
+        )
+    return operators
+
+
+@converts("Identity")
+def identity(node: Node) -> list[OperatorDef]:
+    """A copy; of a known value only another name for it."""
+    value = node.value(0)
+    if value is not None:
+        node.scope.values[node.outputs[0]] = value
+        return []
+    return node.unary("Copy")
+
+
+@converts("Constant")
+def constant(node: Node) -> list[OperatorDef]:
+    """A value that the model holds; it becomes a parameter."""
+    tensor = node.tensor("value")
+    if tensor is not None:
+        array = tensor_array(tensor, None, node.label)
+    elif "value_float" in node or "value_floats" in node:
+        floats = node.numbers("value_floats")
+        array = np.array(node.number("value_float", 0.0) if floats is None else floats, np.float32)
+    elif "value_int" in node or "value_ints" in node:
+        ints = node.integers("value_ints")
+        array = np.array(node.integer("value_int", 0) if ints is None else ints, np.int64)
+    else:
+        raise CannotConvertError("only a tensor, floats or integers are supported as its value")
+    array.flags.writeable = False
+    node.scope.values[node.outputs[0]] = array
+    return []

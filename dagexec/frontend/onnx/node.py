@@ -1,0 +1,260 @@
+"""What a converter sees of one ONNX node, and the registry of converters.
+
+A converter turns a `Node` into the OperatorDefs that compute its outputs. It raises `CannotConvertError` with the
+reason when dagexec has nothing that computes the same; the loader gathers these into one error for the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+import onnx
+
+from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.proto import OperatorDef
+
+Array = npt.NDArray[Any]
+Dims = tuple[int | None, ...]
+T = TypeVar("T")
+
+
+class CannotConvertError(Exception):
+    """A node that dagexec cannot run; the text says why. The loader reports all of a model's together."""
+
+
+@dataclass
+class Scope:
+    """What is known of the model's tensors while its nodes are converted, in order.
+
+    Attributes:
+        values: tensors whose content is known: initializers, constants, and copies of them.
+        shapes: sizes the model states; None for a size it leaves open.
+        read: every tensor that a node reads or the model returns.
+        names: every tensor name of the model, so that new ones differ.
+    """
+
+    values: dict[str, Array]
+    shapes: dict[str, Dims]
+    read: frozenset[str]
+    names: set[str] = field(default_factory=set)
+
+    def new_name(self, stem: str) -> str:
+        """A tensor name that the model does not use."""
+        name, number = stem, 1
+        while name in self.names:
+            number += 1
+            name = f"{stem}_{number}"
+        self.names.add(name)
+        return name
+
+    def shape(self, name: str) -> Dims | None:
+        """The sizes of a tensor as far as known, None when even their number is not."""
+        value = self.values.get(name)
+        return self.shapes.get(name) if value is None else tuple(value.shape)
+
+
+class Node:
+    """One ONNX node: typed attributes, inputs by position, and making operators under its name.
+
+    Attributes:
+        op_type: its ONNX operator.
+        opset: the version of the operator set it belongs to.
+        inputs, outputs: tensor names; an absent optional one is ''.
+        scope: what is known of tensors.
+    """
+
+    def __init__(self, proto: onnx.NodeProto, opset: int, scope: Scope) -> None:
+        """Raises CannotConvertError for an attribute that holds a graph or refers to another."""
+        self.op_type = proto.op_type
+        self.opset = opset
+        self.inputs = tuple(proto.input)
+        self.outputs = tuple(proto.output)
+        self.scope = scope
+        self._name = proto.name
+        self.label = node_label(proto)
+        self._attributes = {attribute.name: self._read(attribute) for attribute in proto.attribute}
+
+    def has_input(self, index: int) -> bool:
+        """True when optional input `index` is given."""
+        return index < len(self.inputs) and self.inputs[index] != ""
+
+    def is_read(self, index: int) -> bool:
+        """True when someone uses output `index`."""
+        return index < len(self.outputs) and self.outputs[index] in self.scope.read
+
+    def only_output(self) -> list[str]:
+        """The first output. Raises CannotConvertError when another one is used as well."""
+        extra = [name for index, name in enumerate(self.outputs) if index and self.is_read(index)]
+        if extra:
+            raise CannotConvertError(f"only its first output is supported, but {extra} is used too")
+        return [self.outputs[0]]
+
+    def value(self, index: int) -> Array | None:
+        """The content of input `index` when it is a constant, else None (also when it is absent)."""
+        return self.scope.values.get(self.inputs[index]) if self.has_input(index) else None
+
+    def constant(self, index: int, what: str) -> Array:
+        """The content of input `index`. Raises CannotConvertError unless it is a constant of the model."""
+        value = self.value(index)
+        if value is None:
+            raise CannotConvertError(f"its {what} must be a constant, but {self.inputs[index]!r} is computed")
+        return value
+
+    def constant_ints(self, index: int, what: str) -> list[int]:
+        """The content of integer input `index` as a list. Raises CannotConvertError unless it is a constant."""
+        value = self.constant(index, what)
+        if value.dtype.kind not in "iu":
+            raise ModelFormatError(f"{self.label}: its {what} must be integers, found {value.dtype}")
+        return [int(item) for item in value.reshape(-1)]
+
+    def constant_scalar(self, index: int, what: str) -> float | int | bool:
+        """The content of input `index`, which must have one element. Raises CannotConvertError or ModelFormatError."""
+        value = self.constant(index, what)
+        if value.size != 1 or value.dtype.kind == "O":
+            raise ModelFormatError(f"{self.label}: its {what} must be one number, found shape {value.shape}")
+        scalar: float | int | bool = value.reshape(-1).tolist()[0]
+        return scalar
+
+    def shape(self, index: int) -> Dims | None:
+        """The sizes of input `index` as far as known."""
+        return self.scope.shape(self.inputs[index]) if self.has_input(index) else None
+
+    def full_shape(self, index: int, why: str) -> tuple[int, ...]:
+        """The sizes of input `index`. Raises CannotConvertError, saying `why` they are needed, when one is open."""
+        shape = self.shape(index)
+        if shape is None or None in shape:
+            raise CannotConvertError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
+        return tuple(size for size in shape if size is not None)
+
+    def __contains__(self, attribute: str) -> bool:
+        return attribute in self._attributes
+
+    def integer(self, name: str, default: int) -> int:
+        """An integer attribute."""
+        value = self._typed(name, int, "an integer")
+        return default if value is None else value
+
+    def number(self, name: str, default: float) -> float:
+        """A float attribute."""
+        value = self._typed(name, float, "a float")
+        return default if value is None else value
+
+    def text(self, name: str, default: str) -> str:
+        """A string attribute."""
+        value = self._typed(name, bytes, "a string")
+        return default if value is None else value.decode(errors="replace")
+
+    def integers(self, name: str) -> list[int] | None:
+        """A list of integers, None when absent."""
+        return self._list(name, int, "integers")
+
+    def numbers(self, name: str) -> list[float] | None:
+        """A list of floats, None when absent."""
+        return self._list(name, float, "floats")
+
+    def texts(self, name: str) -> list[bytes] | None:
+        """A list of strings, None when absent."""
+        return self._list(name, bytes, "strings")
+
+    def tensor(self, name: str) -> onnx.TensorProto | None:
+        """A tensor attribute, None when absent."""
+        return self._typed(name, onnx.TensorProto, "a tensor")
+
+    def integers_given(self, name: str, index: int, since: int) -> list[int] | None:
+        """Integers: attribute `name` before opset `since`, constant input `index` from then on; None if absent."""
+        if self.opset < since:
+            return self.integers(name)
+        return self.constant_ints(index, name) if self.has_input(index) else None
+
+    def operator(
+        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue | None
+    ) -> OperatorDef:
+        """An OperatorDef under this node's name; arguments that are None are left out."""
+        definition = OperatorDef(name=self._name, type=op_type, input=inputs, output=outputs)
+        definition.arg.extend(make_argument(key, value) for key, value in arguments.items() if value is not None)
+        return definition
+
+    def unary(self, op_type: str, **arguments: ArgumentValue | None) -> list[OperatorDef]:
+        """The one operator that computes the first output from the first input."""
+        return [self.operator(op_type, [self.inputs[0]], self.only_output(), **arguments)]
+
+    def new_name(self, suffix: str) -> str:
+        """A name for a tensor between the operators of this node."""
+        return self.scope.new_name(f"{self.outputs[0]}/{suffix}")
+
+    def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self._attributes.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise ModelFormatError(f"{self.label}: attribute {name!r} must be {expected}, found {value!r:.80}")
+        return value
+
+    def _list(self, name: str, kind: type[T], expected: str) -> list[T] | None:
+        value = self._attributes.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            found = f"{value!r:.80}"
+            raise ModelFormatError(f"{self.label}: attribute {name!r} must be a list of {expected}, found {found}")
+        return value
+
+    @staticmethod
+    def _read(attribute: onnx.AttributeProto) -> object:
+        if attribute.ref_attr_name:
+            raise CannotConvertError(f"attribute {attribute.name!r} refers to an attribute of a function")
+        present = {descriptor.name: value for descriptor, value in attribute.ListFields()}
+        if {"g", "graphs"} & set(present):
+            raise CannotConvertError(f"attribute {attribute.name!r} holds a graph; control flow is not supported")
+        field_name = _FIELDS.get(attribute.type)
+        if field_name is None:
+            found = [name for name in _FIELDS.values() if name in present]
+            if attribute.type != onnx.AttributeProto.UNDEFINED or len(found) != 1:
+                raise CannotConvertError(f"attribute {attribute.name!r} is of a kind that is not supported")
+            field_name = found[0]
+        value = getattr(attribute, field_name)
+        return value if isinstance(value, int | float | bytes | onnx.TensorProto) else list(value)
+
+
+_FIELDS: Mapping[int, str] = {
+    onnx.AttributeProto.FLOAT: "f",
+    onnx.AttributeProto.INT: "i",
+    onnx.AttributeProto.STRING: "s",
+    onnx.AttributeProto.TENSOR: "t",
+    onnx.AttributeProto.FLOATS: "floats",
+    onnx.AttributeProto.INTS: "ints",
+    onnx.AttributeProto.STRINGS: "strings",
+}
+
+Converter = Callable[[Node], list[OperatorDef]]
+_converters: dict[str, Converter] = {}
+
+
+def converts(*op_types: str) -> Callable[[Converter], Converter]:
+    """Decorator: the function converts nodes of these types of the default ONNX domain."""
+
+    def register(function: Converter) -> Converter:
+        for op_type in op_types:
+            if op_type in _converters:
+                raise ValueError(f"ONNX operator {op_type} has a converter already")
+            _converters[op_type] = function
+        return function
+
+    return register
+
+
+def converter_of(op_type: str) -> Converter | None:
+    """The converter of an ONNX operator type, None when there is none."""
+    return _converters.get(op_type)
+
+
+def convertible_operators() -> list[str]:
+    """The ONNX operator types that have a converter, sorted."""
+    return sorted(_converters)
+
+
+def node_label(proto: onnx.NodeProto) -> str:
+    """How messages name a node: its type, and its name or its first output."""
+    return f"{proto.op_type} {proto.name or next(iter(proto.output), '')!r}"
