@@ -1,0 +1,65 @@
+"""load_model: one entrance for everything a model can come from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+
+from dagexec import zoo
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.model import Model
+from dagexec.core.net_file import TEXT_SUFFIXES, load_net
+from dagexec.core.proto import NetDef
+from dagexec.frontend.caffe2 import from_nets, load_caffe2
+from dagexec.frontend.onnx import from_model_proto, load_onnx
+
+ModelSource = str | os.PathLike[str] | onnx.ModelProto | NetDef | tuple[NetDef, NetDef] | Model
+
+ZOO_PREFIX = "zoo:"
+
+
+def load_model(source: ModelSource) -> Model:
+    """The model that `source` names or holds.
+
+    Args:
+        source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
+            single NetDef (.pb, .pbtxt) that needs no init net; "zoo:NAME"; an onnx.ModelProto, with all its data
+            inside; a NetDef; an (init net, predict net) pair; or a Model, which is returned as it is.
+
+    Raises ModelFormatError for a missing file, an unknown zoo name or any other object, saying what was expected;
+    otherwise what the frontend raises.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return from_model_proto(source)
+    if isinstance(source, NetDef):
+        return from_nets(None, source, name="net")
+    if isinstance(source, tuple) and len(source) == 2 and all(isinstance(net, NetDef) for net in source):
+        return from_nets(*source, name="net")
+    if isinstance(source, str) and source.startswith(ZOO_PREFIX):
+        return zoo.build(source.removeprefix(ZOO_PREFIX))
+    if isinstance(source, str | os.PathLike):
+        return _load_path(Path(source))
+    raise ModelFormatError(f"a {type(source).__name__} is no model; expected {_EXPECTED}")
+
+
+_EXPECTED = (
+    "the path of an .onnx file or of a folder with init_net.pb and predict_net.pb, an onnx.ModelProto, a NetDef, an "
+    '(init, predict) pair of NetDefs, a Model, or "zoo:NAME"'
+)
+
+
+def _load_path(path: Path) -> Model:
+    if os.path.isdir(path):
+        return load_caffe2(path)
+    if not os.path.exists(path):
+        hint = f'; did you mean "{ZOO_PREFIX}{path}"?' if str(path) in zoo.names() else ""
+        raise ModelFormatError(f"{path}: no such file or folder{hint}")
+    if path.suffix == ".onnx":
+        return load_onnx(path)
+    if path.suffix in (".pb", *TEXT_SUFFIXES):
+        return from_nets(None, load_net(path), name=path.stem)
+    raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")

@@ -1,0 +1,53 @@
+"""DenseNet-121: Huang et al. 2017, "Densely connected convolutional networks", table 1, growth rate 32."""
+
+from __future__ import annotations
+
+from dagexec.core.model import Model
+from dagexec.training.fillers import gaussian
+from dagexec.training.model_helper import ModelHelper
+
+_BLOCKS = (6, 12, 24, 16)
+_GROWTH = 32
+_BOTTLENECK = 4 * _GROWTH
+
+
+def densenet121(batch_size: int, seed: int) -> Model:
+    """DenseNet-121 for 224x224 images; 7,978,856 trained parameters."""
+    helper = ModelHelper("densenet121", seed=seed)
+    x = helper.add_input("data", (batch_size, 3, 224, 224))
+    x = helper.conv(x, "conv0", 3, 2 * _GROWTH, kernel=7, stride=2, pad=3, bias=False)
+    x = _bn_relu(helper, x, "norm0", 2 * _GROWTH)
+    x = helper.max_pool(x, "pool0", kernel=3, stride=2, pad=1)
+    dim = 2 * _GROWTH
+    for number, layers in enumerate(_BLOCKS, start=1):
+        for layer in range(layers):
+            x = _dense_layer(helper, x, f"block{number}/layer{layer}", dim)
+            dim += _GROWTH
+        if number < len(_BLOCKS):
+            x = _transition(helper, x, f"transition{number}", dim)
+            dim //= 2
+    x = _bn_relu(helper, x, "norm5", dim)
+    x = helper.global_average_pool(x, "pool5")
+    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.01))
+    return helper.model([helper.softmax(x, "softmax")])
+
+
+def _bn_relu(helper: ModelHelper, x: str, name: str, dim: int) -> str:
+    x = helper.spatial_bn(x, name, dim)
+    return helper.relu(x, x)
+
+
+def _dense_layer(helper: ModelHelper, x: str, name: str, dim: int) -> str:
+    """BN, ReLU, 1x1 to four growths, BN, ReLU, 3x3 to one growth; its output joins its input."""
+    inner = _bn_relu(helper, x, f"{name}/norm1", dim)
+    inner = helper.conv(inner, f"{name}/conv1", dim, _BOTTLENECK, kernel=1, bias=False)
+    inner = _bn_relu(helper, inner, f"{name}/norm2", _BOTTLENECK)
+    inner = helper.conv(inner, f"{name}/conv2", _BOTTLENECK, _GROWTH, kernel=3, pad=1, bias=False)
+    return helper.concat([x, inner], f"{name}/output")
+
+
+def _transition(helper: ModelHelper, x: str, name: str, dim: int) -> str:
+    """BN, ReLU, 1x1 to half the channels, average over 2x2."""
+    x = _bn_relu(helper, x, f"{name}/norm", dim)
+    x = helper.conv(x, f"{name}/conv", dim, dim // 2, kernel=1, bias=False)
+    return helper.average_pool(x, f"{name}/pool", kernel=2, stride=2)

@@ -1,0 +1,82 @@
+"""GoogLeNet (Inception v1): Szegedy et al. 2014, "Going deeper with convolutions", table 1, without the auxiliaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagexec.core.model import Model
+from dagexec.training.model_helper import ModelHelper
+
+
+@dataclass(frozen=True)
+class _Inception:
+    """A row of table 1: output channels of the four branches, `reduce*` of their 1x1 reductions."""
+
+    name: str
+    conv1: int
+    reduce3: int
+    conv3: int
+    reduce5: int
+    conv5: int
+    pool: int
+
+    @property
+    def dim_out(self) -> int:
+        """Channels of the joined branches."""
+        return self.conv1 + self.conv3 + self.conv5 + self.pool
+
+
+_STAGES = (
+    (_Inception("3a", 64, 96, 128, 16, 32, 32), _Inception("3b", 128, 128, 192, 32, 96, 64)),
+    (
+        _Inception("4a", 192, 96, 208, 16, 48, 64),
+        _Inception("4b", 160, 112, 224, 24, 64, 64),
+        _Inception("4c", 128, 128, 256, 24, 64, 64),
+        _Inception("4d", 112, 144, 288, 32, 64, 64),
+        _Inception("4e", 256, 160, 320, 32, 128, 128),
+    ),
+    (_Inception("5a", 256, 160, 320, 32, 128, 128), _Inception("5b", 384, 192, 384, 48, 128, 128)),
+)
+
+
+def googlenet(batch_size: int, seed: int) -> Model:
+    """GoogLeNet for 224x224 images; 6,998,552 parameters."""
+    helper = ModelHelper("googlenet", seed=seed)
+    x = helper.add_input("data", (batch_size, 3, 224, 224))
+    x = _conv_relu(helper, x, "conv1", 3, 64, kernel=7, stride=2)
+    x = helper.max_pool(x, "pool1", kernel=3, stride=2, ceil_mode=True)
+    x = helper.lrn(x, "norm1")
+    x = _conv_relu(helper, x, "conv2_reduce", 64, 64, kernel=1)
+    x = _conv_relu(helper, x, "conv2", 64, 192, kernel=3)
+    x = helper.lrn(x, "norm2")
+    x = helper.max_pool(x, "pool2", kernel=3, stride=2, ceil_mode=True)
+    dim = 192
+    for number, stage in enumerate(_STAGES, start=3):
+        for block in stage:
+            x = _inception(helper, x, dim, block)
+            dim = block.dim_out
+        if number < 5:
+            x = helper.max_pool(x, f"pool{number}", kernel=3, stride=2, ceil_mode=True)
+    x = helper.global_average_pool(x, "pool5")
+    x = helper.dropout(x, "drop", ratio=0.4)
+    x = helper.fc(x, "pred", dim, 1000)
+    return helper.model([helper.softmax(x, "softmax")])
+
+
+def _conv_relu(
+    helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1
+) -> str:
+    x = helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2)
+    return helper.relu(x, x)
+
+
+def _inception(helper: ModelHelper, x: str, dim_in: int, block: _Inception) -> str:
+    name = f"inception_{block.name}"
+    one = _conv_relu(helper, x, f"{name}/1x1", dim_in, block.conv1, kernel=1)
+    three = _conv_relu(helper, x, f"{name}/3x3_reduce", dim_in, block.reduce3, kernel=1)
+    three = _conv_relu(helper, three, f"{name}/3x3", block.reduce3, block.conv3, kernel=3)
+    five = _conv_relu(helper, x, f"{name}/5x5_reduce", dim_in, block.reduce5, kernel=1)
+    five = _conv_relu(helper, five, f"{name}/5x5", block.reduce5, block.conv5, kernel=5)
+    pool = helper.max_pool(x, f"{name}/pool", kernel=3, pad=1)
+    pool = _conv_relu(helper, pool, f"{name}/pool_proj", dim_in, block.pool, kernel=1)
+    return helper.concat([one, three, five, pool], f"{name}/output")

@@ -1,0 +1,60 @@
+"""MobileNetV2: Sandler et al. 2018, "Inverted residuals and linear bottlenecks", table 2, width 1.0."""
+
+from __future__ import annotations
+
+from dagexec.core.model import Model
+from dagexec.training.fillers import gaussian, lecun_normal
+from dagexec.training.model_helper import ModelHelper
+
+_ROWS = (  # expansion t, channels c, repeats n, stride s
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+_LAST = 1280
+
+
+def mobilenet_v2(batch_size: int, seed: int) -> Model:
+    """MobileNetV2 for 224x224 images; 3,504,872 trained parameters."""
+    helper = ModelHelper("mobilenet_v2", seed=seed)
+    x = helper.add_input("data", (batch_size, 3, 224, 224))
+    x = _conv_bn_relu6(helper, x, "conv1", 3, 32, kernel=3, stride=2)
+    dim, number = 32, 0
+    for expansion, channels, repeats, first_stride in _ROWS:
+        for repeat in range(repeats):
+            stride = first_stride if repeat == 0 else 1
+            x = _inverted_residual(helper, x, f"block{number}", dim, channels, expansion, stride)
+            dim, number = channels, number + 1
+    x = _conv_bn_relu6(helper, x, "conv_last", dim, _LAST, kernel=1)
+    x = helper.global_average_pool(x, "pool")
+    x = helper.dropout(x, "drop", ratio=0.2)
+    x = helper.fc(x, "pred", _LAST, 1000, weight_init=gaussian(0.03))
+    return helper.model([helper.softmax(x, "softmax")])
+
+
+def _conv_bn_relu6(
+    helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1, group: int = 1
+) -> str:
+    x = helper.conv(
+        x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2, group=group, bias=False
+    )
+    x = helper.spatial_bn(x, f"{name}_bn", dim_out)
+    return helper.clip(x, x, 0.0, 6.0)
+
+
+def _inverted_residual(
+    helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, expansion: int, stride: int
+) -> str:
+    """Expand by 1x1, filter depthwise by 3x3, project by a linear 1x1; added to the input where sizes agree."""
+    hidden = dim_in * expansion
+    inner = _conv_bn_relu6(helper, x, f"{name}/expand", dim_in, hidden, kernel=1) if expansion != 1 else x
+    inner = _conv_bn_relu6(helper, inner, f"{name}/depthwise", hidden, hidden, kernel=3, stride=stride, group=hidden)
+    inner = helper.conv(
+        inner, f"{name}/project", hidden, dim_out, kernel=1, bias=False, weight_init=lecun_normal(hidden)
+    )
+    inner = helper.spatial_bn(inner, f"{name}/project_bn", dim_out)
+    return helper.sum([inner, x], inner) if stride == 1 and dim_in == dim_out else inner

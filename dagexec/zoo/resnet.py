@@ -1,0 +1,65 @@
+"""ResNet-50: He et al. 2015, "Deep residual learning for image recognition", table 1.
+
+The stride is in the 3x3 convolution of a block (the variant of Gross and Wilber, "v1.5"), as in most later releases.
+"""
+
+from __future__ import annotations
+
+from dagexec.core.model import Model
+from dagexec.training.fillers import gaussian, uniform
+from dagexec.training.model_helper import ModelHelper
+
+_STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # width of the bottleneck, blocks
+_EXPANSION = 4
+
+
+def resnet50(batch_size: int, seed: int) -> Model:
+    """ResNet-50 for 224x224 images; 25,557,032 trained parameters."""
+    helper = ModelHelper("resnet50", seed=seed)
+    x = helper.add_input("data", (batch_size, 3, 224, 224))
+    x = _conv_bn(helper, x, "conv1", 3, 64, kernel=7, stride=2, pad=3)
+    x = helper.relu(x, x)
+    x = helper.max_pool(x, "pool1", kernel=3, stride=2, pad=1)
+    dim = 64
+    for stage, (width, blocks) in enumerate(_STAGES, start=2):
+        for block in range(blocks):
+            stride = 2 if block == 0 and stage > 2 else 1
+            x = _bottleneck(helper, x, f"res{stage}_{block}", dim, width, stride)
+            dim = width * _EXPANSION
+    x = helper.global_average_pool(x, "pool5")
+    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.01))
+    return helper.model([helper.softmax(x, "softmax")])
+
+
+def _conv_bn(
+    helper: ModelHelper,
+    x: str,
+    name: str,
+    dim_in: int,
+    dim_out: int,
+    *,
+    kernel: int,
+    stride: int = 1,
+    pad: int = 0,
+    last: bool = False,
+) -> str:
+    """Convolution and batch normalisation. The last of a branch has a small scale, so that sums over blocks stay small.
+
+    (Goyal et al. 2017, section 5.1, start it at zero for the same reason.)
+    """
+    x = helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=pad, bias=False)
+    return helper.spatial_bn(x, f"{name}_bn", dim_out, scale_init=uniform(0.1, 0.5) if last else None)
+
+
+def _bottleneck(helper: ModelHelper, x: str, name: str, dim_in: int, width: int, stride: int) -> str:
+    dim_out = width * _EXPANSION
+    branch = _conv_bn(helper, x, f"{name}_branch2a", dim_in, width, kernel=1)
+    branch = helper.relu(branch, branch)
+    branch = _conv_bn(helper, branch, f"{name}_branch2b", width, width, kernel=3, stride=stride, pad=1)
+    branch = helper.relu(branch, branch)
+    branch = _conv_bn(helper, branch, f"{name}_branch2c", width, dim_out, kernel=1, last=True)
+    shortcut = x
+    if dim_in != dim_out:
+        shortcut = _conv_bn(helper, x, f"{name}_branch1", dim_in, dim_out, kernel=1, stride=stride)
+    total = helper.sum([branch, shortcut], branch)
+    return helper.relu(total, total)

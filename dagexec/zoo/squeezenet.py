@@ -1,0 +1,67 @@
+"""SqueezeNet 1.1 and four of its feature towers side by side.
+
+Iandola et al. 2016, "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters"; 1.1 is the authors' later release,
+which pools earlier and needs 2.4 times less computation.
+"""
+
+from __future__ import annotations
+
+from dagexec.core.model import Model
+from dagexec.training.model_helper import ModelHelper
+
+_FEATURES = 512
+_CLASSES = 1000
+_TOWERS = 4
+
+
+def squeezenet(batch_size: int, seed: int) -> Model:
+    """SqueezeNet 1.1 for 224x224 images; 1,235,496 parameters."""
+    helper = ModelHelper("squeezenet", seed=seed)
+    data = helper.add_input("data", (batch_size, 3, 224, 224))
+    return _classified(helper, _features(helper, data, ""))
+
+
+def squeezenet_towers(batch_size: int, seed: int) -> Model:
+    """Four SqueezeNet feature towers with weights of their own on one input, summed before one classifier.
+
+    The towers are independent of one another: work that a scheduler can spread over four workers.
+    """
+    helper = ModelHelper("squeezenet_towers", seed=seed)
+    data = helper.add_input("data", (batch_size, 3, 224, 224))
+    towers = [_features(helper, data, f"tower{number}/") for number in range(_TOWERS)]
+    return _classified(helper, helper.sum(towers, "towers"))
+
+
+def _features(helper: ModelHelper, data: str, scope: str) -> str:
+    x = helper.conv(data, f"{scope}conv1", 3, 64, kernel=3, stride=2)
+    x = helper.relu(x, x)
+    x = helper.max_pool(x, f"{scope}pool1", kernel=3, stride=2, ceil_mode=True)
+    x = _fire(helper, x, f"{scope}fire2", 64, squeeze=16, expand=64)
+    x = _fire(helper, x, f"{scope}fire3", 128, squeeze=16, expand=64)
+    x = helper.max_pool(x, f"{scope}pool3", kernel=3, stride=2, ceil_mode=True)
+    x = _fire(helper, x, f"{scope}fire4", 128, squeeze=32, expand=128)
+    x = _fire(helper, x, f"{scope}fire5", 256, squeeze=32, expand=128)
+    x = helper.max_pool(x, f"{scope}pool5", kernel=3, stride=2, ceil_mode=True)
+    x = _fire(helper, x, f"{scope}fire6", 256, squeeze=48, expand=192)
+    x = _fire(helper, x, f"{scope}fire7", 384, squeeze=48, expand=192)
+    x = _fire(helper, x, f"{scope}fire8", 384, squeeze=64, expand=256)
+    return _fire(helper, x, f"{scope}fire9", _FEATURES, squeeze=64, expand=256)
+
+
+def _fire(helper: ModelHelper, x: str, name: str, dim_in: int, *, squeeze: int, expand: int) -> str:
+    """A fire module: a 1x1 squeeze layer feeding 1x1 and 3x3 expand layers, joined (section 3.1)."""
+    squeezed = helper.conv(x, f"{name}/squeeze1x1", dim_in, squeeze, kernel=1)
+    squeezed = helper.relu(squeezed, squeezed)
+    narrow = helper.conv(squeezed, f"{name}/expand1x1", squeeze, expand, kernel=1)
+    narrow = helper.relu(narrow, narrow)
+    wide = helper.conv(squeezed, f"{name}/expand3x3", squeeze, expand, kernel=3, pad=1)
+    wide = helper.relu(wide, wide)
+    return helper.concat([narrow, wide], f"{name}/concat")
+
+
+def _classified(helper: ModelHelper, features: str) -> Model:
+    x = helper.dropout(features, "drop9", ratio=0.5)
+    x = helper.conv(x, "conv10", _FEATURES, _CLASSES, kernel=1)
+    x = helper.relu(x, x)
+    x = helper.global_average_pool(x, "pool10")
+    return helper.model([helper.softmax(helper.flatten(x, "logits"), "softmax")])
