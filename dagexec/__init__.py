@@ -8,9 +8,10 @@ from dagexec.core.errors import DagexecError
 from dagexec.core.net_file import load_net, save_net
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.workspace import Workspace
+from dagexec.executor import Executor, compile  # noqa: A004 - the public name of the design
 
 __version__ = version("dagexec")
 
-__all__ = ["DagexecError", "NetDef", "OperatorDef", "Workspace", "load_net", "save_net"]
+__all__ = ["DagexecError", "Executor", "NetDef", "OperatorDef", "Workspace", "compile", "load_net", "save_net"]
 
 del _ops, _scheduler

@@ -1,0 +1,283 @@
+"""The command line as a user meets it: tables, JSON, files, exit statuses, and no traceback for bad input."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import dagexec
+from dagexec import NetDef
+from dagexec.cli import main
+from dagexec.core.operator import Operator
+from tests.nets import temporary_operator
+from tests.ops.running import operator_def
+
+FIXTURES = Path(__file__).parent / "fixtures" / "caffe2"
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run the command line in this process: exit status, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dagexec", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_run_shows_the_outputs(cli: Cli) -> None:
+    status, out, _ = cli("run", "zoo:lenet", "--net-type", "async_dag")
+    assert status == 0
+    assert re.search(r"softmax .* float32 .* \[1, 10\]", out)
+
+
+def test_run_saves_outputs_and_reads_inputs(cli: Cli, tmp_path: Path) -> None:
+    output = tmp_path / "out.npz"
+    status, out, _ = cli(
+        "run", FIXTURES / "lenet", "--input", FIXTURES / "lenet" / "inputs.npz", "--output", output, "--json"
+    )
+    assert status == 0
+    summary = json.loads(out)
+    with np.load(output) as found, np.load(FIXTURES / "lenet" / "outputs.npz") as expected:
+        assert set(found.files) == set(expected.files) == set(summary["outputs"])
+        for name in expected.files:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+            assert summary["outputs"][name]["shape"] == list(expected[name].shape)
+
+
+def test_run_writes_a_trace_that_is_json(cli: Cli, tmp_path: Path) -> None:
+    status, _, _ = cli("run", "zoo:lenet", "--trace", tmp_path / "trace.json", "--repeat", 2)
+    assert status == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"Conv", "MaxPool", "Softmax"} <= {event["name"] for event in events}
+
+
+def test_compare_prints_a_row_for_each_runtime(cli: Cli) -> None:
+    status, out, _ = cli("compare", "zoo:lenet", "--repeat", 3, "--num-workers", "1,2")
+    assert status == 0
+    for runtime in ("simple", "dag", "async_dag"):
+        assert len(re.findall(rf"│ {runtime} ", out)) == (1 if runtime == "simple" else 2)
+
+
+def test_compare_gives_json_with_every_figure(cli: Cli, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    status, out, _ = cli("compare", "zoo:lenet", "--repeat", 3, "--net-type", "dag", "--json", "--plot", plot)
+    assert status == 0
+    rows = json.loads(out)["rows"]
+    assert [(row["net_type"], row["workers"]) for row in rows] == [("simple", 1), ("dag", 1), ("dag", 2)]
+    for row in rows:
+        assert row["median_ms"] > 0
+        assert row["same_bytes"] is True
+        assert row["largest_difference"] == 0
+        assert row["predicted"] <= row["bound"] + 1e-9
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_exits_1_when_results_differ(cli: Cli, tmp_path: Path) -> None:
+    drift = [0.0]
+
+    def body(operator: Operator) -> None:
+        drift[0] += 1
+        operator.y(0)[...] = drift[0]
+
+    save_model(tmp_path, NetDef(name="n", op=[operator_def("Drift", ["x"], ["y"])], external_input=["x"]))
+    with temporary_operator("Drift", body):
+        status, out, err = cli("compare", tmp_path, "--shape", "x=1", "--repeat", 1)
+    assert status == 1
+    assert "results differ" in err
+    assert re.search(r"│ +1 │$", out, re.MULTILINE)
+
+
+def test_inspect_lists_operators_shapes_and_work(cli: Cli) -> None:
+    status, out, _ = cli("inspect", "zoo:lenet")
+    assert status == 0
+    assert re.search(r"\d+ operators in \d+ chains", out)
+    assert "431,080 parameters" in out
+    assert "float32[1, 20, 24, 24]" in out
+
+
+def test_inspect_gives_json_and_draws(cli: Cli, tmp_path: Path) -> None:
+    for name, magic in (("net.png", b"\x89PNG"), ("net.dot", b"digraph")):
+        status, out, _ = cli("inspect", "zoo:lenet", "--json", "--draw", tmp_path / name)
+        assert status == 0
+        assert (tmp_path / name).read_bytes().startswith(magic)
+    report = json.loads(out)
+    assert sorted(index for chain in report["chains"] for index in chain) == list(range(len(report["operators"])))
+    assert report["flops"] == sum(operator["flops"] for operator in report["operators"])
+
+
+def test_operators_lists_them_and_explains_one(cli: Cli) -> None:
+    status, out, _ = cli("operators")
+    assert status == 0
+    assert "Conv" in out
+    assert "Relu" in out
+    status, out, _ = cli("operators", "Relu")
+    assert (status, "Y = max(X, 0)" in out) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "inspect", "operators"])
+def test_every_command_has_help(cli: Cli, command: str) -> None:
+    status, out, _ = cli(command, "--help")
+    assert status == 0
+    assert "Usage" in out
+
+
+def save_model(folder: Path, net: NetDef, init: NetDef | None = None) -> Path:
+    dagexec.save_net(net, folder / "predict_net.pb")
+    dagexec.save_net(init or NetDef(name="init"), folder / "init_net.pb")
+    return folder
+
+
+def truncated_file(folder: Path) -> Path:
+    source = (FIXTURES / "lenet" / "predict_net.pb").read_bytes()
+    (folder / "predict_net.pb").write_bytes(source[: len(source) // 2])
+    (folder / "init_net.pb").write_bytes((FIXTURES / "lenet" / "init_net.pb").read_bytes())
+    return folder
+
+
+def random_bytes(folder: Path) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(np.random.default_rng(0).bytes(4096))
+    return path
+
+
+def unknown_operator(folder: Path) -> Path:
+    return save_model(folder, NetDef(name="n", op=[operator_def("Convolve", ["x"], ["y"])], external_input=["x"]))
+
+
+def wrong_arity(folder: Path) -> Path:
+    return save_model(folder, NetDef(name="n", op=[operator_def("Conv", ["x"], ["y"])], external_input=["x"]))
+
+
+def missing_blob(folder: Path) -> Path:
+    return save_model(folder, NetDef(name="n", op=[operator_def("Relu", ["nowhere"], ["y"])], external_input=["x"]))
+
+
+def cycle(folder: Path) -> Path:
+    return save_model(
+        folder,
+        NetDef(
+            name="n",
+            op=[operator_def("Add", ["x", "b"], ["a"]), operator_def("Relu", ["a"], ["b"])],
+            external_input=["x"],
+        ),
+    )
+
+
+def shapes_that_do_not_fit(folder: Path) -> Path:
+    init = NetDef(name="init", op=[operator_def("ConstantFill", [], ["w"], shape=[7], value=1.0)])
+    return save_model(
+        folder, NetDef(name="n", op=[operator_def("Add", ["x", "w"], ["y"])], external_input=["x", "w"]), init
+    )
+
+
+def external_data_outside(folder: Path) -> Path:
+    (folder / "secret.bin").write_bytes(bytes(16))
+    inner = folder / "model"
+    inner.mkdir()
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "../secret.bin"), ("offset", "0"), ("length", "16")):
+        weight.external_data.add(key=key, value=value)
+    kind = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", kind[:1], kind[1:], [weight])
+    (inner / "model.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    return inner / "model.onnx"
+
+
+def too_large_for_memory(folder: Path) -> Path:
+    init = NetDef(name="init", op=[operator_def("ConstantFill", [], ["w"], shape=[1 << 40, 1 << 10], value=1.0)])
+    return save_model(folder, NetDef(name="n", op=[operator_def("Relu", ["w"], ["y"])], external_input=["w"]), init)
+
+
+def nan_in_a_size(folder: Path) -> Path:
+    resize = operator_def("ResizeNearest", ["x"], ["y"], width_scale=float("nan"), height_scale=2.0)
+    return save_model(folder, NetDef(name="n", op=[resize], external_input=["x"]))
+
+
+BAD_MODELS = {
+    truncated_file: r"ModelFormatError: .*predict_net\.pb: not a NetDef",
+    random_bytes: r"ModelFormatError: .*model\.onnx",
+    unknown_operator: r"UnsupportedOperatorError: Convolve 'y' \(operator 0\) of net 'n': .*close names: .*Conv",
+    wrong_arity: r"SchemaError: Conv 'y' \(operator 0\) of net 'n': expected 2 to 3 input\(s\), found 1",
+    missing_blob: r"(MissingBlobError|ModelFormatError|FeedError): .*'nowhere'",
+    cycle: r"CycleError: net 'n': .*in a circle: .*Add 'a' \(operator 0\)",
+    shapes_that_do_not_fit: r"ShapeError: Add 'y' \(operator 0\) of net 'n': .*\[7\]",
+    external_data_outside: r"ModelFormatError: .*secret\.bin",
+    too_large_for_memory: r"ResourceError: .*ConstantFill 'w' \(operator 0\)|ResourceError: .*1099511627776, 1024",
+    nan_in_a_size: r"(ArgumentError|ShapeError): ResizeNearest 'y' .*width_scale.*(not a number|nan)",
+}
+
+
+@pytest.mark.parametrize("make", BAD_MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_bad_models_end_with_one_clear_message_and_status_2(
+    cli: Cli, tmp_path: Path, make: Callable[[Path], Path], command: str
+) -> None:
+    status, out, err = cli(command, make(tmp_path), "--shape", "x=1,2,3,4")
+    text = " ".join(err.split())
+    assert status == 2, text
+    assert re.search(BAD_MODELS[make], text), text
+    assert "Traceback" not in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ({"data": np.zeros((1, 1, 28, 28), np.float64)}, "FeedError|ShapeError"),
+        ({"data": np.zeros((1, 3, 28, 28), np.float32)}, "FeedError|ShapeError"),
+        ({"image": np.zeros((1, 1, 28, 28), np.float32)}, r"FeedError: .*unknown input\(s\) \['image'\]"),
+    ],
+)
+def test_wrong_feeds_end_with_one_clear_message_and_status_2(
+    cli: Cli, tmp_path: Path, feeds: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "in.npz", **feeds)
+    status, _, err = cli("run", "zoo:lenet", "--input", tmp_path / "in.npz")
+    assert (status, bool(re.search(message, " ".join(err.split())))) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nothing.onnx"], "ModelFormatError: .*nothing.onnx"),
+        (["run", "zoo:lenot"], "lenet"),
+        (["run", "zoo:lenet", "--net-type", "fast"], "'fast' is unknown"),
+        (["run", "zoo:lenet", "--input", "nothing.npz"], "FeedError: nothing.npz"),
+        (["run", "zoo:lenet", "--shape", "data=1,x"], "expected NAME=SIZE,SIZE"),
+        (["run", "zoo:lenet", "--shape", "picture=1"], r"\['picture'\]"),
+        (["compare", "zoo:lenet", "--num-workers", "0"], "expected counts of 1 or more"),
+        (["run", "zoo:lenet", "--trace", "nowhere/trace.json"], "nowhere"),
+        (["inspect", "zoo:lenet", "--draw", "nowhere/net.dot"], "nowhere"),
+        (["operators", "Relo"], "close names: .*Relu"),
+    ],
+)
+def test_wrong_usage_ends_with_one_clear_message_and_status_2(cli: Cli, arguments: list[str], message: str) -> None:
+    status, _, err = cli(*arguments)
+    assert (status, bool(re.search(message, " ".join(err.split())))) == (2, True), err
+
+
+def test_the_installed_script_prints_no_traceback(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "dagexec", "run", random_bytes(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert onnx.__name__ not in result.stdout

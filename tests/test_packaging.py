@@ -1,0 +1,92 @@
+"""The wheel, the source distribution and the import rules, as a user gets them."""
+
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+PROGRAM = """
+import sys
+import numpy as np
+import dagexec
+import dagexec.ops.activation, dagexec.scheduler.dag
+
+assert "site-packages" in dagexec.__file__ and "site-packages" in dagexec.ops.__file__, dagexec.ops.__file__
+for taken in ("ops", "scheduler", "tests"):
+    try:
+        __import__(taken)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(f"the wheel claims the top-level name {taken}")
+with dagexec.compile("zoo:lenet", net_type="async_dag") as executor:
+    name, info = next(iter(executor.inputs.items()))
+    outputs = executor.run({name: np.zeros(info.shape, np.float32)})
+print(sorted(outputs), float(sum(array.sum() for array in outputs.values())))
+"""
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution and the wheel built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+    return folder
+
+
+def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_path: Path) -> None:
+    [wheel] = distributions.glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, capture_output=True)
+    result = subprocess.run([python, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    names, total = result.stdout.rsplit(" ", 1)
+    assert names == "['softmax']"
+    assert float(total) == pytest.approx(1.0, abs=1e-5)
+    script = subprocess.run(
+        [tmp_path / "env" / "bin" / "dagexec", "operators"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "Conv " in script.stdout
+
+
+def test_wheel_and_checkout_hold_the_same_modules(distributions: Path) -> None:
+    [wheel] = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        installed = {name for name in archive.namelist() if name.startswith("dagexec/")}
+    expected = {
+        f"{place}/{path.relative_to(ROOT / folder)}"
+        for folder, place in (("dagexec", "dagexec"), ("ops", "dagexec/ops"), ("scheduler", "dagexec/scheduler"))
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".pyi", ".typed", ".proto") and "__pycache__" not in path.parts
+    }
+    assert expected - installed == set()
+    assert "dagexec/py.typed" in installed
+    assert {name for name in installed if name.endswith(".py")} <= expected
+
+
+def test_the_source_distribution_has_the_tests_and_documents(distributions: Path) -> None:
+    [source] = distributions.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "CHANGELOG.md", "Makefile", "tests/test_packaging.py", "docs/architecture.md"} <= names
+
+
+def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy comes with the dev extra; `make lint` checks the whole package")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import dagexec\nfrom dagexec.ops.activation import Relu\nfrom dagexec.scheduler.pool import WorkerPool\n"
+        "reveal_type(dagexec.Workspace().blobs())\nreveal_type(WorkerPool)\nreveal_type(Relu)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "list[builtins.str]" in result.stdout.replace("builtins.list", "list"), result.stdout
+    assert "import-not-found" not in result.stdout
+    assert "import-untyped" not in result.stdout
