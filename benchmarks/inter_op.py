@@ -2,8 +2,9 @@
 
     python benchmarks/inter_op.py [--repeat 25] [--json benchmarks/results/inter_op.json]
 
-Targets with 2 workers: on googlenet at least 0.93 of the speed-up that list scheduling predicts from the measured operator
-times; on four squeezenet towers in one graph at least 1.85 times SimpleNet; on vgg19, a plain chain, never less than 0.97.
+Targets with 2 workers: on googlenet at least 0.93 of the speed-up that list scheduling predicts from the measured
+operator times; on four squeezenet towers in one graph at least 1.85 times SimpleNet; on vgg19, a plain chain, never
+less than 0.97.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Scheduler cost: microseconds per operator on 10,000 NoOps in four shapes, for every net type, interleaved.
 
-    python benchmarks/scheduler_cost.py [--operators 10000] [--repeat 21] [--json benchmarks/results/scheduler_cost.json]
+    python benchmarks/scheduler_cost.py [--operators 10000] [--repeat 21] [--json
+    benchmarks/results/scheduler_cost.json]
 
 Beside the nets: a plain Python loop over the same steps, the floor of anything written in Python.
 """
@@ -34,7 +35,7 @@ def layered(count: int) -> list[list[int]]:
     """Layers of sqrt(count), each operator with two parents in the layer before."""
     width = int(count**0.5)
     rng = random.Random(0)
-    first = [[] for _ in range(width)]
+    first: list[list[int]] = [[] for _ in range(width)]
     return first + [
         [layer * width - width + parent for parent in rng.sample(range(width), 2)]
         for layer in range(1, count // width)

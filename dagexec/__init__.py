@@ -8,7 +8,7 @@ from dagexec.core.errors import DagexecError
 from dagexec.core.net_file import load_net, save_net
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.workspace import Workspace
-from dagexec.executor import Executor, compile  # noqa: A004 - the public name of the design
+from dagexec.executor import Executor, compile
 
 __version__ = version("dagexec")
 

@@ -1,8 +1,8 @@
 """Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
 
-Every runtime is measured beside what its graph allows: from the operator times that SimpleNet shows, the chains of the graph
-and list scheduling give the speed-up that W workers can reach (`predicted`), and the critical path the one that no number
-of workers can beat (`bound`).
+Every runtime is measured beside what its graph allows: from the operator times that SimpleNet shows, the chains of
+the graph and list scheduling give the speed-up that W workers can reach (`predicted`), and the critical path the one
+that no number of workers can beat (`bound`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _TRACED_RUNS = 5
 class RuntimeResult:
     """One runtime's row.
 
-    Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over SimpleNet's
-    median. `largest_difference` is from SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
+    Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
+    SimpleNet's median. `largest_difference` is from SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN
+    count too.
     """
 
     net_type: str
@@ -208,4 +209,5 @@ def _difference(expected: Array, found: Array) -> float:
 
 
 def _both_nan(expected: Array, found: Array) -> Array:
-    return (expected != expected) & (found != found)
+    both: Array = (expected != expected) & (found != found)
+    return both

@@ -3,8 +3,8 @@
 An executor owns a worker pool and `replicas` nets over shared parameters, so that many runs may be in flight. A request
 waits in a queue until a replica is free; `run` blocks its thread meanwhile, `run_async` only its task.
 
-The executor's lock guards its queue, its idle replicas and its counters, and is never held while anything is fed, run or
-fetched. It is taken before the pool's lock, never after.
+The executor's lock guards its queue, its idle replicas and its counters, and is never held while anything is fed,
+run or fetched. It is taken before the pool's lock, never after.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Outputs = dict[str, Array]
 _LATENCIES_KEPT = 1000
 
 
-def compile(  # noqa: A001 - the public name of the design
+def compile(
     model: ModelSource,
     *,
     net_type: str = "dag",
@@ -296,7 +296,7 @@ class Executor:
             replica.net.close()
 
     def net(self) -> BaseNet:
-        """The net of the first replica, to look at: its graph, plan and operators. Do not run it beside the executor."""
+        """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""
         return self._replicas[0].net
 
     def _timed_out(self, timeout: float | None) -> RunTimeoutError:

@@ -9,10 +9,12 @@ import sys
 
 from dagexec.comparison import compare
 
+REPEAT = 5
 
-def main(source: str = "zoo:googlenet", repeat: int = 5) -> None:
+
+def main(source: str = "zoo:googlenet") -> None:
     """Print a line for each runtime: time, speed-up, and the speed-up that list scheduling predicts."""
-    comparison = compare(source, workers=(1, 2), repeat=repeat)
+    comparison = compare(source, workers=(1, 2), repeat=REPEAT)
     for row in comparison.rows:
         print(
             f"{row.net_type:10} {row.workers} worker(s): {row.median_ms:8.2f} ms, speed-up {row.speed_up:.2f} "

@@ -1,8 +1,8 @@
 """AsyncDAGNet: chains launched on a device stream per worker, with events where an edge crosses streams or devices.
 
 On the host a chain's work is done when its last step returns, and the pool starts a chain only after its parents; so no
-edge between host chains needs an event. What is left of the asynchronous protocol is its end: the tail of every chain that
-nobody depends on records an event, and the run is over when the host has found all of those finished.
+edge between host chains needs an event. What is left of the asynchronous protocol is its end: the tail of every
+chain that nobody depends on records an event, and the run is over when the host has found all of those finished.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Threads inside an operator: how many the BLAS behind NumPy may use, so that workers x intra-op stays within the cores.
+"""Threads inside an operator: how many the BLAS behind NumPy may use, so that workers x intra-op stays within the
+cores.
 
 The setting is one per process. Every net (or executor) demands a number for as long as it lives; the smallest demand
 is in force, and what was set before comes back with the last net. One thread is the default: some BLAS

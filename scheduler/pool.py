@@ -1,9 +1,9 @@
 """WorkerPool: the threads of an executor. They take ready chains of the runs submitted to them.
 
 One lock guards everything that changes; a worker takes it once a chain, to settle the chain it has run (count down its
-children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins goes on
-in the same worker without passing through the heap. Workers with nothing to do wait at a gate of their own, and whoever
-leaves ready chains behind opens the gate of one of them.
+children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
+goes on in the same worker without passing through the heap. Workers with nothing to do wait at a gate of their own,
+and whoever leaves ready chains behind opens the gate of one of them.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class WorkerPool:
         step = None
         while True:
             try:
-                for step in steps[chain]:  # noqa: B007 - `step` names the culprit in the handler
+                for step in steps[chain]:
                     step()
             except BaseException as error:  # a worker outlives whatever an operator raises
                 failure = run.failure(chain, step, error, threading.current_thread().name)

@@ -123,7 +123,9 @@ def task(name: str, function: Step) -> Run:
     return Run(name, _Alone(), [(function,)], lambda _chain, _step: name, lambda: None)
 
 
-def operator_failure(net: str, label: str, cause: BaseException, worker: str, chain: int | None = None) -> OperatorError:
+def operator_failure(
+    net: str, label: str, cause: BaseException, worker: str, chain: int | None = None
+) -> OperatorError:
     """The OperatorError for `cause`, raised by the operator called `label`; its `__cause__` is set."""
     where = f"chain {chain}, " if chain is not None else ""
     text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"

@@ -35,7 +35,7 @@ class SimpleNet(BaseNet):
         step = None
         steps = preparation.in_order if trace is None else _steps(preparation, trace)
         try:
-            for step in steps:  # noqa: B007 - `step` names the culprit in the handler
+            for step in steps:
                 step()
         except Exception as error:
             raise self._failure(step, _steps(preparation, None), steps, error) from error

@@ -1,7 +1,7 @@
 """Predicting a run: list scheduling of a plan on a number of workers, from the time each chain takes.
 
-The policy is the pool's own: a worker that is free takes the ready chain of the highest priority. Nothing is added for the
-scheduler itself, so a measured run can reach the prediction but not beat it.
+The policy is the pool's own: a worker that is free takes the ready chain of the highest priority. Nothing is added
+for the scheduler itself, so a measured run can reach the prediction but not beat it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Trace: when each operator of a run ran and on which thread, written as a file that chrome://tracing and Perfetto open.
+"""Trace: when each operator of a run ran and on which thread, written as a file that chrome://tracing and Perfetto
+open.
 
 A trace is taken by running wrapped steps; a run without one calls the plain steps and pays nothing.
 """

@@ -267,7 +267,7 @@ def test_a_failing_operator_fails_its_own_run_only() -> None:
         futures = [threads.submit(executor.run, {"x": rows(-1 if value % 3 == 0 else value)}) for value in range(30)]
         for value, future in enumerate(futures):
             if value % 3 == 0:
-                with pytest.raises(OperatorError, match="Picky 'h'.*negative"):
+                with pytest.raises(OperatorError, match=r"Picky 'h'.*negative"):
                     future.result(PATIENCE)
             else:
                 future.result(PATIENCE)
@@ -348,11 +348,12 @@ def test_a_trace_of_a_run_names_the_worker_threads() -> None:
 
 def test_a_net_that_updates_a_parameter_does_so_in_each_replica_on_its_own() -> None:
     net = NetDef(name="counter", op=[operator_def("Add", ["count", "x"], ["count"])])
-    model = Model("counter", net, parameters={"count": np.zeros(1, np.float32)}, inputs={"x": InputInfo()}, outputs=("count",))
+    start = np.zeros(1, np.float32)
+    model = Model("counter", net, parameters={"count": start}, inputs={"x": InputInfo()}, outputs=("count",))
     with dagexec.compile(model, replicas=1) as executor:
         values = [executor.run({"x": np.ones(1, np.float32)})["count"][0] for _ in range(3)]
     assert values == [1, 2, 3]
-    assert model.parameters["count"][0] == 0
+    assert start[0] == 0
 
 
 def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch, held: Held) -> None:

@@ -1,7 +1,7 @@
 """The command line: `dagexec run`, `compare` and `inspect`, one module a command.
 
-Exit status: 0 when the answer is right, 1 when results differ, 2 when the input or the usage is wrong. What dagexec raises
-on purpose is printed as one message, without a traceback.
+Exit status: 0 when the answer is right, 1 when results differ, 2 when the input or the usage is wrong. What dagexec
+raises on purpose is printed as one message, without a traceback.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> None:
     try:
         app()
     except DagexecError as error:
-        Console(stderr=True).print(f"dagexec: {type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        message = f"dagexec: {type(error).__name__}: {error}"
+        Console(stderr=True).print(message, style="red", markup=False, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -27,7 +27,8 @@ def inspect_command(
     model: ModelArgument,
     shape: ShapeOption = None,
     draw: Annotated[
-        Path | None, typer.Option("--draw", metavar="FILE.png", help="Draw the DAG coloured by chain (.png, .svg, .dot).")
+        Path | None,
+        typer.Option("--draw", metavar="FILE.png", help="Draw the DAG coloured by chain (.png, .svg, .dot)."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +49,8 @@ def inspect_command(
     reduced = sum(len(row) for row in graph.reduced_children)
     console.print(
         f"{loaded.name}: {len(graph)} operators in {len(plan.chains)} chains; {edges} dependencies, {reduced} after "
-        f"transitive reduction; {len(graph.views)} views; {parameters:,} parameters; {types.flops / 1e9:.3f} GFLOP a run"
+        f"transitive reduction; {len(graph.views)} views; {parameters:,} parameters; "
+        f"{types.flops / 1e9:.3f} GFLOP a run"
     )
     for name, info in loaded.inputs.items():
         console.print(f"input  {name}: {info}", markup=False)

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings
 
@@ -36,7 +38,7 @@ def test_every_operator_is_in_one_chain_and_chains_are_linear(net: NetDef) -> No
     chains = compute_chains(graph)
     assert sorted(index for chain in chains for index in chain) == list(range(len(graph)))
     for chain in chains:
-        for earlier, later in zip(chain, chain[1:], strict=False):
+        for earlier, later in itertools.pairwise(chain):
             assert graph.reduced_parents[later] == (earlier,)
             assert graph.reduced_children[earlier] == (later,)
 

@@ -145,7 +145,8 @@ def test_a_failing_operator_names_itself_and_leaves_the_net_usable(kind: str, wo
         for _ in range(3):
             fail.set()
             ran.clear()
-            with pytest.raises(OperatorError, match=r"Maybe 'b1' \(operator 1\) of net 'diamond'.*on purpose") as caught:
+            expected = r"Maybe 'b1' \(operator 1\) of net 'diamond'.*on purpose"
+            with pytest.raises(OperatorError, match=expected) as caught:
                 net.run()
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
             assert caught.value.operator.startswith("Maybe 'b1'")
@@ -266,7 +267,8 @@ def test_an_input_that_was_never_fed_is_named_when_the_net_runs(kind: str) -> No
     workspace = Workspace()
     workspace.create_blob("x")
     definition = NetDef(name="n", op=[operator_def("Relu", ["x"], ["y"])])
-    with make_net(kind, definition, workspace=workspace) as net, pytest.raises(MissingBlobError, match="'x' holds nothing"):
+    expected = "'x' holds nothing"
+    with make_net(kind, definition, workspace=workspace) as net, pytest.raises(MissingBlobError, match=expected):
         net.run()
 
 
