@@ -50,11 +50,12 @@ def _bindings(tensors: Iterable[Tensor]) -> list[Binding]:
 class CheckedStep:
     """The step of an operator whose shapes are known only when it runs: prepares itself again when they changed."""
 
-    __slots__ = ("_arrays", "_as_view", "_operator", "_step", "_tensors", "_values")
+    __slots__ = ("_arrays", "_as_view", "_operator", "_read", "_step", "_tensors", "_values")
 
     def __init__(self, operator: Operator, as_view: bool) -> None:
         self._operator = operator
         self._as_view = as_view
+        self._read = operator.schema.values_read(operator.definition)
         self._step: Step | None = None
         self._arrays: list[Array | None] = []
         self._tensors: list[Tensor] = []
@@ -74,8 +75,7 @@ class CheckedStep:
         return self._read_values() != self._values
 
     def _read_values(self) -> list[bytes]:
-        operator = self._operator
-        return [operator.x(i).tobytes() for i in operator.schema.value_inputs if i < len(operator.input_blobs)]
+        return [self._operator.x(i).tobytes() for i in self._read]
 
     def _prepare(self) -> Step:
         operator = self._operator
@@ -152,7 +152,12 @@ class Preparation:
         not enough; nothing has changed then.
         """
         moved = [binding for binding in self.inputs if not binding.holds()]
-        if any(id(binding.tensor) not in own or not binding.array.flags.writeable for binding in moved):
+        if any(
+            id(binding.tensor) not in own
+            or not binding.array.flags.writeable
+            or binding.array.shape != binding.tensor.shape
+            for binding in moved
+        ):
             return False
         for binding in moved:
             binding.tensor.context.copy_within(binding.array, binding.tensor.array)
@@ -193,9 +198,7 @@ def _dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int
         found: set[int] = set()
         unknown: set[str] = set()
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
-            by_value = any(
-                definition.input[i] not in constants for i in schema.value_inputs if i < len(definition.input)
-            )
+            by_value = any(definition.input[i] not in constants for i in schema.values_read(definition))
             if (
                 schema.infer is None
                 or by_value

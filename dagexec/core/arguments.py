@@ -130,6 +130,7 @@ def make_argument(name: str, value: ArgumentValue) -> Argument:
     """
     arg = Argument(name=name)
     if isinstance(value, bool | int):
+        _check_int64(name, [int(value)])
         arg.i = int(value)
     elif isinstance(value, float):
         arg.f = value
@@ -148,9 +149,17 @@ def make_argument(name: str, value: ArgumentValue) -> Argument:
     return arg
 
 
+def _check_int64(name: str, values: list[int]) -> None:
+    for value in values:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ArgumentError(f"argument {name!r}: {value} does not fit an int64")
+
+
 def _fill_repeated(arg: Argument, values: list[object]) -> None:
     if all(isinstance(value, bool | int) for value in values):
-        arg.ints.extend(int(value) for value in values)  # type: ignore[call-overload]
+        integers = [int(value) for value in values]  # type: ignore[call-overload]
+        _check_int64(arg.name, integers)
+        arg.ints.extend(integers)
     elif all(isinstance(value, int | float) for value in values):
         arg.floats.extend(float(value) for value in values)  # type: ignore[arg-type]
     elif all(isinstance(value, str | bytes) for value in values):

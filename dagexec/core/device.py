@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _KIND_NUMBERS = {"cpu": 0, "cuda": 1, "sim": 20901}
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
+_MOST_ELEMENTS = (1 << 63) - 1
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
@@ -180,12 +181,18 @@ def check_fits(nbytes: int, what: str) -> None:
 
 
 def element_count(shape: tuple[int, ...]) -> int:
-    """Number of elements of a tensor of `shape`. Raises ResourceError for a negative size."""
-    count = 1
+    """Number of elements of a tensor of `shape`.
+
+    Raises ResourceError for a negative size, and for sizes whose product, zeros aside, does not fit 63 bits.
+    """
+    count = extent = 1
     for size in shape:
         if size < 0:
             raise ResourceError(f"shape {shape} has a negative size")
         count *= size
+        extent *= size or 1
+    if extent > _MOST_ELEMENTS:
+        raise ResourceError(f"shape {shape} overflows: it has more than 2^63 - 1 elements")
     return count
 
 

@@ -62,7 +62,8 @@ FLOAT_TYPES = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
 
 _BY_NUMPY = {meta.numpy: meta for meta in ALL_TYPES}
 _BY_NUMBER = {meta.number: meta for meta in ALL_TYPES} | {int(TensorProto.BYTE): UINT8}
-_BY_NAME = {meta.name: meta for meta in ALL_TYPES} | {"float": FLOAT32, "double": FLOAT64, "byte": UINT8, "half": FLOAT16}
+_ALIASES = {"float": FLOAT32, "double": FLOAT64, "byte": UINT8, "half": FLOAT16}
+_BY_NAME = {meta.name: meta for meta in ALL_TYPES} | _ALIASES
 
 
 def from_numpy(dtype: npt.DTypeLike) -> TypeMeta:

@@ -31,6 +31,19 @@ def nothing_to_do() -> None:
     """The step of an operator whose outputs are already right, such as a view."""
 
 
+def in_sequence(steps: Sequence[Step]) -> Step:
+    """One step that calls `steps` in order, those with nothing to do left out."""
+    needed = [step for step in steps if step is not nothing_to_do]
+    if len(needed) < 2:
+        return needed[0] if needed else nothing_to_do
+
+    def run_all() -> None:
+        for step in needed:
+            step()
+
+    return run_all
+
+
 class Operator:
     """An operator of a net, with its input and output blobs looked up.
 
@@ -95,7 +108,8 @@ class Operator:
         for index in range(len(self.input_blobs)):
             array = self.x(index)
             types.append(TensorType(tuple(array.shape), self.input(index).meta))
-        values = tuple(self.x(i) if i in self.schema.value_inputs else None for i in range(len(types)))
+        read = self.schema.values_read(self.definition)
+        values = tuple(self.x(i) if i in read else None for i in range(len(types)))
         return OperatorCall(self.definition, self.arguments, tuple(types), values, self.label)
 
     def infer(self) -> tuple[TensorType, ...] | None:

@@ -184,6 +184,7 @@ class OpSchema:
         enforced_inplace: (input, output) pairs that must share a name when both are given.
         cost: estimated work; by default one operation an output element.
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
+        values_read_if: an argument that must be true for that; without a name, it is always so.
         view: output 0 holds input 0's elements unchanged, so it may share the storage.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
     """
@@ -201,6 +202,7 @@ class OpSchema:
     enforced_inplace: tuple[tuple[int, int], ...] = ()
     cost: CostFunction = memory_cost
     value_inputs: tuple[int, ...] = ()
+    values_read_if: str = ""
     view: bool = False
     reproducible: bool = True
 
@@ -227,6 +229,12 @@ class OpSchema:
         for name in self.required_args:
             if name not in present:
                 raise SchemaError(f"{label}: argument {name!r} is required")
+
+    def values_read(self, definition: OperatorDef) -> tuple[int, ...]:
+        """The inputs of `definition` whose values decide its output shapes."""
+        if self.values_read_if and not Arguments(definition, definition.type).bool(self.values_read_if):
+            return ()
+        return tuple(index for index in self.value_inputs if index < len(definition.input))
 
     @staticmethod
     def _verify_count(what: str, count: int, bounds: tuple[int, int], label: str) -> None:

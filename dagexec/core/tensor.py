@@ -99,25 +99,28 @@ class Tensor:
         return self._array
 
     def resize(self, shape: Shape, meta: TypeMeta) -> npt.NDArray[Any]:
-        """Take on `shape` and `meta` and return the array; values are undefined after a change.
+        """Take on `shape` and `meta` and return an array to write to; values are undefined after a change.
 
         Nothing happens when both are unchanged. Memory is kept while its capacity suffices, so shrinking and growing
-        back allocates nothing. Raises ResourceError when the size would not fit in memory.
+        back allocates nothing. A tensor on memory that is not its own to write, another tensor's or an adopted array,
+        leaves it for new memory, with its values when the dtype and the number of elements stay: so an operator may
+        work on it in place. Raises ResourceError when the size would not fit in memory.
         """
-        if self._array is not None and self.shape == shape and self.meta is meta and self._writable():
-            return self._array
-        needed = element_count(shape) * (1 if meta is STRING else meta.itemsize)
-        check_fits(needed, f"a {meta} tensor of shape {shape}")
+        previous = self._array
+        owned = self._owns_memory()
+        if previous is not None and self.shape == shape and self.meta is meta and owned:
+            return previous
+        count = element_count(shape)
+        check_fits(count * meta.itemsize, f"a {meta} tensor of shape {shape}")
+        needed = count if meta is STRING else count * meta.itemsize
+        keep = previous is not None and not owned and self.meta is meta and previous.size == count
         storage = self._storage
         holds_strings = self.meta is STRING
-        if (
-            storage is None
-            or not storage.writable
-            or storage.capacity < needed
-            or holds_strings != (meta is STRING)
-        ):
+        if storage is None or not owned or storage.capacity < needed or holds_strings != (meta is STRING):
             storage = self._allocate(needed, meta)
         self._bind(storage, array_on(storage.buffer, shape, meta), meta)
+        if keep and previous is not None:
+            self._context.copy_within(self.array, previous.reshape(shape))
         return self.array
 
     def adopt(self, array: npt.NDArray[Any], writable: bool = False) -> None:
@@ -129,9 +132,9 @@ class Tensor:
         contiguous = np.ascontiguousarray(array).reshape(array.shape)
         if meta is STRING:
             contiguous = _as_bytes_objects(contiguous)
-        self._bind(Storage(contiguous.reshape(-1), contiguous.nbytes, writable), contiguous, meta)
-        if writable and meta is not STRING:
-            self._storage = Storage(contiguous.reshape(-1).view(np.uint8), contiguous.nbytes, True)
+        flat = contiguous.reshape(-1)
+        buffer = flat if meta is STRING else flat.view(np.uint8)
+        self._bind(Storage(buffer, buffer.size, writable), contiguous, meta)
 
     def share(self, other: Tensor, shape: Shape | None = None) -> None:
         """Become a view of `other`'s storage, optionally with another shape of as many elements.
@@ -160,11 +163,12 @@ class Tensor:
     def feed(self, array: npt.NDArray[Any]) -> None:
         """Copy `array` in. With unchanged shape and dtype the copy goes into the memory already there.
 
-        A view takes memory of its own first, so the tensor it viewed keeps its values. Raises ShapeError for a dtype that tensors do not hold.
+        A view takes memory of its own first, so the tensor it viewed keeps its values. Raises ShapeError for a dtype
+        that tensors do not hold.
         """
         meta = dtypes.from_numpy(array.dtype)
         source = _as_bytes_objects(array) if meta is STRING else array
-        if self._is_view:
+        if not self._owns_memory():
             self._storage = self._array = None
         self._context.copy_within(self.resize(tuple(array.shape), meta), source)
 
@@ -173,8 +177,8 @@ class Tensor:
         self._context.finish()
         return np.array(self.array, copy=True)
 
-    def _writable(self) -> bool:
-        return self._storage is None or self._storage.writable
+    def _owns_memory(self) -> bool:
+        return not self._is_view and (self._storage is None or self._storage.writable)
 
     def _allocate(self, count: int, meta: TypeMeta) -> Storage:
         if meta is STRING:
@@ -194,7 +198,9 @@ class Tensor:
 
 
 def _as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    encoded = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
-    flat = np.empty(len(encoded), np.object_)
-    flat[:] = encoded
+    flat = np.empty(array.size, np.object_)
+    for index, item in enumerate(array.reshape(-1).tolist()):
+        if not isinstance(item, str | bytes):
+            raise ShapeError(f"a tensor of strings holds str or bytes, found {type(item).__name__} at element {index}")
+        flat[index] = item.encode() if isinstance(item, str) else item
     return flat.reshape(array.shape)
