@@ -1,5 +1,6 @@
 """What operators compute: a module or small package per family. Importing this package registers them all."""
 
-from dagexec.ops import activation, control
+from dagexec.ops import activation, cast, concat, control, dropout, fill, index, shape, slicing, softmax, unary
 
-__all__ = ["activation", "control"]
+__all__ = ["activation", "cast", "concat", "control", "dropout", "fill", "index", "shape", "slicing", "softmax",
+"unary"]

@@ -1,0 +1,165 @@
+"""Concat and Split: several tensors joined along an axis, and one cut along it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.dtypes import INT32
+from dagexec.core.errors import ArgumentError
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.ops.shape import copy_cost, integers_of
+
+_AXIS_ARGS = {
+    "axis": "the axis to work along; negative counts from the end",
+    "order": "NCHW (axis 1, the default) or NHWC (the last axis), instead of `axis`",
+}
+
+
+def joint_axis(call: OperatorCall, rank: int) -> int:
+    """The axis to join or cut along, in a tensor of `rank` axes: `axis`, or the channel axis of `order`.
+
+    Raises ArgumentError when both or an unknown order are given, ShapeError when there is no such axis.
+    """
+    if "axis" in call.arguments:
+        if "order" in call.arguments:
+            raise ArgumentError(f"{call.label}: expected 'axis' or 'order', found both")
+        return call.axis("axis", 1, rank)
+    order = call.arguments.string("order", "NCHW").upper()
+    if order not in ("NCHW", "NHWC"):
+        raise ArgumentError(f"{call.label}: argument 'order' must be NCHW or NHWC, found {order!r}")
+    axis = 1 if order == "NCHW" else rank - 1
+    if not 0 <= axis < rank:
+        raise call.fail(f"order {order} puts the channels on axis {axis}, which a tensor of {rank} axes does not have")
+    return axis
+
+
+def infer_concat(call: OperatorCall) -> list[TensorType]:
+    """The sizes along the axis added up, or the number of inputs on a new axis; and an int32 per input."""
+    first = call.inputs[0].shape
+    meta = call.require_same_type()
+    add_axis = call.arguments.bool("add_axis")
+    axis = joint_axis(call, len(first) + add_axis)
+    if add_axis:
+        for index in range(len(call.inputs)):
+            call.require_shape(index, first, "that of the first input")
+        shape = (*first[:axis], len(call.inputs), *first[axis:])
+    else:
+        for index, kind in enumerate(call.inputs):
+            own = kind.shape[axis] if len(kind.shape) == len(first) else first[axis]
+            call.require_shape(index, _replaced(first, axis, own), f"that of the first input except on axis {axis}")
+        shape = _replaced(first, axis, sum(kind.shape[axis] for kind in call.inputs))
+    types = [TensorType(shape, meta)]
+    return types if len(call.definition.output) == 1 else [*types, TensorType((len(call.inputs),), INT32)]
+
+
+def _replaced(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def concat_schema(name: str, doc: str) -> OpSchema:
+    """The schema of an operator that joins its inputs."""
+    return OpSchema(
+        name,
+        inputs=(1, UNBOUNDED),
+        outputs=(1, 2),
+        infer=infer_concat,
+        doc=doc,
+        input_names=("X1, X2, ...",),
+        output_names=("concat_result", "split_info"),
+        args=_AXIS_ARGS | {"add_axis": "1: join along a new axis at `axis` of the output (default 0)"},
+        cost=copy_cost,
+    )
+
+
+@operator(
+    concat_schema(
+        "Concat",
+        "The inputs one after another along an axis. split_info (int32) holds their sizes along it, for Split.",
+    )
+)
+class Concat(Operator):
+    """Inputs joined along an axis."""
+
+    def prepare(self) -> Step:
+        """One `np.concatenate` into the output, and the sizes."""
+        call = self.call()
+        add_axis = self.arguments.bool("add_axis")
+        axis = joint_axis(call, len(call.inputs[0].shape) + add_axis)
+        parts = [self.x(index) for index in range(len(self.input_blobs))]
+        if add_axis:
+            parts = [np.expand_dims(part, axis) for part in parts]
+        steps: list[Step] = [partial(np.concatenate, parts, axis, self.y(0))]
+        if len(self.output_blobs) == 2:
+            steps.append(partial(np.copyto, self.y(1), np.array([part.shape[axis] for part in parts], np.int32)))
+        return in_sequence(steps)
+
+
+@operator(concat_schema("DepthConcat", "Concat along the channel axis; an older name."))
+class DepthConcat(Concat):
+    """Inputs joined along the channels."""
+
+
+def infer_split(call: OperatorCall) -> list[TensorType]:
+    """The input's shape with each part's size along the axis, or without that axis."""
+    shape, meta = call.inputs[0].shape, call.inputs[0].meta
+    axis = joint_axis(call, len(shape))
+    sizes = split_sizes(call, axis)
+    if call.arguments.bool("add_axis"):
+        if set(sizes) != {1}:
+            raise call.fail(f"with 'add_axis' every part must have size 1 along axis {axis}, found {list(sizes)}")
+        return [TensorType((*shape[:axis], *shape[axis + 1 :]), meta)] * len(sizes)
+    return [TensorType(_replaced(shape, axis, size), meta) for size in sizes]
+
+
+def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
+    """The sizes of the parts along `axis`: given, or equal. Raises ShapeError when they do not add up."""
+    total, count = call.inputs[0].shape[axis], len(call.definition.output)
+    if len(call.inputs) == 2 and "split" in call.arguments:
+        raise call.fail("the sizes are given both by an input and by the argument 'split'; expected one of them")
+    given = integers_of(call, 1) if len(call.inputs) == 2 else tuple(call.arguments.ints("split"))
+    if not given and "split" not in call.arguments and len(call.inputs) == 1:
+        if total % count:
+            raise call.fail(f"axis {axis} of size {total} cannot be cut into {count} equal parts")
+        return (total // count,) * count
+    if len(given) != count:
+        raise call.fail(f"expected {count} sizes, one for each output, found {list(given)}")
+    if min(given) < 0 or sum(given) != total:
+        raise call.fail(f"the sizes {list(given)} must add up to {total}, the size of axis {axis}")
+    return given
+
+
+@operator(
+    OpSchema(
+        "Split",
+        inputs=(1, 2),
+        outputs=(1, UNBOUNDED),
+        infer=infer_split,
+        doc="The input cut along an axis, a part an output: of the sizes in `split` or input 1, else of equal sizes.",
+        input_names=("input", "split"),
+        output_names=("output_0, output_1, ...",),
+        args=_AXIS_ARGS
+        | {
+            "split": "the sizes of the parts along the axis",
+            "add_axis": "1: drop the axis, along which every part has size 1; undoes Concat's add_axis (default 0)",
+        },
+        cost=copy_cost,
+        value_inputs=(1,),
+    )
+)
+class Split(Operator):
+    """One tensor cut along an axis."""
+
+    def prepare(self) -> Step:
+        """A copy for each part."""
+        call = self.call()
+        x = self.x(0)
+        axis = joint_axis(call, x.ndim)
+        ends = np.cumsum(split_sizes(call, axis))
+        parts = np.split(x, [int(end) for end in ends[:-1]], axis)
+        if self.arguments.bool("add_axis"):
+            parts = [np.squeeze(part, axis) for part in parts]
+        return in_sequence([partial(np.copyto, self.y(index), part) for index, part in enumerate(parts)])
