@@ -47,7 +47,8 @@ class Graph:
         parents, children: all hazard edges, per operator, ascending.
         reduced_parents, reduced_children: the transitive reduction of them.
         hazards: (earlier, later) to the reasons for that edge.
-        views: operators whose output 0 may be a view of input 0: neither blob has another writer.
+        views: operators whose output 0 may be a view of input 0: nobody else writes the output, and nobody writes the
+            input afterwards.
         external_inputs, external_outputs: as the NetDef lists them.
     """
 
@@ -228,15 +229,20 @@ def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _find_views(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> frozenset[int]:
-    writers: dict[str, int] = {}
-    for definition in operators:
+    writers: dict[str, list[int]] = {}
+    for index, definition in enumerate(operators):
         for name in definition.output:
-            writers[name] = writers.get(name, 0) + 1
+            writers.setdefault(name, []).append(index)
+
+    def never_written_after(index: int, name: str) -> bool:
+        found = writers.get(name, [])
+        return not found or (len(found) == 1 and found[0] < index)
+
     return frozenset(
         index
         for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True))
         if schema.view
         and definition.input[0] != definition.output[0]
-        and writers.get(definition.input[0], 0) <= 1
-        and writers[definition.output[0]] == 1
+        and never_written_after(index, definition.input[0])
+        and len(writers[definition.output[0]]) == 1
     )
