@@ -1,0 +1,117 @@
+"""Cutting an elementwise computation of several passes into pieces that stay in the cache, with small scratch memory.
+
+An operator that needs several NumPy calls an element works piece by piece: the scratch array then has the size of a
+piece and not of the tensor. float16 and bfloat16 pieces are widened to float32, computed, and narrowed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.operator import Operator, Step, nothing_to_do
+
+Array = npt.NDArray[Any]
+Index = tuple[int | slice, ...]
+
+BLOCK = 1 << 16  # elements of a piece: 256 KiB of float32, so that input, output and scratch fit in a core's L2 cache
+
+
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype to compute in: float32 for the 16-bit float types, otherwise `dtype` itself."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+
+
+def is_narrow(dtype: np.dtype[Any]) -> bool:
+    """True for float16 and bfloat16."""
+    return compute_dtype(dtype) != dtype
+
+
+def in_sequence(steps: Sequence[Step]) -> Step:
+    """One step that calls `steps` in order; `nothing_to_do` for none."""
+    calls = tuple(step for step in steps if step is not nothing_to_do)
+    if not calls:
+        return nothing_to_do
+    if len(calls) == 1:
+        return calls[0]
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def convert(source: Array, target: Array) -> Step:
+    """A step that copies `source` to `target`, converting the element type."""
+    return partial(np.copyto, target, source, casting="unsafe")
+
+
+def block_indices(shape: tuple[int, ...], limit: int = BLOCK) -> list[Index]:
+    """Indices that cut an array of `shape` into contiguous pieces of at most `limit` elements, in memory order.
+
+    An array without elements has no pieces; a scalar has one, with the empty index.
+    """
+    if 0 in shape:
+        return []
+    inner, axis = 1, len(shape)
+    while axis > 0 and inner * shape[axis - 1] <= limit:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        return [(slice(None),) * len(shape)]
+    cut = axis - 1
+    step = max(1, limit // inner)
+    ranges = [slice(start, min(start + step, shape[cut])) for start in range(0, shape[cut], step)]
+    return [(*outer, piece) for outer in product(*map(range, shape[:cut])) for piece in ranges]
+
+
+class Scratch:
+    """Scratch arrays of one operator, each as large as the largest piece asked for, shared by all its pieces."""
+
+    def __init__(self, owner: Operator, elements: int, dtype: np.dtype[Any]) -> None:
+        self._owner = owner
+        self._elements = elements
+        self._dtype = dtype
+        self._arrays: list[Array] = []
+
+    def __call__(self, index: int, shape: tuple[int, ...]) -> Array:
+        """Scratch array number `index` (counted from 0 without gaps), as an array of `shape`."""
+        while len(self._arrays) <= index:
+            self._arrays.append(self._owner.scratch((self._elements,), self._dtype))
+        count = int(np.prod(shape, dtype=np.int64))
+        return self._arrays[index][:count].reshape(shape)
+
+
+Passes = Callable[[Index, Array, Array, Scratch], list[Step]]
+"""The NumPy calls for one piece: its index, input piece, output piece, and scratch (number 0 and up) for the work."""
+
+
+def blockwise(owner: Operator, x: Array, y: Array, passes: Passes) -> Step:
+    """A step that computes `y` from `x`, two arrays of one shape, piece by piece.
+
+    `passes` gets pieces of the compute dtype; they may be one array, when `x` and `y` are. A computation of one pass
+    is not cut.
+    """
+    work = compute_dtype(x.dtype)
+    indices = block_indices(x.shape)
+    largest = min(x.size, BLOCK)
+    scratch = Scratch(owner, largest, work)
+    if not is_narrow(x.dtype):
+        if len(indices) > 1 and len(passes(indices[0], x[indices[0]], y[indices[0]], scratch)) == 1:
+            indices = [(slice(None),) * x.ndim]
+        return in_sequence([step for index in indices for step in passes(index, x[index], y[index], scratch)])
+    wide = Scratch(owner, largest, work)
+    steps: list[Step] = []
+    for index in indices:
+        shape = x[index].shape
+        source, target = wide(0, shape), wide(1, shape)
+        steps.append(convert(x[index], source))
+        steps.extend(passes(index, source, target, scratch))
+        steps.append(convert(target, y[index]))
+    return in_sequence(steps)
