@@ -292,6 +292,6 @@ def _flat_places(shape: tuple[int, ...], axis: int) -> npt.NDArray[np.int64]:
     """The flat index of the first element of every row along `axis`, with a last axis of size 1."""
     inner = element_count(shape[axis + 1 :])
     outer = np.arange(element_count(shape[:axis]), dtype=np.int64)
-    outer = outer.reshape(*shape[:axis], *(1,) * (len(shape) - axis - 1))
+    outer = outer.reshape(shape[:axis] + (1,) * (len(shape) - axis - 1))
     within = np.arange(inner, dtype=np.int64).reshape(shape[axis + 1 :])
     return (outer * (shape[axis] * inner) + within)[..., np.newaxis]

@@ -17,7 +17,8 @@ def slice_ranges(call: OperatorCall) -> list[range]:
     """The positions that are kept on every axis of input 0.
 
     Without `onnx_style` a negative bound counts as size + 1 + bound, so that an end of -1 keeps all, as in Caffe2; a
-    bound beyond the size is cut to it. With it bounds follow ONNX's Slice: as Python's, negative steps too.
+    bound beyond the size is cut to it. With it bounds follow ONNX's Slice: a negative one counts from the size, and
+    forwards both are cut to [0, size], backwards the start to [0, size - 1] and the end to [-1, size - 1].
     Raises ShapeError for bounds in the wrong order, for lists of unequal length, or for bounds that are missing.
     """
     shape = call.inputs[0].shape
@@ -50,7 +51,11 @@ def _bounds(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _onnx_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -> range:
     if bounds[2] == 0:
         raise call.fail(f"the step of axis {axis} must not be 0")
-    return range(*slice(*bounds).indices(call.inputs[0].shape[axis]))
+    size = call.inputs[0].shape[axis]
+    start, end = (bound if bound >= 0 else bound + size for bound in bounds[:2])
+    if bounds[2] > 0:
+        return range(min(max(start, 0), size), min(max(end, 0), size), bounds[2])
+    return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), bounds[2])
 
 
 def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -> range:
@@ -80,7 +85,7 @@ def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -
             "ends": "the position after the last on each axis",
             "axes": "the axes the bounds are for (default: the first ones)",
             "steps": "distance between the positions kept, each (default 1)",
-            "onnx_style": "1: bounds as in ONNX and Python (default 0)",
+            "onnx_style": "1: bounds as in ONNX (default 0)",
         },
         cost=copy_cost,
         value_inputs=(1, 2),

@@ -1,0 +1,174 @@
+"""Gather, OneHot and TopK, against loops over positions and sorted Python lists."""
+
+import itertools
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagexec import NetDef, Workspace
+from dagexec.core.errors import DagexecError, OperatorError, ShapeError
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.running import operator_def, run_operator
+
+Array = npt.NDArray[Any]
+
+
+def numbered(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+    return np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(dtype)
+
+
+@st.composite
+def gather_case(draw: st.DrawFn) -> tuple[Array, Array, int]:
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axis = draw(st.integers(0, len(shape) - 1))
+    index_shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+    count = int(np.prod(index_shape))
+    picks = draw(st.lists(st.integers(0, shape[axis] - 1), min_size=count, max_size=count))
+    dtype = draw(st.sampled_from([np.int32, np.int64]))
+    data = draw(st.sampled_from([np.float32, np.float64, np.int8, ml_dtypes.bfloat16]))
+    return numbered(shape, data), np.array(picks, dtype).reshape(index_shape), axis
+
+
+@given(gather_case())
+@settings(max_examples=60, deadline=None)
+def test_gather_replaces_the_axis_by_the_axes_of_the_indices(case: tuple[Array, Array, int]) -> None:
+    data, indices, axis = case
+    [y] = run_operator("Gather", [data, indices], axis=axis)
+    assert y.shape == data.shape[:axis] + indices.shape + data.shape[axis + 1 :]
+    assert y.dtype == data.dtype
+    for before in itertools.product(*map(range, data.shape[:axis])):
+        for place in itertools.product(*map(range, indices.shape)):
+            for after in itertools.product(*map(range, data.shape[axis + 1 :])):
+                assert y[before + place + after] == data[(*before, int(indices[place]), *after)]
+
+
+def test_gather_takes_rows_by_default_also_of_strings() -> None:
+    [y] = run_operator("Gather", [np.array([[b"a"], [b"b"], [b"c"]], object), np.array([2, 0])])
+    assert y.tolist() == [[b"c"], [b"a"]]
+
+
+def test_gather_wraps_negative_indices_only_when_asked() -> None:
+    data, indices = numbered((3, 2)), np.array([-1, -3, 2], np.int32)
+    [y] = run_operator("Gather", [data, indices], wrap_indices=1)
+    assert y.tolist() == [[4, 5], [0, 1], [4, 5]]
+    with pytest.raises(OperatorError, match=r"Gather 'y0'.*index -1 at place 0 must be in \[0, 3\)"):
+        run_operator("Gather", [data, indices])
+
+
+@pytest.mark.parametrize(("wrap", "bad", "low"), [(0, 3, 0), (1, 3, -3), (1, -4, -3), (0, 2**40, 0)])
+def test_an_index_out_of_range_names_operator_place_and_range(wrap: int, bad: int, low: int) -> None:
+    with pytest.raises(OperatorError, match=rf"Gather 'y0'.*index {bad} at place 2 must be in \[{low}, 3\)") as caught:
+        run_operator("Gather", [numbered((3, 2)), np.array([0, 1, bad, 9])], wrap_indices=wrap)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_a_net_runs_again_after_an_index_out_of_range() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("data", numbered((3,)))
+    workspace.feed_blob("i", np.array([5]))
+    with SimpleNet(NetDef(name="n", op=[operator_def("Gather", ["data", "i"], ["y"])]), workspace) as net:
+        with pytest.raises(OperatorError):
+            net.run()
+        workspace.feed_blob("i", np.array([2]))
+        net.run()
+    assert workspace.fetch_blob("y").tolist() == [2.0]
+
+
+def test_indices_into_nothing_are_out_of_range_even_when_nothing_is_copied() -> None:
+    with pytest.raises(OperatorError, match=r"index 0 at place 0 must be in \[0, 0\)"):
+        run_operator("Gather", [np.zeros((0, 2), np.float32), np.array([0])])
+    with pytest.raises(OperatorError, match=r"index 7 at place 0 must be in \[0, 2\)"):
+        run_operator("Gather", [np.zeros((2, 0), np.float32), np.array([7])])
+
+
+def test_gather_refuses_indices_that_are_no_integers() -> None:
+    with pytest.raises(ShapeError, match="'x1' must be one of int32, int64, found float32"):
+        run_operator("Gather", [numbered((3,)), np.array([1.0], np.float32)])
+
+
+def test_batch_gather_picks_the_same_from_every_batch_element() -> None:
+    data = numbered((2, 3, 2))
+    [y] = run_operator("BatchGather", [data, np.array([[2, 0]], np.int32)])
+    assert y.shape == (2, 1, 2, 2)
+    for batch in range(2):
+        np.testing.assert_array_equal(y[batch, 0], [data[batch, 2], data[batch, 0]])
+    with pytest.raises(ShapeError, match="at least 2 axes"):
+        run_operator("BatchGather", [numbered((3,)), np.array([0])])
+
+
+@given(st.integers(1, 6), st.data())
+@settings(max_examples=30, deadline=None)
+def test_one_hot_has_a_single_one_in_each_row(size: int, data: st.DataObject) -> None:
+    indices = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
+    [y] = run_operator("OneHot", [np.array(indices, np.int64), np.array([size], np.int64)])
+    assert y.dtype == np.uint8
+    assert y.tolist() == [[int(column == index) for column in range(size)] for index in indices]
+
+
+def test_one_hot_checks_indices_and_size() -> None:
+    with pytest.raises(OperatorError, match=r"index 4 at place 1 must be in \[0, 4\)"):
+        run_operator("OneHot", [np.array([1, 4]), np.array([4])])
+    with pytest.raises(DagexecError, match="the row size must be one number"):
+        run_operator("OneHot", [np.array([1]), np.array([4, 5])])
+
+
+def top_of_list(values: list[float], k: int) -> list[int]:
+    """Indices of the k largest: NaN first, then by value, then by index."""
+    keys = [(0 if math.isnan(v) else 1, 0.0 if math.isnan(v) else -v, i) for i, v in enumerate(values)]
+    return [i for _, _, i in sorted(keys)[:k]]
+
+
+TOPK_TYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint16]
+
+
+@pytest.mark.parametrize("dtype", TOPK_TYPES)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_topk_sorts_every_row_and_puts_the_lower_index_first(dtype: npt.DTypeLike, data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    k = data.draw(st.integers(0, shape[axis]))
+    if np.dtype(dtype).kind == "u":
+        elements = st.sampled_from([0, 1, 2, 254, 255])
+    elif np.dtype(dtype).kind == "i":
+        elements = st.sampled_from([-128, -2, -1, 0, 1, 2, 127])
+    else:
+        elements = st.sampled_from([-math.inf, -2.0, -1.0, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan, -math.nan])
+    count = int(np.prod(shape))
+    x = np.array(data.draw(st.lists(elements, min_size=count, max_size=count))).reshape(shape).astype(dtype)
+    if data.draw(st.booleans()):
+        values, indices, flat = run_operator("TopK", [x], 3, k=k, axis=axis)
+    else:
+        values, indices, flat = run_operator("TopK", [x, np.array([k])], 3, axis=axis)
+    assert values.dtype == x.dtype
+    assert indices.dtype == flat.dtype == np.int64
+    rows = np.moveaxis(x, axis, -1).reshape(-1, shape[axis])
+    kept = np.moveaxis(indices, axis, -1).reshape(-1, k) if k else np.zeros((len(rows), 0), np.int64)
+    for row, found in zip(rows, kept, strict=True):
+        assert found.tolist() == top_of_list([float(v) for v in row], k)
+    assert values.tobytes() == np.take_along_axis(x, indices, axis).tobytes()
+    assert values.tobytes() == x.reshape(-1)[flat].tobytes()
+
+
+def test_topk_orders_many_numbers() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32)
+    values, indices = run_operator("TopK", [x], 2, k=17)
+    for row, found, where in zip(x, values, indices, strict=True):
+        assert found.tolist() == sorted(row.tolist(), reverse=True)[:17]
+        assert row[where].tolist() == found.tolist()
+
+
+def test_topk_refuses_a_k_that_does_not_fit() -> None:
+    x = numbered((2, 3))
+    with pytest.raises(DagexecError, match=r"'k' must be one number in \[0, 3\], the size of axis 1, found \[4\]"):
+        run_operator("TopK", [x], 2, k=4)
+    with pytest.raises(DagexecError, match="'k' is missing"):
+        run_operator("TopK", [x], 2)
+    with pytest.raises(DagexecError, match="expected numbers, found bool"):
+        run_operator("TopK", [np.array([True])], 2, k=1)
