@@ -170,6 +170,50 @@ def _pads_of_all_axes(node: Node, pads: list[int], axes: list[int]) -> list[int]
     return full
 
 
+@converts("DepthToSpace")
+def depth_to_space(node: Node) -> list[OperatorDef]:
+    """Blocks of channels become blocks of pixels (mode DCR or CRD), for a stated number of channels and size."""
+    block = node.integer("blocksize", 0)
+    channels, height, width = _image(node)
+    if block < 1 or channels % (block * block):
+        raise CannotConvertError(f"{channels} channels do not divide into blocks of {block}x{block}")
+    depth = channels // (block * block)
+    crd = node.text("mode", "DCR") == "CRD"
+    split = [0, depth, block, block, height, width] if crd else [0, block, block, depth, height, width]
+    order = [0, 1, 4, 2, 5, 3] if crd else [0, 3, 4, 1, 5, 2]
+    return _rearranged(node, split, order, [0, depth, height * block, width * block])
+
+
+@converts("SpaceToDepth")
+def space_to_depth(node: Node) -> list[OperatorDef]:
+    """Blocks of pixels become blocks of channels, for a stated number of channels and size."""
+    block = node.integer("blocksize", 0)
+    channels, height, width = _image(node)
+    if block < 1 or height % block or width % block:
+        raise CannotConvertError(f"{height}x{width} does not divide into blocks of {block}x{block}")
+    split = [0, channels, height // block, block, width // block, block]
+    return _rearranged(node, split, [0, 3, 5, 1, 2, 4], [0, channels * block * block, height // block, width // block])
+
+
+def _image(node: Node) -> tuple[int, int, int]:
+    """Channels, height and width of the input; the batch may be open."""
+    shape = node.shape(0)
+    if shape is None or len(shape) != 4 or None in shape[1:]:
+        raise CannotConvertError("the model does not state channels, height and width of its input")
+    channels, height, width = (size or 0 for size in shape[1:])
+    return channels, height, width
+
+
+def _rearranged(node: Node, split: list[int], order: list[int], joined: list[int]) -> list[OperatorDef]:
+    """Reshape to `split`, permute by `order`, reshape to `joined`."""
+    blocks, moved = node.new_name("blocks"), node.new_name("moved")
+    return [
+        node.operator("Reshape", [node.inputs[0]], [blocks], shape=split),
+        node.operator("Transpose", [blocks], [moved], axes=order),
+        node.operator("Reshape", [moved], node.only_output(), shape=joined),
+    ]
+
+
 @converts("Shape")
 def shape_of(node: Node) -> list[OperatorDef]:
     """The sizes, or from opset 15 on those of axes `start` to `end`."""

@@ -1,0 +1,86 @@
+"""Caffe2 model folders: recorded outputs are reproduced by every net, and bad folders are refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+import dagexec
+from dagexec import NetDef, OperatorDef, load_net, save_net
+from dagexec.core.errors import ModelFormatError
+from dagexec.frontend.caffe2 import from_nets, load_caffe2
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "caffe2"
+NETS = [("simple", 1), ("dag", 1), ("dag", 2), ("async_dag", 1), ("async_dag", 2)]
+
+
+@pytest.mark.parametrize("name", ["lenet", "squeezenet", "googlenet", "group_depthwise", "nhwc"])
+def test_every_net_reproduces_the_outputs_caffe2_recorded(name: str) -> None:
+    model = load_caffe2(FIXTURES / name)
+    feeds = dict(np.load(FIXTURES / name / "inputs.npz"))
+    expected = dict(np.load(FIXTURES / name / "outputs.npz"))
+    assert set(model.inputs) == set(feeds)
+    assert set(model.outputs) == set(expected)
+    for net_type, workers in NETS:
+        with dagexec.compile(model, net_type=net_type, num_workers=workers) as executor:
+            found = executor.run(feeds)
+        for blob, value in expected.items():
+            error = np.abs(found[blob] - value).max() / np.abs(value).max()
+            assert error < 1e-4, f"{net_type} with {workers} workers: {blob} is off by {error}"
+
+
+def test_text_files_give_the_same_model_as_binary_ones(tmp_path: Path) -> None:
+    for stem in ("init_net", "predict_net"):
+        save_net(load_net(FIXTURES / "lenet" / f"{stem}.pb"), tmp_path / f"{stem}.pbtxt")
+    binary, text = load_caffe2(FIXTURES / "lenet"), load_caffe2(tmp_path)
+    assert text_format.MessageToString(text.net) == text_format.MessageToString(binary.net)
+    assert text.init_net == binary.init_net
+    assert (text.inputs, text.outputs) == (binary.inputs, binary.outputs)
+
+
+@pytest.mark.parametrize("missing", ["init_net", "predict_net"])
+def test_a_folder_without_one_of_the_nets_is_refused_by_name(tmp_path: Path, missing: str) -> None:
+    folder = shutil.copytree(FIXTURES / "lenet", tmp_path / "model")
+    (folder / f"{missing}.pb").unlink()
+    with pytest.raises(ModelFormatError, match=rf"model: expected .*{missing}.pb is missing"):
+        load_caffe2(folder)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match="nowhere: not a folder"):
+        load_caffe2(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_a_truncated_net_is_refused_with_its_path(tmp_path: Path, keep: float) -> None:
+    folder = shutil.copytree(FIXTURES / "lenet", tmp_path / "model")
+    content = (folder / "init_net.pb").read_bytes()
+    (folder / "init_net.pb").write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(ModelFormatError, match=r"init_net\.pb: not a NetDef"):
+        load_caffe2(folder)
+
+
+def test_inputs_are_what_the_init_net_does_not_fill() -> None:
+    model = load_caffe2(FIXTURES / "lenet")
+    assert list(model.inputs) == ["data"]
+    assert model.inputs["data"].shape is None
+    assert model.inputs["data"].dtype is None
+
+
+def test_a_net_without_lists_takes_what_it_reads_first_and_returns_what_nobody_reads() -> None:
+    net = NetDef(name="bare", op=[
+        OperatorDef(type="Relu", input=["a"], output=["b"]),
+        OperatorDef(type="Relu", input=["b"], output=["c"]),
+        OperatorDef(type="Relu", input=["a"], output=["d"]),
+        OperatorDef(type="Relu", input=["d"], output=["d"]),
+    ])  # fmt: skip
+    model = from_nets(None, net)
+    assert list(model.inputs) == ["a"]
+    assert model.outputs == ("c", "d")
+    with dagexec.compile(model) as executor:
+        found = executor.run({"a": np.array([-1.0, 2.0], np.float32)})
+    np.testing.assert_array_equal(found["c"], [0, 2])

@@ -1,0 +1,204 @@
+"""Tensors of ONNX models: every way to store them, no copies of raw and external data, and nothing read outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import dagexec
+from dagexec.core.errors import ModelFormatError
+from dagexec.frontend.onnx import load_onnx
+from dagexec.frontend.onnx.initializers import tensor_array
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool"]
+)
+@pytest.mark.parametrize("raw", [True, False])
+def test_every_element_type_is_read_from_raw_bytes_and_from_typed_fields(dtype: str, raw: bool) -> None:
+    values = np.array([[0, 1, 2], [100, 3, 0]]).astype(dtype)
+    number = helper.np_dtype_to_tensor_dtype(values.dtype)
+    content = values.tobytes() if raw else values.reshape(-1)
+    tensor = helper.make_tensor("t", number, [2, 3], content, raw=raw)
+    found = tensor_array(tensor, None, "t")
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
+    assert not found.flags.writeable
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_bfloat16_is_read_bit_by_bit(raw: bool) -> None:
+    values = np.array([1.5, -2.25, 3e38], ml_dtypes.bfloat16)
+    tensor = TensorProto(data_type=TensorProto.BFLOAT16, dims=[3])
+    if raw:
+        tensor.raw_data = values.tobytes()
+    else:
+        tensor.int32_data.extend(int(bits) for bits in values.view(np.uint16))
+    found = tensor_array(tensor, None, "t")
+    assert found.dtype == ml_dtypes.bfloat16
+    assert found.tobytes() == values.tobytes()
+
+
+def test_strings_scalars_and_empty_tensors_are_read() -> None:
+    strings = helper.make_tensor("t", TensorProto.STRING, [2], [b"one", b"two"])
+    assert tensor_array(strings, None, "t").tolist() == [b"one", b"two"]
+    scalar = numpy_helper.from_array(np.array(7, np.int64))
+    assert tensor_array(scalar, None, "t").shape == ()
+    empty = numpy_helper.from_array(np.zeros((3, 0), np.float32))
+    assert tensor_array(empty, None, "t").shape == (3, 0)
+
+
+def test_raw_data_is_viewed_and_not_copied() -> None:
+    tensor = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3))
+    found = tensor_array(tensor, None, "t")
+    owner = found
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    assert isinstance(owner, bytes)
+
+
+WRONG = {
+    "too few bytes": (TensorProto(data_type=1, dims=[3], raw_data=b"\0" * 8), "ask for 12 bytes, found 8"),
+    "too many bytes": (TensorProto(data_type=1, dims=[1], raw_data=b"\0" * 8), "ask for 4 bytes, found 8"),
+    "too few elements": (TensorProto(data_type=1, dims=[3], float_data=[1.0]), "ask for 3 elements, found 1"),
+    "data in another field": (TensorProto(data_type=7, dims=[1], float_data=[1.0]), "ask for 1 elements, found 0"),
+    "a negative size": (TensorProto(data_type=1, dims=[-1], raw_data=b""), "a size is negative"),
+    "sizes that overflow": (TensorProto(data_type=1, dims=[2**40, 2**40], raw_data=b"\0" * 4), "found 4"),
+    "huge sizes of nothing": (TensorProto(data_type=1, dims=[2**62, 2**62, 0], raw_data=b""), "too large"),
+    "an unknown type": (TensorProto(data_type=99, dims=[1], raw_data=b"\0"), "element type 99 is not supported"),
+    "an unsupported type": (TensorProto(data_type=TensorProto.COMPLEX64, dims=[0]), "COMPLEX64 is not supported"),
+    "no type": (TensorProto(dims=[1], raw_data=b"\0"), "UNDEFINED is not supported"),
+    "a value out of range": (TensorProto(data_type=TensorProto.INT8, dims=[1], int32_data=[300]), "does not fit int8"),
+    "raw strings": (TensorProto(data_type=TensorProto.STRING, dims=[1], raw_data=b"x"), "strings may not"),
+    "a segment": (TensorProto(data_type=1, dims=[0], segment=TensorProto.Segment(begin=0, end=1)), "segment"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_tensor_is_refused_by_name(case: str) -> None:
+    tensor, message = WRONG[case]
+    with pytest.raises(ModelFormatError, match=message) as caught:
+        tensor_array(tensor, None, "initializer 'w'")
+    assert str(caught.value).startswith("initializer 'w': ")
+
+
+def external(**entries: object) -> TensorProto:
+    """A float tensor of 4 elements whose data is elsewhere."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def save_model(folder: Path, tensor: TensorProto) -> Path:
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])]
+    graph = helper.make_graph([node], "sum", inputs, outputs, initializer=[tensor])
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("offset", [0, 4, 4096, 3])
+def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path, offset: int) -> None:
+    values = np.array([1, 2, 3, 4], np.float32)
+    path = save_model(tmp_path / "m", external(location="sub/weights.bin", offset=offset, length=16))
+    (path.parent / "sub").mkdir()
+    (path.parent / "sub" / "weights.bin").write_bytes(b"\xff" * offset + values.tobytes() + b"\xff" * 5)
+    model = load_onnx(path)
+    np.testing.assert_array_equal(model.parameters["w"], values)
+    assert type(model.parameters["w"]) is np.ndarray
+    assert not model.parameters["w"].flags.writeable
+    with dagexec.compile(model) as executor:
+        np.testing.assert_array_equal(executor.run({"x": values})["y"], values * 2)
+
+
+def test_external_data_stays_in_the_file_until_it_is_read(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "m", external(location="w.bin"))
+    (path.parent / "w.bin").write_bytes(np.zeros(4, np.float32).tobytes())
+    model = load_onnx(path)
+    with open(path.parent / "w.bin", "r+b") as file:
+        file.write(np.full(4, 5, np.float32).tobytes())
+    np.testing.assert_array_equal(model.parameters["w"], [5, 5, 5, 5])
+
+
+OUTSIDE = ["../secret.bin", "a/../../secret.bin", "/etc/hostname", "link.bin", "folder_link/secret.bin"]
+
+
+@pytest.mark.parametrize("location", OUTSIDE)
+def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret.bin").write_bytes(b"\0" * 16)
+    path = save_model(tmp_path / "m", external(location=location))
+    (path.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
+    (path.parent / "folder_link").symlink_to(tmp_path)
+    with pytest.raises(ModelFormatError, match=r"model\.onnx: initializer 'w': external data .* outside"):
+        load_onnx(path)
+
+
+def test_an_absolute_path_into_the_folder_is_refused_too(tmp_path: Path) -> None:
+    inside = tmp_path / "m" / "w.bin"
+    path = save_model(tmp_path / "m", external(location=inside))
+    inside.write_bytes(b"\0" * 16)
+    with pytest.raises(ModelFormatError, match="outside"):
+        load_onnx(path)
+
+
+def test_a_link_that_stays_inside_the_folder_is_followed(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "m", external(location="link.bin"))
+    (path.parent / "w.bin").write_bytes(np.ones(4, np.float32).tobytes())
+    (path.parent / "link.bin").symlink_to("w.bin")
+    np.testing.assert_array_equal(load_onnx(path).parameters["w"], [1, 1, 1, 1])
+
+
+BAD_ENTRIES = {
+    "file too short": ({"location": "w.bin", "offset": 8}, "has 16 bytes; expected 16 bytes at offset 8"),
+    "offset beyond the file": ({"location": "w.bin", "offset": 10**18}, "expected 16 bytes at offset"),
+    "negative offset": ({"location": "w.bin", "offset": -4}, "offset must be a number"),
+    "negative length": ({"location": "w.bin", "length": -16}, "length must be a number"),
+    "no number": ({"location": "w.bin", "offset": "0x4"}, "offset must be a number"),
+    "a number that never ends": ({"location": "w.bin", "offset": "9" * 5000}, "too large"),
+    "length against sizes": ({"location": "w.bin", "length": 12}, "ask for 16 bytes, found 12"),
+    "missing file": ({"location": "none.bin"}, "is not a file"),
+    "a folder": ({"location": "."}, "is not a file"),
+    "no location": ({}, "no location"),
+    "a NUL in the name": ({"location": "w\0.bin"}, "location"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ENTRIES)
+def test_wrong_external_data_is_refused(tmp_path: Path, case: str) -> None:
+    entries, message = BAD_ENTRIES[case]
+    path = save_model(tmp_path / "m", external(**entries))
+    (path.parent / "w.bin").write_bytes(b"\0" * 16)
+    with pytest.raises(ModelFormatError, match=message):
+        load_onnx(path)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "m", external(location="pipe"))
+    os.mkfifo(path.parent / "pipe")
+    with pytest.raises(ModelFormatError, match="is not a file"):
+        load_onnx(path)
+
+
+def test_external_data_of_a_message_without_a_folder_is_refused() -> None:
+    with pytest.raises(ModelFormatError, match="was not loaded from a file"):
+        tensor_array(external(location="w.bin"), None, "w")
+
+
+def test_an_initializer_given_twice_is_refused() -> None:
+    tensor = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    proto = onnx.ModelProto()
+    proto.graph.initializer.extend([tensor, tensor])
+    proto.graph.output.add(name="w")
+    proto.opset_import.add(domain="", version=13)
+    with pytest.raises(ModelFormatError, match="'w' is given twice"):
+        dagexec.frontend.onnx.from_model_proto(proto)
