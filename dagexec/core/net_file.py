@@ -7,11 +7,12 @@ reader never sees half of one.
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from dagexec.core.errors import ModelFormatError
@@ -56,9 +57,22 @@ def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = Fa
             text_format.Parse(content.decode(), message)
         else:
             message.ParseFromString(content)
+            _check_strings(message)
     except (DecodeError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFormatError(f"{source}: not a {name} ({len(content)} bytes): {error}") from None
     return message
+
+
+def _check_strings(message: Message) -> None:
+    """Raise DecodeError for a string that is not UTF-8, which the parser lets pass and hands out as bytes."""
+    for descriptor, value in message.ListFields():
+        if descriptor.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING):
+            continue
+        for part in value if descriptor.is_repeated else (value,):
+            if isinstance(part, Message):
+                _check_strings(part)
+            elif isinstance(part, bytes):
+                raise DecodeError(f"the string {descriptor.full_name} is not UTF-8: {part[:40]!r}")
 
 
 def save_message(message: Message, path: str | os.PathLike[str]) -> None:
@@ -75,15 +89,14 @@ def save_message(message: Message, path: str | os.PathLike[str]) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Put `content` at `path`: all of it or, on failure, nothing. Raises ModelFormatError."""
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise ModelFormatError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

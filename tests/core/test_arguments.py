@@ -1,0 +1,140 @@
+"""Arguments: what a Python value becomes, and what a typed reading accepts and refuses."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagexec import NetDef
+from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.errors import ArgumentError
+from dagexec.core.proto import Argument, OperatorDef, TensorProto
+
+
+def reading(**values: ArgumentValue) -> Arguments:
+    definition = OperatorDef(arg=[make_argument(name, value) for name, value in values.items()])
+    return Arguments(definition, "Op 'y'")
+
+
+def test_an_absent_argument_gives_the_default() -> None:
+    none = reading()
+    assert none.int("a", 3) == 3
+    assert none.float("a", 0.5) == 0.5
+    assert none.string("a", "s") == "s"
+    assert none.bool("a", True) is True
+    assert none.ints("a", [1]) == [1]
+    assert none.floats("a") == none.ints("a") == none.strings("a") == []
+    assert none.net("a") is None
+    assert none.raw("a") is None
+    assert "a" not in none
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_an_integer_is_read_exactly(value: int) -> None:
+    assert reading(a=value).int("a", 0) == value
+    assert reading(a=[value, 1]).ints("a") == [value, 1]
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_a_float_is_read_as_it_is_stored(value: float) -> None:
+    assert reading(a=value).float("a", 0.0) == value
+    assert reading(a=[value, 1]).floats("a") == [value, 1.0]
+
+
+@given(st.text())
+def test_text_is_read_as_utf_8(value: str) -> None:
+    assert reading(a=value).string("a", "") == value
+    assert reading(a=[value, "b"]).strings("a") == [value, "b"]
+
+
+def test_an_integer_serves_where_a_float_is_asked_for() -> None:
+    assert reading(a=3).float("a", 0.0) == 3.0
+    assert reading(a=[3, 4]).floats("a") == [3.0, 4.0]
+
+
+def test_booleans_and_nets_are_read() -> None:
+    values = reading(yes=True, no=0, net=NetDef(name="inner"))
+    assert values.bool("yes") is True
+    assert values.bool("no", True) is False
+    inner = values.net("net")
+    assert inner is not None
+    assert inner.name == "inner"
+    assert values.names() == ["yes", "no", "net"]
+
+
+def test_a_list_may_be_empty() -> None:
+    values = reading(a=[])
+    assert "a" in values
+    assert values.ints("a", [1]) == values.floats("a", [1.0]) == values.strings("a", ["s"]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (1.5, "int", "must be an integer; found a float"),
+        ("a", "int", "must be an integer; found a string"),
+        ([1, 2], "int", "must be an integer; found a list of integers"),
+        ("a", "float", "must be a float; found a string"),
+        (math.nan, "float", "is not a number"),
+        (1, "string", "must be a string; found an integer"),
+        (b"\xff\xfe", "string", "is not UTF-8 text"),
+        ([b"\xff"], "strings", "is not UTF-8 text"),
+        (1, "ints", "must be a list of integers; found an integer"),
+        ([1.5], "ints", "must be a list of integers; found a list of floats"),
+        (0.5, "floats", "must be a list of floats; found a float"),
+        (["a"], "floats", "must be a list of floats; found a list of strings"),
+        ([1], "strings", "must be a list of strings; found a list of integers"),
+        (1, "net", "must be a net; found an integer"),
+    ],
+)
+def test_another_kind_is_refused_with_both_kinds_named(value: ArgumentValue, kind: str, message: str) -> None:
+    defaults = {"int": (0,), "float": (0.0,), "string": ("",)}
+    with pytest.raises(ArgumentError, match=f"^Op 'y': argument 'a' {message}"):
+        getattr(reading(a=value), kind)("a", *defaults.get(kind, ()))
+
+
+def test_nan_stays_in_a_list_of_floats() -> None:
+    assert math.isnan(reading(a=[math.nan, 1.0]).floats("a")[0])
+
+
+def test_an_argument_given_twice_must_be_the_same() -> None:
+    same = OperatorDef(arg=[make_argument("a", 1), make_argument("a", 1)])
+    assert Arguments(same, "Op").int("a", 0) == 1
+    differing = OperatorDef(arg=[make_argument("a", 1), make_argument("a", 2)])
+    with pytest.raises(ArgumentError, match="Op: argument 'a' is given twice with different values"):
+        Arguments(differing, "Op")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, Argument(name="a", i=1)),
+        (2.0, Argument(name="a", f=2.0)),
+        ("µ", Argument(name="a", s="µ".encode())),
+        (b"\xff", Argument(name="a", s=b"\xff")),
+        ([1, 2.5], Argument(name="a", floats=[1.0, 2.5])),
+        ([True, 2], Argument(name="a", ints=[1, 2])),
+        ((1, 2), Argument(name="a", ints=[1, 2])),
+        (["s", b"t"], Argument(name="a", strings=[b"s", b"t"])),
+        ([], Argument(name="a")),
+        (TensorProto(dims=[2]), Argument(name="a", t=TensorProto(dims=[2]))),
+    ],
+)
+def test_each_python_value_has_its_field(value: ArgumentValue, expected: Argument) -> None:
+    assert make_argument("a", value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "a NoneType cannot be an operator argument"),
+        ({1: 2}, "a dict cannot be"),
+        ([1, "a"], r"a list must hold only ints, floats or strings; found \[1, 'a'\]"),
+        (2**63, "9223372036854775808 does not fit an int64"),
+        ([1, -(2**63) - 1], "-9223372036854775809 does not fit an int64"),
+    ],
+)
+def test_values_that_are_no_argument_are_refused(value: ArgumentValue, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"argument 'a': {message}"):
+        make_argument("a", value)
