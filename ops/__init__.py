@@ -9,10 +9,13 @@ from dagexec.ops import (
     elementwise,
     fill,
     index,
+    normalization,
     product,
+    reduction,
     shape,
     slicing,
     softmax,
+    standardization,
     unary,
 )
 
@@ -25,9 +28,12 @@ __all__ = [
     "elementwise",
     "fill",
     "index",
+    "normalization",
     "product",
+    "reduction",
     "shape",
     "slicing",
     "softmax",
+    "standardization",
     "unary",
 ]

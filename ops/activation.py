@@ -21,6 +21,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
 from dagexec.ops.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.error_function import LIMIT, log_erfc_passes
+from dagexec.ops.layout import ORDER_HELP, channel_axis
 from dagexec.ops.pointwise import (
     Pointwise,
     UfuncOperator,
@@ -321,15 +322,6 @@ def infer_prelu(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-def channel_axis(call: OperatorCall) -> int:
-    """The axis of channels in X that argument `order` says: 1 for NCHW, the last for NHWC. Raises ArgumentError."""
-    order = call.arguments.string("order", "NCHW")
-    if order not in ("NCHW", "NHWC"):
-        raise ArgumentError(f"{call.label}: argument 'order' must be NCHW or NHWC, found {order!r}")
-    rank = len(call.inputs[0].shape)
-    return min(1, rank - 1) if order == "NCHW" else rank - 1
-
-
 def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: OperatorCall) -> tuple[int, ...]:
     """The shape, of as many axes as X, under which the slope broadcasts to X. Raises ShapeError when it does not."""
     if math.prod(slope) == 1:
@@ -353,7 +345,7 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
         "that broadcasts to X. He et al., 2015, arXiv:1502.01852.",
         input_names=("X", "slope"),
         output_names=("Y",),
-        args={"order": "NCHW or NHWC: where the channels are (default NCHW)"},
+        args={"order": ORDER_HELP},
         inplace=first_to_first,
     )
 )

@@ -1,0 +1,367 @@
+"""Reductions: sums, means, extremes and norms over some axes, over all elements, or over leading or trailing axes.
+
+16-bit floats are accumulated in float32. A sum over no elements is 0, a mean NaN; an extreme over none is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, INT64, STRING, TypeMeta
+from dagexec.core.errors import ArgumentError
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import Array, compute_dtype, convert, in_sequence, is_narrow
+from dagexec.ops.pointwise import scalar_pass
+
+NUMBER_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
+
+Axes = tuple[int, ...]
+AxesReader = Callable[[OperatorCall], tuple[Axes, bool]]
+"""Says which axes of input 0 are reduced, and whether they stay with size 1."""
+
+
+def reduction_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """One operation an input element."""
+    kind = call.inputs[0]
+    return Cost(kind.elements, kind.nbytes, sum(output.nbytes for output in outputs))
+
+
+def named_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """Arguments `axes` (default all; negative from the end) and `keepdims`. Raises ShapeError or ArgumentError."""
+    rank = len(call.inputs[0].shape)
+    axes = call.arguments.ints("axes")
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise call.fail(f"argument 'axes' must be in [{-rank}, {rank - 1}], found {axes}")
+    found = sorted(axis % rank for axis in axes)
+    if len(set(found)) != len(found):
+        raise ArgumentError(f"{call.label}: argument 'axes' names an axis twice: {axes}")
+    return tuple(found or range(rank)), call.arguments.bool("keepdims", True)
+
+
+def all_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """Every axis; none stays."""
+    return tuple(range(len(call.inputs[0].shape))), False
+
+
+def _reduced_count(call: OperatorCall) -> int:
+    rank, count = len(call.inputs[0].shape), call.arguments.int("num_reduce_dims", 1)
+    if not 0 <= count <= rank:
+        raise ArgumentError(f"{call.label}: argument 'num_reduce_dims' must be in [0, {rank}], found {count}")
+    return count
+
+
+def front_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """The first `num_reduce_dims` axes. Raises ArgumentError."""
+    return tuple(range(_reduced_count(call))), False
+
+
+def back_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """The last `num_reduce_dims` axes. Raises ArgumentError."""
+    rank = len(call.inputs[0].shape)
+    return tuple(range(rank - _reduced_count(call), rank)), False
+
+
+def one_axis_of_three(axis: int) -> AxesReader:
+    """Axis `axis` of a tensor that must have three."""
+
+    def read(call: OperatorCall) -> tuple[Axes, bool]:
+        call.require_rank(0, 3)
+        return (axis,), False
+
+    return read
+
+
+def _output_shape(shape: tuple[int, ...], axes: Axes, keep: bool) -> tuple[int, ...]:
+    if keep:
+        return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+class Reduction(Operator):
+    """Base of the reductions.
+
+    Attributes:
+        axes: which axes are reduced.
+    """
+
+    axes: ClassVar[AxesReader]
+
+    def prepare(self) -> Step:
+        """Reduce into the output, or into a float32 accumulator when that is of 16 bits."""
+        x, y = self.x(0), self.y(0)
+        axes, _ = type(self).axes(self.call())
+        kept = y.reshape(_output_shape(x.shape, axes, True))
+        total = self.scratch(kept.shape, compute_dtype(y.dtype)) if is_narrow(y.dtype) else kept
+        count = math.prod(x.shape[axis] for axis in axes)
+        steps = self.passes(x, total, axes, count)
+        return in_sequence(steps if total is kept else [*steps, convert(total, kept)])
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The NumPy calls that reduce `axes` of `x`, `count` elements each, into `total`, where they have size 1."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement passes")
+
+
+def reduce_pass(ufunc: np.ufunc, x: Array, total: Array, axes: Axes) -> Step:
+    """The pass that reduces `axes` of `x` with `ufunc` into `total`, in the dtype of `total`."""
+    return partial(ufunc.reduce, x, axis=axes, dtype=total.dtype, keepdims=True, out=total)
+
+
+class SumReduction(Reduction):
+    """Sum."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One sum."""
+        return [reduce_pass(np.add, x, total, axes)]
+
+
+class MeanReduction(Reduction):
+    """Mean."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum, divided by the number of elements."""
+        if count == 0:
+            return [partial(total.fill, math.nan)]
+        return [reduce_pass(np.add, x, total, axes), scalar_pass(np.divide, total, count, total)]
+
+
+class MaxReduction(Reduction):
+    """Maximum; NaN where there is one."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One maximum."""
+        return [reduce_pass(np.maximum, x, total, axes)]
+
+
+class MinReduction(Reduction):
+    """Minimum; NaN where there is one."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One minimum."""
+        return [reduce_pass(np.minimum, x, total, axes)]
+
+
+class ProductReduction(Reduction):
+    """Product."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One product."""
+        return [reduce_pass(np.multiply, x, total, axes)]
+
+
+class L1Reduction(Reduction):
+    """Sum of magnitudes."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The magnitudes, and their sum."""
+        magnitudes = self.scratch(x.shape, total.dtype)
+        absolute = partial(np.absolute, x, out=magnitudes, dtype=total.dtype)
+        return [absolute, reduce_pass(np.add, magnitudes, total, axes)]
+
+
+class SquareReduction(Reduction):
+    """Sum of squares; over all elements of a float32 or float64 tensor it is one BLAS dot product."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The squares, and their sum."""
+        if len(axes) == x.ndim and x.dtype == total.dtype and x.dtype.kind == "f":
+            flat = x.reshape(-1)
+            return [partial(np.dot, flat, flat, out=total.reshape(()))]
+        squares = self.scratch(x.shape, total.dtype)
+        return [partial(np.square, x, out=squares, dtype=total.dtype), reduce_pass(np.add, squares, total, axes)]
+
+
+class L2Reduction(SquareReduction):
+    """Root of the sum of squares."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum of squares, and its root."""
+        return [*super().passes(x, total, axes, count), partial(np.sqrt, total, out=total)]
+
+
+def _averaged(owner: Operator, steps: list[Step], total: Array, count: int) -> list[Step]:
+    """`steps`, divided by `count` where argument `average` asks for it; the average of nothing is 0."""
+    if not owner.arguments.bool("average") or count == 0:
+        return steps
+    return [*steps, scalar_pass(np.divide, total, count, total)]
+
+
+class ElementSum(SumReduction):
+    """Sum, or average."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum, and the division."""
+        return _averaged(self, super().passes(x, total, axes, count), total, count)
+
+
+class ElementSquareSum(SquareReduction):
+    """Sum or average of squares."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum of squares, and the division."""
+        return _averaged(self, super().passes(x, total, axes, count), total, count)
+
+
+AXES_ARGS = {
+    "axes": "axes to reduce, negative ones counted from the end (default all)",
+    "keepdims": "1: reduced axes stay, with size 1 (default 1)",
+}
+COUNT_ARGS = {"num_reduce_dims": "how many axes are reduced (default 1)"}
+
+
+def reduction_schema(
+    name: str, doc: str, axes: AxesReader, args: dict[str, str], metas: tuple[TypeMeta, ...], *, extreme: bool
+) -> OpSchema:
+    """The schema of a reduction; an `extreme` has no value over no elements."""
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        meta = call.require_types(0, *metas)
+        reduced, keep = axes(call)
+        call.arguments.bool("average")
+        shape = call.inputs[0].shape
+        output = TensorType(_output_shape(shape, reduced, keep), meta)
+        if extreme and output.elements and 0 in shape:
+            raise call.fail("there is no extreme over an axis without elements")
+        return [output]
+
+    return OpSchema(
+        name,
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer,
+        doc=doc,
+        input_names=("X",),
+        output_names=("Y",),
+        args=args,
+        cost=reduction_cost,
+    )
+
+
+def _define(
+    name: str,
+    base: type[Reduction],
+    axes: AxesReader,
+    doc: str,
+    args: dict[str, str],
+    metas: tuple[TypeMeta, ...] = NUMBER_TYPES,
+) -> type[Reduction]:
+    """Register reduction `name`: what `base` computes, over `axes`."""
+    members = {"axes": staticmethod(axes), "__doc__": doc, "__module__": __name__}
+    extreme = issubclass(base, MaxReduction | MinReduction)
+    return operator(reduction_schema(name, doc, axes, args, metas, extreme=extreme))(type(name, (base,), members))
+
+
+ReduceSum = _define("ReduceSum", SumReduction, named_axes, "Sum over `axes`.", AXES_ARGS)
+ReduceMean = _define("ReduceMean", MeanReduction, named_axes, "Mean over `axes`.", AXES_ARGS, FLOAT_TYPES)
+ReduceMax = _define("ReduceMax", MaxReduction, named_axes, "Maximum over `axes`.", AXES_ARGS)
+ReduceMin = _define("ReduceMin", MinReduction, named_axes, "Minimum over `axes`.", AXES_ARGS)
+ReduceProd = _define("ReduceProd", ProductReduction, named_axes, "Product over `axes`.", AXES_ARGS)
+ReduceL1 = _define("ReduceL1", L1Reduction, named_axes, "Sum of magnitudes over `axes`.", AXES_ARGS)
+ReduceL2 = _define(
+    "ReduceL2", L2Reduction, named_axes, "Root of the sum of squares over `axes`.", AXES_ARGS, FLOAT_TYPES
+)
+ReduceFrontSum = _define(
+    "ReduceFrontSum", SumReduction, front_axes, "Sum over the first `num_reduce_dims` axes.", COUNT_ARGS
+)
+ReduceFrontMean = _define(
+    "ReduceFrontMean", MeanReduction, front_axes, "Mean over the first `num_reduce_dims` axes.", COUNT_ARGS, FLOAT_TYPES
+)
+ReduceFrontMax = _define(
+    "ReduceFrontMax", MaxReduction, front_axes, "Maximum over the first `num_reduce_dims` axes.", COUNT_ARGS
+)
+ReduceBackSum = _define(
+    "ReduceBackSum", SumReduction, back_axes, "Sum over the last `num_reduce_dims` axes.", COUNT_ARGS
+)
+ReduceBackMean = _define(
+    "ReduceBackMean", MeanReduction, back_axes, "Mean over the last `num_reduce_dims` axes.", COUNT_ARGS, FLOAT_TYPES
+)
+ReduceBackMax = _define(
+    "ReduceBackMax", MaxReduction, back_axes, "Maximum over the last `num_reduce_dims` axes.", COUNT_ARGS
+)
+RowwiseMax = _define(
+    "RowwiseMax", MaxReduction, one_axis_of_three(2), "Maximum of each row: batch x M x N to batch x M.", {}
+)
+ColwiseMax = _define(
+    "ColwiseMax", MaxReduction, one_axis_of_three(1), "Maximum of each column: batch x M x N to batch x N.", {}
+)
+
+
+AVERAGE_ARGS = {"average": "1: divide by the number of elements (default 0)"}
+SumElements = _define(
+    "SumElements", ElementSum, all_axes, "Sum of all elements, a scalar.", AVERAGE_ARGS, FLOAT_TYPES
+)
+SumSqrElements = _define(
+    "SumSqrElements", ElementSquareSum, all_axes, "Sum of the squares of all elements.", AVERAGE_ARGS, FLOAT_TYPES
+)
+
+
+def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
+    """The output has X's shape, with `axis` gone or of size 1, of int64."""
+    call.require_types(0, *NUMBER_TYPES)
+    shape = call.inputs[0].shape
+    axis = call.axis("axis", -1, len(shape))
+    output = TensorType(_output_shape(shape, (axis,), call.arguments.bool("keepdims", True)), INT64)
+    if output.elements and shape[axis] == 0:
+        raise call.fail("there is no extreme over an axis without elements")
+    return [output]
+
+
+def _arg_schema(name: str, what: str) -> OpSchema:
+    return OpSchema(
+        name,
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_arg_extreme,
+        doc=f"Index of the {what} element along `axis`, int64; of several equal ones the first, and NaN before all.",
+        input_names=("X",),
+        output_names=("Indices",),
+        args={
+            "axis": "axis to search, negative ones counted from the end (default -1)",
+            "keepdims": "1: the axis stays, with size 1 (default 1)",
+        },
+        cost=reduction_cost,
+    )
+
+
+class _ArgExtreme(Operator):
+    """Base of ArgMax and ArgMin.
+
+    Attributes:
+        search: the ndarray method.
+    """
+
+    search: ClassVar[Callable[..., Any]]
+
+    def prepare(self) -> Step:
+        """A search along the last axis, of a copy when the axis is another one: NumPy would make one each run."""
+        x, call = self.x(0), self.call()
+        axis = call.axis("axis", -1, x.ndim)
+        y = self.y(0).reshape(_output_shape(x.shape, (axis,), False))
+        if y.size == 0:
+            return in_sequence([])
+        if math.prod(x.shape[axis + 1 :]) == 1:
+            return partial(type(self).search, x, axis=axis, out=y)
+        moved = np.moveaxis(x, axis, -1)
+        copy = self.scratch(moved.shape, x.dtype)
+        return in_sequence([partial(np.copyto, copy, moved), partial(type(self).search, copy, axis=-1, out=y)])
+
+
+@operator(_arg_schema("ArgMax", "greatest"))
+class ArgMax(_ArgExtreme):
+    """Index of the maximum."""
+
+    search = np.ndarray.argmax
+
+
+@operator(_arg_schema("ArgMin", "least"))
+class ArgMin(_ArgExtreme):
+    """Index of the minimum."""
+
+    search = np.ndarray.argmin
