@@ -102,22 +102,23 @@ def test_the_ready_chain_of_the_highest_priority_is_taken_first(parallel_kind: s
 
 def test_a_ready_child_goes_on_in_the_worker_that_made_it_ready(parallel_kind: str) -> None:
     where: dict[str, str] = {}
+    held, release = threading.Event(), threading.Event()
 
     def note(operator: Operator) -> None:
+        assert held.wait(PATIENCE)  # from here on, the other worker cannot help
         where[operator.output_blobs[0].name] = threading.current_thread().name
 
     fork = parents_from_edges(3, [(0, 1), (0, 2)])
-    held, release = threading.Event(), threading.Event()
 
     def hold(_operator: Operator) -> None:
         held.set()
         assert release.wait(PATIENCE)
 
-    definition = net_of(fork, op_type="Where")
+    definition = net_of(fork, op_type="NoteThread")
     definition.op.add(type="Hold", output=["held"])  # keeps one of the two workers busy all the time
     definition.op.add(type="Free", input=["b1", "b2"], output=["freed"])
     with (
-        temporary_operator("Where", note),
+        temporary_operator("NoteThread", note),
         temporary_operator("Hold", hold),
         temporary_operator("Free", lambda _operator: release.set()),
         make_net(parallel_kind, definition) as net,
