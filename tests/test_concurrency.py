@@ -1,0 +1,56 @@
+"""Real models under concurrency: results never depend on who else runs, on the net type, or on the number of workers."""
+
+import anyio
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec.comparison import compare, random_feeds
+
+NET_TYPES = ["simple", "dag", "async_dag"]
+
+
+@pytest.mark.parametrize("net_type", NET_TYPES)
+def test_64_concurrent_runs_on_4_replicas_give_the_bytes_of_64_sequential_ones(net_type: str) -> None:
+    with dagexec.compile("zoo:squeezenet", net_type="simple") as alone:
+        feeds = [random_feeds(alone.model, seed=seed) for seed in range(64)]
+        [name] = alone.outputs
+        expected = [alone.run(feed)[name].tobytes() for feed in feeds]
+    assert len(set(expected)) == 64
+    found: dict[int, bytes] = {}
+
+    async def main() -> None:
+        async with dagexec.compile("zoo:squeezenet", net_type=net_type, num_workers=2, replicas=4) as executor:
+
+            async def one(number: int) -> None:
+                found[number] = (await executor.run_async(feeds[number]))[name].tobytes()
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(64):
+                    tasks.start_soon(one, number)
+            assert executor.statistics().completed == 64
+
+    anyio.run(main)
+    assert [found[number] for number in range(64)] == expected
+
+
+@pytest.mark.parametrize("model", ["zoo:googlenet", "zoo:mobilenet_v2", "zoo:densenet121"])
+def test_all_runtimes_give_the_same_bytes(model: str) -> None:
+    comparison = compare(model, net_types=NET_TYPES[1:], workers=(1, 2, 3), repeat=2)
+    assert comparison.agrees
+    assert len(comparison.rows) == 7
+    assert max(row.largest_difference for row in comparison.rows) == 0
+
+
+def test_runs_of_different_batch_sizes_may_alternate_on_one_replica() -> None:
+    random = np.random.default_rng(0)
+    model = dagexec.model_source.load_model("zoo:lenet")
+    [name] = model.inputs
+    images = random.standard_normal((4, *model.inputs[name].shape[1:]), np.float32)  # type: ignore[index]
+    net = dagexec.compile((model.init_net, model.net))  # as Caffe2 nets they take any batch size
+    with net as executor:
+        together = executor.run({name: images})
+        for start in range(4):
+            one = executor.run({name: images[start : start + 1]})
+            for output in executor.outputs:
+                np.testing.assert_allclose(one[output][0], together[output][start], rtol=1e-5, atol=1e-7)
