@@ -148,7 +148,7 @@ class DiagonalFill(Operator):
         y = self.y(0)
         length = min(y.shape)
         stride = sum(element_count(y.shape[axis + 1 :]) for axis in range(y.ndim))
-        diagonal = y.reshape(-1)[: length * stride : stride][:length]
+        diagonal = y.reshape(-1)[: length * stride : stride]
         zero, value = (b"" if y.dtype == object else y.dtype.type(0)), fill_value(self.call())
 
         def fill() -> None:

@@ -190,7 +190,7 @@ def test_run_net_once_runs_in_list_order_and_keeps_no_net() -> None:
     workspace = Workspace()
     definition = NetDef(
         name="init",
-        type="dag",
+        type="a type that does not matter here",
         op=[operator_def("ConstantFill", [], ["a"], shape=[2], value=-1.0), operator_def("Relu", ["a"], ["a"])],
     )
     workspace.run_net_once(definition)

@@ -108,6 +108,26 @@ def test_reshape_in_place_of_an_adopted_array_leaves_that_array_alone() -> None:
     assert mine.shape == (2, 3)
 
 
+def test_an_input_reshaped_in_place_may_be_fed_again_in_its_old_shape() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", counting((2, 3)))
+    with SimpleNet(NetDef(name="n", op=[operator_def("FlattenToVec", ["x"], ["x"])]), workspace) as net:
+        net.run()
+        for sign in (1, -1):
+            workspace.feed_blob("x", sign * counting((2, 3)))
+            net.run()
+            assert workspace.fetch_blob("x").tolist() == [sign * value for value in range(6)]
+
+
+def test_a_net_that_writes_what_another_net_views_leaves_the_viewed_blob_alone() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", counting((2, 3)))
+    workspace.run_operator_once(operator_def("StopGradient", ["x"], ["y"]))
+    workspace.run_operator_once(operator_def("ConstantFill", [], ["y"], shape=[2, 3], value=9.0))
+    assert workspace.fetch_blob("x").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert workspace.fetch_blob("y").tolist() == [[9, 9, 9], [9, 9, 9]]
+
+
 @pytest.mark.parametrize("op_type", ["Flatten", "FlattenToVec", "StopGradient"])
 def test_a_view_shares_the_storage_of_its_input_and_follows_it(op_type: str) -> None:
     workspace = Workspace()
