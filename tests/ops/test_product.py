@@ -195,3 +195,8 @@ def test_products_over_no_elements_are_zero_plus_bias(op_type: str) -> None:
     inputs = {"FC": [a, b.reshape(3, 0), c], "Gemm": [a, b, c]}.get(op_type, [a, b])
     [y] = run_operator(op_type, inputs)
     assert y.tolist() == ([[1, 2, 3]] * 2 if op_type in ("FC", "Gemm") else [[0, 0, 0]] * 2)
+
+
+def test_gemm_does_not_read_c_when_its_factor_is_zero() -> None:
+    [y] = run_operator("Gemm", [np.eye(2), np.eye(2), np.full((2, 2), np.nan)], beta=0.0)
+    np.testing.assert_array_equal(y, np.eye(2))
