@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 SAYS = {
-    "run_a_model": "softmaxout: float32 (1, 1000",
+    "run_a_model": "softmax: float32 (1, 1000",
     "compare_runtimes": "same bytes: True",
     "embed_in_asyncio": "16 results",
     "write_an_operator": "[ 5. 13. 17.]",
