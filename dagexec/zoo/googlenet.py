@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagexec.core.model import Model
+from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
 
 
@@ -59,7 +60,7 @@ def googlenet(batch_size: int, seed: int) -> Model:
             x = helper.max_pool(x, f"pool{number}", kernel=3, stride=2, ceil_mode=True)
     x = helper.global_average_pool(x, "pool5")
     x = helper.dropout(x, "drop", ratio=0.4)
-    x = helper.fc(x, "pred", dim, 1000)
+    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.015))
     return helper.model([helper.softmax(x, "softmax")])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagexec.core.model import Model
+from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
 
 
@@ -16,5 +17,5 @@ def lenet(batch_size: int, seed: int) -> Model:
     x = helper.max_pool(x, "pool2", kernel=2, stride=2)
     x = helper.fc(x, "fc3", 50 * 4 * 4, 500)
     x = helper.relu(x, x)
-    x = helper.fc(x, "pred", 500, 10)
+    x = helper.fc(x, "pred", 500, 10, weight_init=gaussian(0.03))
     return helper.model([helper.softmax(x, "softmax")])

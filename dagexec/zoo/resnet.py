@@ -27,7 +27,7 @@ def resnet50(batch_size: int, seed: int) -> Model:
             x = _bottleneck(helper, x, f"res{stage}_{block}", dim, width, stride)
             dim = width * _EXPANSION
     x = helper.global_average_pool(x, "pool5")
-    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.01))
+    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.003))
     return helper.model([helper.softmax(x, "softmax")])
 
 

@@ -6,7 +6,10 @@ which pools earlier and needs 2.4 times less computation.
 
 from __future__ import annotations
 
+import math
+
 from dagexec.core.model import Model
+from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
 
 _FEATURES = 512
@@ -29,7 +32,7 @@ def squeezenet_towers(batch_size: int, seed: int) -> Model:
     helper = ModelHelper("squeezenet_towers", seed=seed)
     data = helper.add_input("data", (batch_size, 3, 224, 224))
     towers = [_features(helper, data, f"tower{number}/") for number in range(_TOWERS)]
-    return _classified(helper, helper.sum(towers, "towers"))
+    return _classified(helper, helper.sum(towers, "towers"), towers=_TOWERS)
 
 
 def _features(helper: ModelHelper, data: str, scope: str) -> str:
@@ -59,9 +62,11 @@ def _fire(helper: ModelHelper, x: str, name: str, dim_in: int, *, squeeze: int, 
     return helper.concat([narrow, wide], f"{name}/concat")
 
 
-def _classified(helper: ModelHelper, features: str) -> Model:
+def _classified(helper: ModelHelper, features: str, *, towers: int = 1) -> Model:
+    """The classifier. Its weights are smaller the more towers were summed."""
     x = helper.dropout(features, "drop9", ratio=0.5)
-    x = helper.conv(x, "conv10", _FEATURES, _CLASSES, kernel=1)
+    weight_init = gaussian(math.sqrt(2 / _FEATURES) / towers)
+    x = helper.conv(x, "conv10", _FEATURES, _CLASSES, kernel=1, weight_init=weight_init)
     x = helper.relu(x, x)
     x = helper.global_average_pool(x, "pool10")
     return helper.model([helper.softmax(helper.flatten(x, "logits"), "softmax")])
