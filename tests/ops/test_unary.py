@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, tuple[Callable[[float], float], float, float]] = {
     "Sign": (lambda v: (v > 0) - (v < 0), -1, 1),
     "Floor": (math.floor, -20, 20),
     "Ceil": (math.ceil, -20, 20),
+    "Round": (round, -20, 20),
     "Sin": (math.sin, -20, 20),
     "Cos": (math.cos, -20, 20),
     "Tan": (math.tan, -1.5, 1.5),
@@ -123,6 +124,11 @@ def test_erf_of_special_values() -> None:
         [y] = run_operator("Erf", [np.array([np.inf, -np.inf, np.nan, 1e30, -0.0], np.float32)])
     np.testing.assert_array_equal(y, np.array([1, -1, np.nan, 1, 0], np.float32))
     assert np.signbit(y[4])
+
+
+def test_round_takes_halves_to_the_even_neighbour() -> None:
+    [y] = run_operator("Round", [np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5], np.float32)])
+    assert y.tolist() == [-2, -2, 0, 0, 2, 2]
 
 
 def test_sign_of_nan_is_nan_and_of_zeros_is_zero() -> None:
