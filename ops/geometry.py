@@ -1,0 +1,269 @@
+"""Geometry of sliding windows: kernel, stride, dilation and padding, read and checked in one place.
+
+Convolution and pooling, their shape inference and their cost model all ask here. `read_window` parses the arguments
+of an operator; `Window.over` resolves them for an input of known size into one `Axis` for each spatial axis.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagexec.core.errors import ArgumentError
+from dagexec.core.schema import OperatorCall
+
+WINDOW_ARGS = {
+    "kernels": "window size of each spatial axis; or kernel for all axes, or kernel_h and kernel_w",
+    "strides": "step of each axis (default 1); or stride, or stride_h and stride_w",
+    "dilations": "distance between taps of each axis (default 1); or dilation, or dilation_h and dilation_w",
+    "pads": "padding at the heads of all axes, then at the tails (default 0); or pad, or pad_t, pad_l, pad_b, pad_r",
+    "legacy_pad": "0 NOTSET: as given, 1 VALID: none, 2 SAME: out = ceil(in / stride), 3 CAFFE_LEGACY_POOLING",
+    "auto_pad_lower": "1: an odd pixel of SAME padding goes to the head (ONNX's SAME_LOWER; default 0)",
+    "order": "NCHW (default) or NHWC",
+}
+POOL_ARGS = WINDOW_ARGS | {
+    "global_pooling": "1: the window is the whole image; no stride, pad or dilation beside it",
+    "ceil_mode": "1: a last window may reach over the end, if it starts before it (default 0)",
+}
+
+_LIMIT = 1 << 31  # no argument of a window is larger
+
+
+class LegacyPad(enum.IntEnum):
+    """How padding is found, as `legacy_pad` says it."""
+
+    NOTSET = 0
+    VALID = 1
+    SAME = 2
+    CAFFE_LEGACY_POOLING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis of a window over an input of `size` pixels.
+
+    Window `i` of `out` has taps at `i * stride - head + tap * dilation` for `tap` in range(kernel); taps outside the
+    input read padding. `head` and `tail` may be negative (SAME with a stride larger than the kernel).
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    head: int
+    tail: int
+    out: int
+
+    @property
+    def extent(self) -> int:
+        """Pixels from the first tap of a window to its last, both counted."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def covered(self) -> int:
+        """Pixels from the first tap of the first window to the last tap of the last one, both counted."""
+        return (self.out - 1) * self.stride + self.extent if self.out else 0
+
+    @property
+    def reads_padding(self) -> bool:
+        """True when some tap lies outside the input, or the first window does not start at pixel 0."""
+        return self.head != 0 or self.covered > self.size
+
+    def tap(self, tap: int) -> tuple[slice, slice]:
+        """The windows whose tap `tap` lies inside the input, and the pixels it reads there."""
+        offset = tap * self.dilation - self.head
+        first = max(0, -(offset // self.stride)) if offset < 0 else 0
+        last = min(self.out - 1, (self.size - 1 - offset) // self.stride)
+        if last < first:
+            return slice(0, 0), slice(0, 0)
+        start = offset + first * self.stride
+        return slice(first, last + 1), slice(start, offset + last * self.stride + 1, self.stride)
+
+    def window_sizes(self, *, with_padding: bool) -> list[int]:
+        """How many taps each window has inside the input, or inside the input with its padding (without gaps)."""
+        low, high = (-self.head, self.size + self.tail) if with_padding else (0, self.size)
+        starts = [index * self.stride - self.head for index in range(self.out)]
+        if self.dilation == 1:
+            return [max(0, min(start + self.kernel, high) - max(start, low)) for start in starts]
+        return [
+            sum(low <= start + tap * self.dilation < high for tap in range(self.kernel)) for start in starts
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The arguments of a sliding window, one entry for each spatial axis; `kernel` is empty for global pooling."""
+
+    label: str
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    head: tuple[int, ...]
+    tail: tuple[int, ...]
+    legacy_pad: LegacyPad
+    lower: bool
+    ceil_mode: bool
+    global_pooling: bool
+    channels_last: bool
+
+    def over(self, sizes: Sequence[int]) -> tuple[Axis, ...]:
+        """The window over an image of `sizes` pixels. Raises ArgumentError when it does not fit."""
+        if self.global_pooling:
+            return tuple(Axis(size, size, 1, 1, 0, 0, 1) for size in sizes)
+        return tuple(self._axis(number, size) for number, size in enumerate(sizes))
+
+    def spatial(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The spatial sizes of an image tensor's shape."""
+        return shape[1:-1] if self.channels_last else shape[2:]
+
+    def channels(self, shape: tuple[int, ...]) -> int:
+        """The number of channels of an image tensor's shape."""
+        return shape[-1] if self.channels_last else shape[1]
+
+    def image_shape(self, batch: int, channels: int, sizes: Sequence[int]) -> tuple[int, ...]:
+        """N, C, spatial or N, spatial, C."""
+        return (batch, *sizes, channels) if self.channels_last else (batch, channels, *sizes)
+
+    def _axis(self, number: int, size: int) -> Axis:
+        kernel, stride, dilation = self.kernel[number], self.stride[number], self.dilation[number]
+        head, tail = self.head[number], self.tail[number]
+        extent = dilation * (kernel - 1) + 1
+        if self.legacy_pad is LegacyPad.SAME:
+            out = -(-size // stride)
+            need = (out - 1) * stride + extent - size
+            half = abs(need) // 2 * (1 if need >= 0 else -1)
+            head, tail = (need - half, half) if self.lower else (half, need - half)
+            return Axis(size, kernel, stride, dilation, head, tail, out)
+        if self.legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING:
+            return self._legacy_axis(size, kernel, stride, head)
+        room = size + head + tail - extent
+        if room < 0:
+            raise ArgumentError(
+                f"{self.label}: the window does not fit axis {number}: kernel {kernel} with dilation {dilation} spans "
+                f"{extent} pixels, the input has {size} + {head} + {tail} of padding"
+            )
+        out = room // stride + 1
+        if self.ceil_mode:
+            out = -(-room // stride) + 1
+            if (out - 1) * stride >= size + head:
+                out -= 1
+        return Axis(size, kernel, stride, dilation, head, tail, out)
+
+    def _legacy_axis(self, size: int, kernel: int, stride: int, head: int) -> Axis:
+        """Caffe's pooling: rounds up, then drops a window that starts in the padding."""
+        room = size + 2 * head - kernel
+        if room < 0:
+            raise ArgumentError(f"{self.label}: kernel {kernel} is larger than {size} pixels with padding {head}")
+        standard = room // stride + 1
+        out = -(-room // stride) + 1
+        if head > 0 and (out - 1) * stride >= size + head:
+            out -= 1
+        return Axis(size, kernel, stride, 1, head, head + stride * (out - standard), out)
+
+
+def read_window(call: OperatorCall, rank: int) -> Window:
+    """The window arguments of an operator on images of `rank` spatial axes.
+
+    Raises ArgumentError for forms that contradict each other, wrong numbers of entries and values out of range.
+    """
+    args = call.arguments
+    global_pooling = args.bool("global_pooling")
+    order = args.string("order", "NCHW").upper()
+    if order not in ("NCHW", "NHWC"):
+        raise ArgumentError(f"{call.label}: argument 'order' must be NCHW or NHWC, found {order!r}")
+    legacy_number = args.int("legacy_pad", 0)
+    if legacy_number not in list(LegacyPad):
+        raise ArgumentError(f"{call.label}: argument 'legacy_pad' must be 0 to 3, found {legacy_number}")
+    legacy_pad = LegacyPad(legacy_number)
+    kernel = _per_axis(call, "kernel", rank, None, least=1)
+    stride = _per_axis(call, "stride", rank, 1, least=1)
+    dilation = _per_axis(call, "dilation", rank, 1, least=1)
+    pads = read_pads(call, rank)
+    if global_pooling:
+        if any(pads) or any(size != 1 for size in stride + dilation):
+            raise ArgumentError(f"{call.label}: global_pooling allows no pad, stride or dilation beside it")
+    elif not kernel:
+        raise ArgumentError(f"{call.label}: argument 'kernel' (or kernels, or kernel_h and kernel_w) is required")
+    if legacy_pad in (LegacyPad.VALID, LegacyPad.SAME) and any(pads):
+        raise ArgumentError(f"{call.label}: legacy_pad {legacy_pad.name} computes the pads; found pads {list(pads)}")
+    if legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING and any(size != 1 for size in dilation):
+        raise ArgumentError(f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING allows no dilation, found {dilation}")
+    return Window(
+        label=call.label,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        head=pads[:rank],
+        tail=pads[rank:],
+        legacy_pad=legacy_pad,
+        lower=args.bool("auto_pad_lower"),
+        ceil_mode=args.bool("ceil_mode"),
+        global_pooling=global_pooling,
+        channels_last=order == "NHWC",
+    )
+
+
+def tap_count(axes: Sequence[Axis]) -> int:
+    """Number of taps of a window."""
+    return math.prod(axis.kernel for axis in axes)
+
+
+def output_sizes(axes: Sequence[Axis]) -> tuple[int, ...]:
+    """Number of windows along each axis."""
+    return tuple(axis.out for axis in axes)
+
+
+def _per_axis(call: OperatorCall, name: str, rank: int, default: int | None, least: int) -> tuple[int, ...]:
+    """One of the three spellings of an argument; () when absent without a default."""
+    args = call.arguments
+    pair = [f"{name}_h", f"{name}_w"]
+    given = [form for form in (f"{name}s", name, *pair) if form in args]
+    if not given:
+        return () if default is None else (default,) * rank
+    if f"{name}s" in args:
+        values = args.ints(f"{name}s")
+        allowed = {f"{name}s"}
+    elif name in args:
+        values = [args.int(name, 0)] * rank
+        allowed = {name}
+    else:
+        if len(given) != 2 or rank != 2:
+            raise ArgumentError(f"{call.label}: {pair[0]} and {pair[1]} go together, for 2 spatial axes; found {given}")
+        values = [args.int(form, 0) for form in pair]
+        allowed = set(pair)
+    if set(given) - allowed:
+        raise ArgumentError(f"{call.label}: arguments {given} say the same thing; give one form")
+    return _checked(call, name, values, rank, least)
+
+
+def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:
+    """The pads of an operator on `rank` spatial axes, heads and then tails, from one of the three spellings.
+
+    Raises ArgumentError for forms that contradict each other, a wrong number of entries, or one below 0.
+    """
+    args = call.arguments
+    sides = ["pad_t", "pad_l", "pad_b", "pad_r"]
+    given = [form for form in ("pads", "pad", *sides) if form in args]
+    if "pads" in args:
+        values, allowed = args.ints("pads"), {"pads"}
+    elif "pad" in args:
+        values, allowed = [args.int("pad", 0)] * (2 * rank), {"pad"}
+    elif given:
+        if len(given) != 4 or rank != 2:
+            raise ArgumentError(f"{call.label}: {', '.join(sides)} go together, for 2 spatial axes; found {given}")
+        values, allowed = [args.int(form, 0) for form in sides], set(sides)
+    else:
+        return (0,) * (2 * rank)
+    if set(given) - allowed:
+        raise ArgumentError(f"{call.label}: arguments {given} say the same thing; give one form")
+    return _checked(call, "pad", values, 2 * rank, 0)
+
+
+def _checked(call: OperatorCall, name: str, values: list[int], count: int, least: int) -> tuple[int, ...]:
+    if len(values) != count:
+        raise ArgumentError(f"{call.label}: {name}s needs {count} entries for this input, found {values}")
+    if any(not least <= value < _LIMIT for value in values):
+        raise ArgumentError(f"{call.label}: {name}s must be at least {least} and less than {_LIMIT}, found {values}")
+    return tuple(values)
