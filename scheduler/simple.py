@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
+
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.operator import Step
 from dagexec.scheduler.net import BaseNet
@@ -29,9 +31,13 @@ class SimpleNet(BaseNet):
         return Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Trace | None) -> None:
-        if timeout is not None:
-            self._execute_until(time.monotonic() + timeout, timeout, _steps(preparation, trace))
-            return
+        with np.errstate(all="ignore"):  # as on a worker of a pool
+            if timeout is None:
+                self._execute_all(preparation, trace)
+            else:
+                self._execute_until(time.monotonic() + timeout, timeout, _steps(preparation, trace))
+
+    def _execute_all(self, preparation: Preparation, trace: Trace | None) -> None:
         step = None
         steps = preparation.in_order if trace is None else _steps(preparation, trace)
         try:

@@ -203,7 +203,8 @@ def external_data_outside(folder: Path) -> Path:
 
 def too_large_for_memory(folder: Path) -> Path:
     init = NetDef(name="init", op=[operator_def("ConstantFill", [], ["w"], shape=[1 << 40, 1 << 10], value=1.0)])
-    return save_model(folder, NetDef(name="n", op=[operator_def("Relu", ["w"], ["y"])], external_input=["w"]), init)
+    net = NetDef(name="n", op=[operator_def("Add", ["x", "w"], ["y"])], external_input=["x", "w"])
+    return save_model(folder, net, init)
 
 
 def nan_in_a_size(folder: Path) -> Path:

@@ -114,7 +114,7 @@ def test_a_blob_with_a_dynamic_and_a_static_writer_is_right_after_every_run() ->
 
 def test_a_steady_state_run_allocates_no_activation() -> None:
     workspace = workspace_with(
-        x=np.ones((1, 8, 64, 64), np.float32), w=np.ones((8, 8, 3, 3), np.float32), b=np.ones(8, np.float32)
+        x=np.ones((1, 8, 128, 128), np.float32), w=np.ones((8, 8, 3, 3), np.float32), b=np.ones(8, np.float32)
     )
     net_def = NetDef(
         name="n",
@@ -125,7 +125,7 @@ def test_a_steady_state_run_allocates_no_activation() -> None:
             operator_def("Softmax", ["p"], ["y"]),
         ],
     )
-    activation = 8 * 32 * 32 * 4  # bytes of the smallest one
+    activation = 8 * 64 * 64 * 4  # bytes of the smallest one; NumPy's own iterator takes up to 32 KiB for a moment
     with DAGNet(net_def, workspace, num_workers=2) as net:
         net.run()
         tracemalloc.start()
