@@ -117,6 +117,7 @@ def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path, offset: 
     np.testing.assert_array_equal(model.parameters["w"], values)
     assert type(model.parameters["w"]) is np.ndarray
     assert not model.parameters["w"].flags.writeable
+    assert model.parameters["w"].flags.aligned
     with dagexec.compile(model) as executor:
         np.testing.assert_array_equal(executor.run({"x": values})["y"], values * 2)
 
