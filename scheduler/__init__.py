@@ -6,8 +6,9 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed.
 3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it.
+4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 
-A worker's `gate` and a run's `finished` gate are semaphores, not locks: they are waited on with nothing else held.
+A worker's wake-up and the gate of a waiting caller are semaphores, not locks: they are waited on with nothing held.
 """
 
 from dagexec.core.workspace import register_net_type

@@ -2,8 +2,8 @@
 
 One lock guards everything that changes; a worker takes it once a chain, to settle the chain it has run (count down its
 children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
-goes on in the same worker without passing through the heap. Workers with nothing to do wait at a gate of their own,
-and whoever leaves ready chains behind opens the gate of one of them.
+goes on in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
+whoever leaves ready chains behind wakes one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from heapq import heappop, heappush, heappushpop
 import numpy as np
 
 from dagexec.core.errors import ClosedError
+from dagexec.scheduler.intra_op import available_cores
+from dagexec.scheduler.placement import WakeUp
 from dagexec.scheduler.run import Run
 
 logger = logging.getLogger("dagexec")
@@ -40,7 +42,7 @@ class WorkerPool:
             raise ValueError(f"a pool needs at least 1 worker, not {num_workers}")
         self.num_workers = num_workers
         self.lock = threading.Lock()
-        self._idle: list[threading.Lock] = []
+        self._idle: list[WakeUp] = []
         self._runs: deque[Run] = deque()
         self._closed = False
         self._threads = [
@@ -62,9 +64,9 @@ class WorkerPool:
                 raise ClosedError(f"net {run.name!r}: the worker pool is closed")
             run.listed = True
             self._runs.append(run)
-            gate = self._idle.pop() if self._idle else None
-        if gate is not None:
-            gate.release()
+            helper = self._idle.pop() if self._idle else None
+        if helper is not None:
+            helper.wake()
 
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
@@ -83,10 +85,10 @@ class WorkerPool:
         """Stop the threads once they have no more chains to run, and join them. Idempotent."""
         with self.lock:
             self._closed = True
-            gates = list(self._idle)
+            waiting = list(self._idle)
             self._idle.clear()
-        for gate in gates:
-            gate.release()
+        for worker in waiting:
+            worker.wake()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -107,8 +109,7 @@ class WorkerPool:
             self._serve_runs()
 
     def _serve_runs(self) -> None:
-        gate = threading.Lock()
-        gate.acquire()
+        me = WakeUp(placed=1 < self.num_workers <= available_cores())
         lock = self.lock
         while True:
             lock.acquire()
@@ -116,17 +117,18 @@ class WorkerPool:
             if run is None:
                 if self._closed:
                     lock.release()
+                    me.leave()
                     return
-                self._idle.append(gate)
+                self._idle.append(me)
                 lock.release()
-                gate.acquire()
+                me.wait()
                 continue
             chain = heappop(run.ready)
             run.active += 1
             helper = self._idle.pop() if run.ready and self._idle else None
             lock.release()
             if helper is not None:
-                helper.release()
+                helper.wake()
             self._work(run, chain)
 
     def _next_run(self) -> Run | None:
@@ -181,7 +183,7 @@ class WorkerPool:
                     run.listed = True
                     runs.append(run)
                 release()
-                helper.release()
+                helper.wake()
             else:
                 if ready and not run.listed:
                     run.listed = True
