@@ -1,4 +1,4 @@
-"""SqueezeNet 1.1 and four of its feature towers side by side.
+"""SqueezeNet 1.1, and four of them side by side as an ensemble.
 
 Iandola et al. 2016, "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters"; 1.1 is the authors' later release,
 which pools earlier and needs 2.4 times less computation.
@@ -21,18 +21,23 @@ def squeezenet(batch_size: int, seed: int) -> Model:
     """SqueezeNet 1.1 for 224x224 images; 1,235,496 parameters."""
     helper = ModelHelper("squeezenet", seed=seed)
     data = helper.add_input("data", (batch_size, 3, 224, 224))
-    return _classified(helper, _features(helper, data, ""))
+    logits = _logits(helper, _features(helper, data, ""), "")
+    return helper.model([helper.softmax(logits, "softmax")])
 
 
 def squeezenet_towers(batch_size: int, seed: int) -> Model:
-    """Four SqueezeNet feature towers with weights of their own on one input, summed before one classifier.
+    """An ensemble: four SqueezeNet towers with weights of their own on one input, their probabilities averaged.
 
     The towers are independent of one another: work that a scheduler can spread over four workers.
     """
     helper = ModelHelper("squeezenet_towers", seed=seed)
     data = helper.add_input("data", (batch_size, 3, 224, 224))
-    towers = [_features(helper, data, f"tower{number}/") for number in range(_TOWERS)]
-    return _classified(helper, helper.sum(towers, "towers"), towers=_TOWERS)
+    votes = []
+    for number in range(_TOWERS):
+        scope = f"tower{number}/"
+        logits = _logits(helper, _features(helper, data, scope), scope)
+        votes.append(helper.softmax(logits, f"{scope}softmax"))
+    return helper.model([helper.add_operator("Mean", votes, ["softmax"])])
 
 
 def _features(helper: ModelHelper, data: str, scope: str) -> str:
@@ -62,11 +67,11 @@ def _fire(helper: ModelHelper, x: str, name: str, dim_in: int, *, squeeze: int, 
     return helper.concat([narrow, wide], f"{name}/concat")
 
 
-def _classified(helper: ModelHelper, features: str, *, towers: int = 1) -> Model:
-    """The classifier. Its weights are smaller the more towers were summed."""
-    x = helper.dropout(features, "drop9", ratio=0.5)
-    weight_init = gaussian(math.sqrt(2 / _FEATURES) / towers)
-    x = helper.conv(x, "conv10", _FEATURES, _CLASSES, kernel=1, weight_init=weight_init)
+def _logits(helper: ModelHelper, features: str, scope: str) -> str:
+    """The classifier: a 1x1 convolution to a map for each class, averaged over the image."""
+    x = helper.dropout(features, f"{scope}drop9", ratio=0.5)
+    weight_init = gaussian(math.sqrt(2 / _FEATURES))
+    x = helper.conv(x, f"{scope}conv10", _FEATURES, _CLASSES, kernel=1, weight_init=weight_init)
     x = helper.relu(x, x)
-    x = helper.global_average_pool(x, "pool10")
-    return helper.model([helper.softmax(helper.flatten(x, "logits"), "softmax")])
+    x = helper.global_average_pool(x, f"{scope}pool10")
+    return helper.flatten(x, f"{scope}logits")
