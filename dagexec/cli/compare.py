@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -69,14 +70,19 @@ def _parse_workers(text: str) -> list[int]:
 
 
 def _table(comparison: Comparison) -> Table:
+    """Narrow enough for a terminal of 80 columns."""
     table = Table(
         title=f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs",
-        caption="speed-up over SimpleNet; list scheduling: what these workers can reach with the measured operator\n"
-        "times; critical path: what no number of workers can beat. One thread an operator.",
+        caption="spread: between the quartiles; speed-up: over SimpleNet's median;\n"
+        "predicted: what list scheduling reaches with these workers and the\n"
+        "measured operator times; bound: what the critical path allows; diff.:\n"
+        "largest difference from SimpleNet's outputs. One thread an operator.",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("runtime")
-    for column in ("chains", "workers", "median ms", "quartiles ms", "speed-up", "list\nscheduling", "critical\npath", "largest\ndifference"):  # fmt: skip  # noqa: E501
+    for column in ("chains", "workers", "median\nms", "spread\nms", "speed-\nup", "pre-\ndicted", "bound", "diff."):
         table.add_column(column, justify="right")
     for row in comparison.rows:
         table.add_row(
@@ -84,7 +90,7 @@ def _table(comparison: Comparison) -> Table:
             str(row.chains),
             str(row.workers),
             f"{row.median_ms:.2f}",
-            f"{row.quartile_1_ms:.2f} - {row.quartile_3_ms:.2f}",
+            f"{row.quartile_3_ms - row.quartile_1_ms:.2f}",
             f"{row.speed_up:.2f}",
             f"{row.predicted:.2f}",
             f"{row.bound:.2f}",
