@@ -6,7 +6,7 @@ piece and not of the tensor. float16 and bfloat16 pieces are widened to float32,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Operator, Step, in_sequence
 
 Array = npt.NDArray[Any]
 Index = tuple[int | slice, ...]
@@ -30,21 +30,6 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def is_narrow(dtype: np.dtype[Any]) -> bool:
     """True for float16 and bfloat16."""
     return compute_dtype(dtype) != dtype
-
-
-def in_sequence(steps: Sequence[Step]) -> Step:
-    """One step that calls `steps` in order; `nothing_to_do` for none."""
-    calls = tuple(step for step in steps if step is not nothing_to_do)
-    if not calls:
-        return nothing_to_do
-    if len(calls) == 1:
-        return calls[0]
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
 
 
 def convert(source: Array, target: Array) -> Step:

@@ -9,11 +9,10 @@ import numpy as np
 
 from dagexec.core.dtypes import BOOL
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
-from dagexec.ops.blocks import in_sequence
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace

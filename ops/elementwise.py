@@ -10,7 +10,7 @@ import numpy as np
 
 from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import (
     UNBOUNDED,
@@ -22,7 +22,7 @@ from dagexec.core.schema import (
     first_to_first,
     no_inplace,
 )
-from dagexec.ops.blocks import Array, compute_dtype, convert, in_sequence, is_narrow
+from dagexec.ops.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.broadcasting import BROADCAST_ARGS, broadcast_shape, operand_views, require_inplace_fits
 
 NUMBER_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall
+from dagexec.ops.layout import ORDER_HELP, channels_last
 
 WINDOW_ARGS = {
     "kernels": "window size of each spatial axis; or kernel for all axes, or kernel_h and kernel_w",
@@ -21,7 +22,7 @@ WINDOW_ARGS = {
     "pads": "padding at the heads of all axes, then at the tails (default 0); or pad, or pad_t, pad_l, pad_b, pad_r",
     "legacy_pad": "0 NOTSET: as given, 1 VALID: none, 2 SAME: out = ceil(in / stride), 3 CAFFE_LEGACY_POOLING",
     "auto_pad_lower": "1: an odd pixel of SAME padding goes to the head (ONNX's SAME_LOWER; default 0)",
-    "order": "NCHW (default) or NHWC",
+    "order": ORDER_HELP,
 }
 POOL_ARGS = WINDOW_ARGS | {
     "global_pooling": "1: the window is the whole image; no stride, pad or dilation beside it",
@@ -170,9 +171,6 @@ def read_window(call: OperatorCall, rank: int) -> Window:
     """
     args = call.arguments
     global_pooling = args.bool("global_pooling")
-    order = args.string("order", "NCHW").upper()
-    if order not in ("NCHW", "NHWC"):
-        raise ArgumentError(f"{call.label}: argument 'order' must be NCHW or NHWC, found {order!r}")
     legacy_number = args.int("legacy_pad", 0)
     if legacy_number not in list(LegacyPad):
         raise ArgumentError(f"{call.label}: argument 'legacy_pad' must be 0 to 3, found {legacy_number}")
@@ -201,7 +199,7 @@ def read_window(call: OperatorCall, rank: int) -> Window:
         lower=args.bool("auto_pad_lower"),
         ceil_mode=args.bool("ceil_mode"),
         global_pooling=global_pooling,
-        channels_last=order == "NHWC",
+        channels_last=channels_last(call),
     )
 
 

@@ -9,8 +9,8 @@ ORDER_HELP = "NCHW or NHWC: whether channels are the second or the last axis (de
 
 
 def channels_last(call: OperatorCall) -> bool:
-    """True for NHWC. Raises ArgumentError for an order other than the two."""
-    order = call.arguments.string("order", "NCHW")
+    """True for NHWC, in either case of letters. Raises ArgumentError for an order other than the two."""
+    order = call.arguments.string("order", "NCHW").upper()
     if order not in ("NCHW", "NHWC"):
         raise ArgumentError(f"{call.label}: argument 'order' must be NCHW or NHWC, found {order!r}")
     return order == "NHWC"

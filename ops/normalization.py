@@ -14,22 +14,11 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import (
-    BLOCK,
-    Array,
-    Index,
-    Scratch,
-    block_indices,
-    blockwise,
-    compute_dtype,
-    convert,
-    in_sequence,
-    is_narrow,
-)
+from dagexec.ops.blocks import BLOCK, Array, Index, Scratch, block_indices, blockwise, compute_dtype, convert, is_narrow
 from dagexec.ops.layout import ORDER_HELP, channel_axis
 from dagexec.ops.pointwise import scalar_pass
 

@@ -43,7 +43,15 @@ def pool_window(call: OperatorCall, dilations: bool) -> tuple[Window, tuple[Axis
     if window.legacy_pad is not LegacyPad.SAME:
         for axis, head, tail in zip(axes, window.head, window.tail, strict=True):
             if max(head, tail) >= axis.extent and not window.global_pooling:
-                raise ArgumentError(f"{call.label}: pads must be less than the kernel, found {head}, {tail}")
+                raise ArgumentError(
+                    f"{call.label}: pads must be less than the kernel {axis.kernel}, found {head} and {tail}"
+                )
+    for axis in axes:
+        if (axis.out - 1) * axis.stride >= axis.size + axis.head:
+            raise ArgumentError(
+                f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING rounds up: the last of {axis.out} windows, with stride "
+                f"{axis.stride}, starts behind the {axis.size} pixels"
+            )
     return window, axes
 
 

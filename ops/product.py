@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import Array, compute_dtype, convert, in_sequence, is_narrow
+from dagexec.ops.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.broadcasting import broadcast_shape
 
 PRODUCT_TYPES = (*FLOAT_TYPES, INT32, INT64)

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, block_indices, compute_dtype, convert, in_sequence, is_narrow
+from dagexec.ops.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 
 
 def grouping(call: OperatorCall) -> tuple[int, int, int]:

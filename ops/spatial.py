@@ -171,7 +171,9 @@ def resize_scales(call: OperatorCall) -> tuple[float, float]:
 
 
 def _scaled(size: int, scale: float) -> int:
-    """int(size * scale) in float32, as Caffe2 computes it."""
+    """int(size * scale) in float32, as Caffe2 computes it; exact for whole numbers, which float32 may not hold."""
+    if not size or scale.is_integer():
+        return size * int(scale) if size else 0
     return int(np.float32(size) * np.float32(scale))
 
 

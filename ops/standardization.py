@@ -15,10 +15,10 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost, no_inplace
-from dagexec.ops.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, in_sequence, is_narrow
+from dagexec.ops.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.layout import ORDER_HELP, channel_axis, channels_last
 from dagexec.ops.normalization import epsilon_of, require_channel_parameters
 from dagexec.ops.pointwise import scalar_pass

@@ -14,9 +14,10 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.device import check_fits
-from dagexec.core.errors import ShapeError
+from dagexec.core.errors import ResourceError, ShapeError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
 from dagexec.scheduler.plan import Plan, build_plan
 
@@ -120,7 +121,7 @@ class Preparation:
             types = tuple(operator.schema.infer(call))
             if len(types) != len(operator.output_blobs):
                 raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
-            planned_bytes += 0 if as_view else sum(kind.nbytes for kind in types)
+            planned_bytes += 0 if as_view else _bytes_of(types, operator.label)
             check_fits(planned_bytes, f"{operator.label}: with the outputs of the operators before it, the net")
             self.steps.append(operator.bind(types, as_view=as_view))
             seconds.append(operator.schema.cost(call, types).seconds)
@@ -170,6 +171,14 @@ class Preparation:
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+def _bytes_of(types: Sequence[TensorType], label: str) -> int:
+    """Bytes of the outputs of the operator named `label`. Raises ResourceError when that is no number of bytes."""
+    try:
+        return sum(kind.nbytes for kind in types)
+    except ResourceError as error:
+        raise ResourceError(f"{label}: {error}") from None
 
 
 _UNKNOWN_SECONDS = 10e-6  # priority of an operator whose shapes are not known

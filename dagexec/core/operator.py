@@ -7,6 +7,7 @@ steps call NumPy with `out=`, so a run allocates nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
-from dagexec.core.device import Context, Device, make_context
+from dagexec.core.device import Context, Device, check_fits, make_context
 from dagexec.core.errors import MissingBlobError
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
@@ -97,9 +98,13 @@ class Operator:
         return self.output(index).array
 
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Memory of this prepared step alone, kept between runs; its content is undefined."""
-        count = int(np.prod(shape, dtype=np.int64))
-        buffer = self.context.allocate(count * np.dtype(dtype).itemsize)
+        """Memory of this prepared step alone, kept between runs; its content is undefined.
+
+        Raises ResourceError, naming the operator, when the machine cannot hold it.
+        """
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        check_fits(nbytes, f"{self.label}: working memory of shape {tuple(shape)}")
+        buffer = self.context.allocate(nbytes)
         return buffer.view(dtype).reshape(tuple(shape))
 
     def call(self) -> OperatorCall:

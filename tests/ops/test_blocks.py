@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.operator import nothing_to_do
-from dagexec.ops.blocks import block_indices, in_sequence
+from dagexec.core.operator import in_sequence, nothing_to_do
+from dagexec.ops.blocks import block_indices
 
 
 @settings(max_examples=200, deadline=None)
