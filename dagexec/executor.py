@@ -353,7 +353,6 @@ class Executor:
     def _release(
         self, replica: _Replica, request: _Request, result: Outputs | None, error: BaseException | None
     ) -> None:
-        request.run = None
         with self._lock:
             del self._running[request]
             following = self._queue.popleft() if self._queue else None

@@ -222,6 +222,27 @@ def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(backe
     anyio.run(main, backend=backend)
 
 
+def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
+    async def main() -> None:
+        with dagexec.compile(doubled_model("Held"), num_workers=1, replicas=2) as executor:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(executor.run_async, {"x": rows(0)})
+                await anyio.to_thread.run_sync(held.wait_inside)  # the only worker is busy from here on
+                with anyio.CancelScope() as second:
+
+                    async def cancel_second() -> None:
+                        second.cancel()
+                        held.go_on.release()
+
+                    tasks.start_soon(cancel_second)
+                    await executor.run_async({"x": rows(0)})
+                assert second.cancelled_caught
+            assert (executor.statistics().completed, executor.statistics().cancelled) == (1, 1)
+            assert not held.inside.acquire(blocking=False)
+
+    anyio.run(main)
+
+
 def _release_when_cancelled(executor: dagexec.Executor, held: Held) -> None:
     """Keep the operator waiting until the run was told to stop."""
     held.wait_inside()

@@ -100,6 +100,28 @@ def test_the_ready_chain_of_the_highest_priority_is_taken_first(parallel_kind: s
     assert order == ["b3", "b4", "b5", "b0", "b1", "b2"]
 
 
+def test_a_waiting_chain_of_higher_priority_goes_before_a_ready_child(parallel_kind: str, order: list[str]) -> None:
+    two_forks = parents_from_edges(6, [(0, 2), (0, 3), (1, 4), (1, 5)])  # both roots are more urgent than any child
+    with make_net(parallel_kind, net_of(two_forks, op_type="Note"), workers=1) as net:
+        net.run()
+    assert order == ["b0", "b1", "b2", "b3", "b4", "b5"]
+
+
+def test_a_fork_in_the_middle_wakes_a_waiting_worker(parallel_kind: str) -> None:
+    meeting = threading.Barrier(2)
+
+    def body(operator: Operator) -> None:
+        if operator.output_blobs[0].name != "b0":
+            meeting.wait(PATIENCE)
+
+    fork = parents_from_edges(3, [(0, 1), (0, 2)])
+    with (
+        temporary_operator("MeetAfter", body),
+        make_net(parallel_kind, net_of(fork, op_type="MeetAfter")) as net,
+    ):
+        net.run()
+
+
 def test_a_ready_child_goes_on_in_the_worker_that_made_it_ready(parallel_kind: str) -> None:
     where: dict[str, str] = {}
     held, release = threading.Event(), threading.Event()
