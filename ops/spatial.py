@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
@@ -69,7 +70,8 @@ def infer_pad(call: OperatorCall) -> list[TensorType]:
     mode = call.arguments.string("mode", "constant")
     if mode not in _MODES:
         raise ArgumentError(f"{call.label}: mode must be one of {', '.join(_MODES)}, found {mode!r}")
-    call.arguments.float("value", 0.0)
+    if mode == "constant":
+        _require_value(call)
     shape = padding.shape(kind.shape)
     cut = Padding(tuple(min(0, pad) for pad in padding.heads), tuple(min(0, pad) for pad in padding.tails))
     for size, left, head, tail in zip(kind.shape, cut.shape(kind.shape), padding.heads, padding.tails, strict=True):
@@ -83,8 +85,19 @@ def infer_pad(call: OperatorCall) -> list[TensorType]:
     return [TensorType(shape, kind.meta)]
 
 
+def _require_value(call: OperatorCall) -> None:
+    """Raise ArgumentError unless the element type of the input holds `value` exactly enough to pad with it."""
+    value, meta = call.arguments.float("value", 0.0), call.inputs[0].meta
+    fits = meta.is_float
+    if meta.is_integer:
+        limits = np.iinfo(meta.numpy)
+        fits = value.is_integer() and limits.min <= value <= limits.max
+    if not (fits or (meta is BOOL and value in (0, 1))):
+        raise ArgumentError(f"{call.label}: the constant value {value:g} does not fit {meta}")
+
+
 class Padded(Operator):
-    """Copies the input inside the output, then fills the borders axis by axis."""
+    """Fills every region of the output, its middle, sides and corners, from the input or with the constant."""
 
     def prepare(self) -> Step:
         """Views of both arrays are made once; a run copies between them."""
@@ -92,40 +105,44 @@ class Padded(Operator):
         padding = _PADDINGS[call.definition.type](call)
         mode = self.arguments.string("mode", "constant")
         x, y = self.x(0), self.y(0)
-        inside, source = [], []
-        for size, head, tail in zip(x.shape, padding.heads, padding.tails, strict=True):
-            source.append(slice(max(0, -head), size - max(0, -tail)))
-            inside.append(slice(max(0, head), max(0, head) + max(0, size - max(0, -head) - max(0, -tail))))
-        calls: list[Step] = [partial(np.copyto, y[tuple(inside)], x[tuple(source)])]
-        value = np.asarray(self.arguments.float("value", 0.0)).astype(y.dtype)
-        region = list(inside)
-        for axis in range(x.ndim):
-            calls += _border(y, region, axis, mode, value)
-            region[axis] = slice(0, y.shape[axis])
+        value = np.asarray(self.arguments.float("value", 0.0)).astype(y.dtype) if mode == "constant" else None
+        pieces = (
+            _pieces(size, head, tail, mode)
+            for size, head, tail in zip(x.shape, padding.heads, padding.tails, strict=True)
+        )
+        calls: list[Step] = []
+        for region in product(*pieces):
+            target = y[tuple(piece.target for piece in region)]
+            if value is not None and any(piece.border for piece in region):
+                calls.append(partial(np.copyto, target, value))
+            else:
+                calls.append(partial(np.copyto, target, x[tuple(piece.source for piece in region)]))
         return in_sequence(calls)
 
 
-def _border(y: Array, region: Sequence[slice], axis: int, mode: str, value: Array) -> list[Step]:
-    """Steps that fill both ends of `axis` of the region of `y` whose middle is there already."""
-    start, stop, size = region[axis].start, region[axis].stop, y.shape[axis]
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of an axis of the output, and the pixels of the input that it shows."""
 
-    def part(piece: slice) -> Array:
-        index = list(region)
-        index[axis] = piece
-        return y[tuple(index)]
+    target: slice
+    source: slice
+    border: bool
 
-    ends: list[tuple[slice, slice]] = []
-    if start > 0:
-        mirrored = slice(start + start, start, -1)
-        ends.append((slice(0, start), mirrored if mode == "reflect" else slice(start, start + 1)))
-    if stop < size:
-        tail = size - stop
-        low = stop - 2 - tail
-        mirrored = slice(stop - 2, low if low >= 0 else None, -1)
-        ends.append((slice(stop, size), mirrored if mode == "reflect" else slice(stop - 1, stop)))
-    if mode == "constant":
-        return [partial(np.copyto, part(target), value) for target, _ in ends]
-    return [partial(np.copyto, part(target), part(source)) for target, source in ends]
+
+def _pieces(size: int, head: int, tail: int, mode: str) -> list[_Piece]:
+    """The head (if any), middle and tail of an axis of `size` pixels; a negative pad cuts off."""
+    first, stop = max(0, -head), size - max(0, -tail)
+    start, end = max(0, head), max(0, head) + stop - first
+    pieces = [_Piece(slice(start, end), slice(first, stop), border=False)]
+    if head > 0:
+        source = slice(first + head, first, -1) if mode == "reflect" else slice(first, first + 1)
+        pieces.append(_Piece(slice(0, start), source, border=True))
+    if tail > 0:
+        last = stop - 2 - tail
+        mirrored = slice(stop - 2, last if last >= 0 else None, -1)
+        source = mirrored if mode == "reflect" else slice(stop - 1, stop)
+        pieces.append(_Piece(slice(end, end + tail), source, border=True))
+    return pieces
 
 
 def _pad_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
@@ -161,6 +178,7 @@ def resize_scales(call: OperatorCall) -> tuple[float, float]:
     """Height and width scale, from the second input or the arguments. Raises ArgumentError unless both are positive."""
     if len(call.inputs) == 2:
         call.require_shape(1, (2,), "height scale and width scale")
+        call.require_types(1, *FLOAT_TYPES)
         height, width = (float(scale) for scale in call.known_value(1))
     else:
         height, width = call.arguments.float("height_scale", 1.0), call.arguments.float("width_scale", 1.0)

@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[Shapes, Named, type[DagexecError], str]] = {
     "dilated": (BOTH, {"kernel": 3, "dilations": [1, 3]}, ArgumentError, "axis 1: .*dilation 3 spans 7.* 5"),
     "legacy": ((IMAGE, (6, 4, 8, 8)), {"kernel": 8, "legacy_pad": 3}, ArgumentError, "kernel 8 is larger than 6"),
     "group of channels": (BOTH, {"kernel": 3, "group": 3}, ArgumentError, "divide the 4 input.* found 3"),
-    "group of filters": ((IMAGE, (5, 2, 3, 3)), {"kernel": 3, "group": 2}, ArgumentError, "2 must divide the 5 filters"),
+    "group of filters": ((IMAGE, (5, 2, 3, 3)), {"kernel": 3, "group": 2}, ArgumentError, "2 must divide the 5 filter"),
     "zero group": (BOTH, {"kernel": 3, "group": 0}, ArgumentError, "group must divide .*found 0"),
     "negative group": (BOTH, {"kernel": 3, "group": -1}, ArgumentError, "found -1"),
     "zero stride": (BOTH, {"kernel": 3, "stride": 0}, ArgumentError, r"strides must be at least 1.*\[0, 0\]"),

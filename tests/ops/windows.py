@@ -5,6 +5,7 @@ A `Geometry` prints as one line that makes it again; the checks of convolution a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -148,7 +149,7 @@ def pool(x: Array, geometry: Geometry, kind: str, count_padding: bool = False) -
         taps = [axis.taps[i] for axis, i in zip(axes, place, strict=True)]
         inside = [[p for p in row if 0 <= p < size] for row, size in zip(taps, geometry.size, strict=True)]
         values = x.astype(np.float64)[(slice(None), slice(None), *np.ix_(*inside))]
-        values = values.reshape(*x.shape[:2], -1)
+        values = values.reshape(*x.shape[:2], math.prod(map(len, inside)))
         if kind == "MaxPool":
             y[(..., *place)] = values.max(axis=2, initial=-np.inf)
             continue

@@ -1,0 +1,280 @@
+"""MaxPool and AveragePool in every geometry, against loops over windows in float64 and against onnxruntime.
+
+The values are small integers, so sums are exact and a mean is rounded once: results are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagexec import NetDef, Workspace
+from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import Cost, OperatorCall, TensorType
+from dagexec.ops import pool as pool_module
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.running import operator_def, run_operator
+from tests.ops.windows import (
+    LEGACY,
+    SAME,
+    Array,
+    Geometry,
+    geometries,
+    pool,
+    run_onnx,
+    to_channels_first,
+    to_channels_last,
+)
+
+Named = dict[str, ArgumentValue]
+FLOATS = ["float32", "float32", "float64", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pooling; its image is made from `seed`."""
+
+    op_type: str
+    geometry: Geometry
+    batch: int = 1
+    channels: int = 2
+    count_include_pad: bool = False
+    order: str = "NCHW"
+    dtype: str = "float32"
+    seed: int = 0
+
+    def image(self) -> Array:
+        """X as N, C, spatial: integers that every type holds."""
+        rng = np.random.default_rng(self.seed)
+        low = 0 if self.dtype.startswith("uint") else -100
+        return rng.integers(low, 100, (self.batch, self.channels, *self.geometry.size)).astype(self.dtype)
+
+    def fed(self) -> Array:
+        return to_channels_last(self.image()) if self.order == "NHWC" else self.image()
+
+    def arguments(self) -> Named:
+        count: Named = {"count_include_pad": 1} if self.count_include_pad else {}
+        return {**self.geometry.arguments(), **count, "order": self.order}
+
+
+def run_case(case: Case) -> Array:
+    """Y as N, C, spatial."""
+    (y,) = run_operator(case.op_type, [case.fed()], **case.arguments())
+    assert y.dtype == np.dtype(case.dtype)
+    return to_channels_first(y) if case.order == "NHWC" else y
+
+
+def check(case: Case) -> None:
+    """Compare with the loops and, where it has the same pooling, with onnxruntime."""
+    reproduction = f"reproduce with: check({case})"
+    x = case.image()
+    expected = pool(x, case.geometry, case.op_type, case.count_include_pad)
+    if np.dtype(case.dtype).itemsize == 2:  # computed in float32 and then rounded
+        expected = expected.astype(np.float32)
+    if np.dtype(case.dtype).kind in "iu":  # a window of nothing but padding, which dilation can give
+        expected[np.isneginf(expected)] = np.iinfo(case.dtype).min
+    y = run_case(case)
+    assert y.shape == expected.shape, f"{y.shape}, not {expected.shape}; {reproduction}"
+    np.testing.assert_array_equal(y, expected.astype(case.dtype), err_msg=reproduction)
+    if case.dtype == "float32" and case.batch and onnx_has(case.geometry) and np.isfinite(expected).all():
+        attributes = case.geometry.onnx_attributes() | {"ceil_mode": int(case.geometry.ceil_mode)}
+        if case.op_type == "AveragePool":
+            attributes["count_include_pad"] = int(case.count_include_pad)
+        found = run_onnx(case.op_type, [x], attributes)
+        np.testing.assert_allclose(y, found, rtol=1e-6, err_msg=f"onnxruntime differs; {reproduction}")
+
+
+def onnx_has(geometry: Geometry) -> bool:
+    """False for the padding of Caffe, SAME that cuts pixels off, and SAME with dilation."""
+    if geometry.legacy_pad != SAME:
+        return geometry.legacy_pad != LEGACY
+    axes = zip(geometry.windows(), geometry.size, geometry.dilation, strict=True)
+    return all(axis.low <= 0 and axis.high >= size and dilation == 1 for axis, size, dilation in axes)
+
+
+def starts_inside(geometry: Geometry) -> bool:
+    """False when a window that Caffe's rounding adds lies wholly behind the image, which is refused."""
+    return all(axis.taps[-1][0] < size for axis, size in zip(geometry.windows(), geometry.size, strict=True))
+
+
+@st.composite
+def cases(draw: st.DrawFn, op_type: str) -> Case:
+    types = FLOATS if op_type == "AveragePool" else [*FLOATS, "int8", "uint8", "int32", "int64"]
+    return Case(
+        op_type,
+        draw(geometries(pooling=True, dilated=op_type == "MaxPool").filter(starts_inside)),
+        batch=draw(st.sampled_from([0, 1, 1, 3])),
+        channels=draw(st.integers(1, 4)),
+        count_include_pad=op_type == "AveragePool" and draw(st.booleans()),
+        order=draw(st.sampled_from(["NCHW", "NHWC"])),
+        dtype=draw(st.sampled_from(types)),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@given(cases("MaxPool"))
+@settings(max_examples=300, deadline=None)
+def test_max_pool_takes_the_largest_pixel_of_each_window(case: Case) -> None:
+    check(case)
+
+
+@given(cases("AveragePool"))
+@settings(max_examples=300, deadline=None)
+def test_average_pool_takes_the_mean_of_each_window(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
+def test_names_of_fixed_rank_compute_the_same(op_type: str, suffix: str, size: tuple[int, ...]) -> None:
+    rank = len(size)
+    case = Case(op_type, Geometry(size, (3,) * rank, (2,) * rank, (1,) * rank, (1,) * 2 * rank))
+    (y,) = run_operator(op_type + suffix, [case.image()], **case.arguments())
+    np.testing.assert_array_equal(y, run_case(case))
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("size", "pad", "out"), [(6, 0, 3), (7, 0, 3), (8, 0, 4), (6, 1, 4), (7, 1, 4), (8, 1, 5)])
+def test_caffe_legacy_pooling_has_the_sizes_that_caffe2_gives(op_type: str, size: int, pad: int, out: int) -> None:
+    case = Case(op_type, Geometry((size,) * 2, (3, 3), (2, 2), (1, 1), (pad,) * 4, LEGACY))
+    assert run_case(case).shape == (1, 2, out, out)
+    check(case)
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [(7,), (5, 6), (3, 4, 2)])
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_global_pooling_covers_the_image(op_type: str, size: tuple[int, ...], dtype: str, order: str) -> None:
+    rank = len(size)
+    case = Case(op_type, Geometry(size, size, (1,) * rank, (1,) * rank, (0,) * 2 * rank), 2, order=order, dtype=dtype)
+    (y,) = run_operator(op_type, [case.fed()], global_pooling=1, order=order)
+    y = to_channels_first(y) if order == "NHWC" else y
+    expected = pool(case.image(), case.geometry, op_type).astype(np.float32 if dtype.endswith("16") else dtype)
+    np.testing.assert_array_equal(y, expected.astype(dtype))
+
+
+def test_a_window_of_one_pixel_copies() -> None:
+    case = Case("MaxPool", Geometry((4, 5), (1, 1), (1, 1), (1, 1), (0,) * 4))
+    np.testing.assert_array_equal(run_case(case), case.image())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_padding_never_wins_and_nan_does(dtype: Any) -> None:
+    x = np.full((1, 1, 4, 4), -np.inf, dtype)
+    x[0, 0, 3, 3] = np.nan
+    (y,) = run_operator("MaxPool", [x], kernel=3, stride=1, pad=1)
+    expected = np.full((1, 1, 4, 4), -np.inf, np.float32)
+    expected[0, 0, 2:, 2:] = np.nan
+    np.testing.assert_array_equal(y.astype(np.float32), expected)
+
+
+def test_the_least_integer_is_a_maximum_too() -> None:
+    x = np.full((1, 1, 3, 3), -128, np.int8)
+    (y,) = run_operator("MaxPool", [x], kernel=2, pad=1)
+    np.testing.assert_array_equal(y, np.full((1, 1, 4, 4), -128))
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_planes_in_blocks_give_what_one_piece_gives(monkeypatch: pytest.MonkeyPatch, op_type: str, order: str) -> None:
+    case = Case(op_type, Geometry((11, 9), (3, 2), (2, 1), (1, 1), (1, 0, 1, 1)), 3, 5, order=order)
+    whole = run_case(case)
+    monkeypatch.setattr(pool_module, "BLOCK", 250)
+    check(case)
+    assert run_case(case).tobytes() == whole.tobytes()
+
+
+# Runs after the first.
+
+LIMIT = 100_000  # bytes: below the output; NumPy's own iterators may use up to 8192 elements an operand
+STEADY = {
+    "max": Case("MaxPool", Geometry((96, 96), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), 2, 16),
+    "average": Case("AveragePool", Geometry((96, 96), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), 2, 16),
+    "average of stride 2": Case("AveragePool", Geometry((96, 96), (2, 2), (2, 2), (1, 1), (0,) * 4), 4, 16),
+}
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", STEADY.values(), ids=STEADY)
+def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(case: Case, dtype: str, order: str) -> None:
+    case = replace(case, dtype=dtype, order=order)
+    workspace = Workspace()
+    workspace.feed_blob("x", np.full_like(case.fed(), np.nan))
+    definition = operator_def(case.op_type, ["x"], ["y"], **case.arguments())
+    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
+        net.run()
+        assert np.isnan(workspace.fetch_blob("y")).all()
+        workspace.feed_blob("x", case.fed())
+        net.run()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            net.run()
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+        assert peak < LIMIT, f"{peak} bytes"
+        y = workspace.fetch_blob("y")
+    np.testing.assert_array_equal(to_channels_first(y) if order == "NHWC" else y, run_case(case))
+
+
+# What is refused.
+
+IMAGE = (2, 4, 6, 5)
+REFUSED: dict[str, tuple[str, Named, type[DagexecError], str]] = {
+    "larger kernel": ("MaxPool", {"kernel": 7}, ArgumentError, r"axis 0: kernel 7 .* 6 \+ 0 \+ 0"),
+    "pad as large": ("MaxPool", {"kernel": 2, "pad": 2}, ArgumentError, "less than the kernel 2, found 2 and 2"),
+    "legacy pad": ("MaxPool", {"kernel": 2, "pad": 2, "legacy_pad": 3}, ArgumentError, "less than the kernel 2"),
+    "tail pad": ("AveragePool", {"kernel": 2, "pads": [0, 0, 0, 3]}, ArgumentError, "kernel 2, found 0 and 3"),
+    "zero stride": ("MaxPool", {"kernel": 2, "stride": 0}, ArgumentError, r"strides must be at least 1.*\[0, 0\]"),
+    "zero kernel": ("AveragePool", {"kernel": 0}, ArgumentError, r"kernels must be at least 1.*\[0, 0\]"),
+    "negative pad": ("MaxPool", {"kernel": 2, "pad": -1}, ArgumentError, "pads must be at least 0"),
+    "dilated mean": ("AveragePool", {"kernel": 2, "dilation": 2}, ArgumentError, r"dilation must be 1, found \(2, 2\)"),
+    "global with stride": ("MaxPool", {"global_pooling": 1, "stride": 2}, ArgumentError, "global_pooling allows no"),
+    "global with pad": ("MaxPool", {"global_pooling": 1, "pad": 1}, ArgumentError, "global_pooling allows no"),
+    "no kernel": ("MaxPool", {}, ArgumentError, "'kernel' .*is required"),
+    "order": ("MaxPool", {"kernel": 2, "order": "NWHC"}, ArgumentError, "NCHW or NHWC, found 'NWHC'"),
+    "behind": ("MaxPool", {"kernel": 1, "stride": 4, "legacy_pad": 3}, ArgumentError, "3 windows, .*stride 4.* 6 pix"),
+    "rank": ("MaxPool1D", {"kernel": 2}, ShapeError, "'x0' must have 3 axes, found 4"),
+}
+
+
+@pytest.mark.parametrize(("op_type", "arguments", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused_with_the_numbers(
+    op_type: str, arguments: Named, error: type[DagexecError], message: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){op_type} 'y0'.*({message})"):
+        run_operator(op_type, [np.zeros(IMAGE, np.float32)], **arguments)
+
+
+def test_an_image_without_pixels_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"nothing to pool over.*\[2, 4, 0, 5\]"):
+        run_operator("MaxPool", [np.zeros((2, 4, 0, 5), np.float32)], global_pooling=1)
+
+
+def test_types_that_have_no_maximum_or_mean_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"AveragePool 'y0'.*must be one of float32.*found int32"):
+        run_operator("AveragePool", [np.zeros(IMAGE, np.int32)], kernel=2)
+    with pytest.raises(ShapeError, match=r"MaxPool 'y0'.*found bool"):
+        run_operator("MaxPool", [np.zeros(IMAGE, np.bool_)], kernel=2)
+
+
+def test_cost_counts_the_taps() -> None:
+    definition = operator_def("MaxPool", ["x"], ["y"], kernels=[3, 2], strides=[1, 3])
+    call = OperatorCall(definition, Arguments(definition, "MaxPool"), (TensorType(IMAGE, FLOAT32),), (None,), "MaxPool")
+    schema = schema_of("MaxPool")
+    assert schema.infer is not None
+    assert schema.cost(call, schema.infer(call)) == Cost(64 * 6, 4 * 240, 4 * 64)

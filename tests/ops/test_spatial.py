@@ -1,0 +1,299 @@
+"""Padding, resizing and channel shuffle, against indices written out and against onnxruntime."""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagexec import NetDef, Workspace
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.running import operator_def, run_operator
+from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last
+
+Named = dict[str, ArgumentValue]
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8]
+
+
+def numbered(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    return (np.arange(int(np.prod(shape))) % 251).reshape(shape).astype(dtype)
+
+
+# Pad.
+
+
+def padded_index(position: int, size: int, mode: str) -> int | None:
+    """The pixel that a padded position shows; None for the constant."""
+    if 0 <= position < size:
+        return position
+    if mode == "constant":
+        return None
+    if mode == "edge":
+        return min(max(position, 0), size - 1)
+    return -position if position < 0 else 2 * (size - 1) - position
+
+
+def pad(x: Array, heads: list[int], tails: list[int], mode: str, value: float) -> Array:
+    """Element by element. An axis is cut by negative pads first."""
+    cut = x[tuple(slice(max(0, -h), n - max(0, -t)) for n, h, t in zip(x.shape, heads, tails, strict=True))]
+    shape = [n + h + t for n, h, t in zip(x.shape, heads, tails, strict=True)]
+    y = np.full(shape, value).astype(x.dtype)
+    for place in np.ndindex(*shape):
+        index = [padded_index(p - max(0, h), n, mode) for p, h, n in zip(place, heads, cut.shape, strict=True)]
+        if None not in index:
+            y[place] = cut[tuple(index)]
+    return y
+
+
+@st.composite
+def paddings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int], list[int], str]:
+    mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
+    sizes, heads, tails = [], [], []
+    for _ in range(draw(st.integers(1, 4))):
+        size = draw(st.integers(0 if mode == "constant" else 1, 4))
+        cut_head = draw(st.integers(0, max(0, size - 1)))
+        cut_tail = draw(st.integers(0, max(0, size - 1 - cut_head)))
+        most = size - 1 if mode == "reflect" else 3
+        head = draw(st.sampled_from([-cut_head, *range(most + 1)]))
+        tail = draw(st.sampled_from([-cut_tail, *range(most + 1)]))
+        if mode == "reflect" and max(head, tail) >= size + min(0, head) + min(0, tail):
+            head = tail = 0
+        sizes.append(size)
+        heads.append(head)
+        tails.append(tail)
+    return tuple(sizes), heads, tails, mode
+
+
+@given(paddings(), st.sampled_from(DTYPES), st.sampled_from([0.0, 3.0]))
+@settings(max_examples=250, deadline=None)
+def test_pad_shows_the_pixel_that_its_mode_says(
+    case: tuple[tuple[int, ...], list[int], list[int], str], dtype: Any, value: float
+) -> None:
+    shape, heads, tails, mode = case
+    x = numbered(shape, dtype)
+    (y,) = run_operator("Pad", [x], pads=[*heads, *tails], mode=mode, value=value)
+    np.testing.assert_array_equal(y, pad(x, heads, tails, mode, value), err_msg=f"{case}, {dtype}, {value}")
+    if x.size and min(heads + tails) >= 0 and dtype is np.float32:
+        pads = np.array([*heads, *tails])
+        found = run_onnx("Pad", [x, pads, np.array(value, np.float32)], {"mode": mode})
+        np.testing.assert_array_equal(y, found, err_msg=f"onnxruntime differs: {case}, {value}")
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_pad_image_extends_rows_and_columns(mode: str, order: str) -> None:
+    x = numbered((2, 3, 4, 5))
+    expected = pad(x, [0, 0, 1, 2], [0, 0, 3, 4], mode, 7.0)
+    arguments: Named = {"mode": mode, "order": order, "value": 7.0}
+    fed = to_channels_last(x) if order == "NHWC" else x
+    for pads in ({"pads": [1, 2, 3, 4]}, {"pad_t": 1, "pad_l": 2, "pad_b": 3, "pad_r": 4}):
+        (y,) = run_operator("PadImage", [fed], **pads, **arguments)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(to_channels_first(y) if order == "NHWC" else y, expected)
+
+
+def test_pad_image_takes_one_pad_for_all_sides() -> None:
+    x = numbered((1, 1, 2, 2))
+    (y,) = run_operator("PadImage", [x], pad=1)
+    np.testing.assert_array_equal(y[0, 0], [[0, 0, 0, 0], [0, 0, 1, 0], [0, 2, 3, 0], [0, 0, 0, 0]])
+
+
+# ResizeNearest.
+
+
+def resize(x: Array, height: float, width: float) -> Array:
+    """Output pixel by output pixel, in float32 as Caffe2 computes it."""
+    rows, columns = x.shape[2:]
+    h, w = np.float32(height), np.float32(width)
+    shape = int(np.float32(rows) * h), int(np.float32(columns) * w)
+    y = np.zeros((*x.shape[:2], *shape), x.dtype)
+    for i, j in product(range(shape[0]), range(shape[1])):
+        row = min(int(np.float32(i) / h), rows - 1)
+        column = min(int(np.float32(j) / w), columns - 1)
+        y[:, :, i, j] = x[:, :, row, column]
+    return y
+
+
+SCALES = st.sampled_from([1.0, 2.0, 3.0, 0.5, 0.25, 1.5, 0.7, 2.6, 1 / 3, 0.1])
+
+
+@given(
+    st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 10), st.integers(1, 10)),
+    SCALES, SCALES, st.sampled_from(["NCHW", "NHWC"]), st.sampled_from(DTYPES), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_resize_nearest_takes_the_pixel_at_the_scaled_place(
+    shape: tuple[int, int, int, int], height: float, width: float, order: str, dtype: Any, by_input: bool
+) -> None:
+    x = numbered(shape, dtype)
+    fed = to_channels_last(x) if order == "NHWC" else x
+    if by_input:
+        (y,) = run_operator("ResizeNearest", [fed, np.array([height, width], np.float32)], order=order)
+    else:
+        (y,) = run_operator("ResizeNearest", [fed], order=order, height_scale=height, width_scale=width)
+    y = to_channels_first(y) if order == "NHWC" else y
+    np.testing.assert_array_equal(y, resize(x, height, width), err_msg=f"{shape} by {height}, {width} {order}")
+
+
+@pytest.mark.parametrize("scales", [(2.0, 2.0), (3.0, 1.0), (0.5, 0.25), (1.5, 2.0), (2.5, 0.5)])
+def test_resize_nearest_agrees_with_onnxruntime(scales: tuple[float, float]) -> None:
+    x = numbered((2, 3, 8, 12))
+    (y,) = run_operator("ResizeNearest", [x], height_scale=scales[0], width_scale=scales[1])
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    found = run_onnx("Resize", [x, np.zeros(0, np.float32), np.array([1, 1, *scales], np.float32)], attributes)
+    np.testing.assert_array_equal(y, found)
+
+
+def test_a_whole_scale_is_exact_where_float32_is_not() -> None:
+    x = np.zeros((1, 1, 1, (1 << 24) + 1), np.uint8)
+    x[..., -1] = 1
+    (y,) = run_operator("ResizeNearest", [x])
+    assert y.tobytes() == x.tobytes()
+
+
+def test_scales_fed_anew_change_the_size() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", numbered((1, 1, 2, 2)))
+    workspace.feed_blob("s", np.array([2, 2], np.float32))
+    with SimpleNet(NetDef(name="n", op=[operator_def("ResizeNearest", ["x", "s"], ["y"])]), workspace) as net:
+        net.run()
+        assert workspace.fetch_blob("y").shape == (1, 1, 4, 4)
+        workspace.feed_blob("s", np.array([0.5, 3], np.float32))
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), [[[[0, 0, 0, 1, 1, 1]]]])
+
+
+# ChannelShuffle.
+
+
+@given(
+    st.integers(1, 4), st.integers(0, 4), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["NCHW", "NHWC"]),
+    st.sampled_from(DTYPES),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_channel_shuffle_deals_the_channels_of_the_groups_in_turn(
+    group: int, width: int, sizes: list[int], order: str, dtype: Any
+) -> None:
+    x = numbered((2, group * width, *sizes), dtype)
+    (y,) = run_operator("ChannelShuffle", [to_channels_last(x) if order == "NHWC" else x], group=group, order=order)
+    y = to_channels_first(y) if order == "NHWC" else y
+    for k, g in product(range(width), range(group)):
+        np.testing.assert_array_equal(y[:, k * group + g], x[:, g * width + k])
+
+
+# Runs after the first.
+
+IMAGE = (2, 4, 96, 96)
+STEADY: list[tuple[str, Named]] = [
+    ("Pad", {"pads": [0, 1, 2, 3, 0, -1, 4, 5]}),
+    ("PadImage", {"pad": 3, "mode": "reflect"}),
+    ("PadImage", {"pad": 3, "mode": "edge", "order": "NHWC"}),
+    ("ResizeNearest", {"height_scale": 2.0, "width_scale": 2.0}),
+    ("ResizeNearest", {"height_scale": 1.5, "width_scale": 0.7}),
+    ("ResizeNearest", {"height_scale": 1.5, "width_scale": 0.7, "order": "NHWC"}),
+    ("ChannelShuffle", {"group": 2}),
+    ("ChannelShuffle", {"group": 2, "order": "NHWC"}),
+]
+
+
+@pytest.mark.parametrize(("op_type", "arguments"), STEADY)
+def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(op_type: str, arguments: Named) -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", np.full(IMAGE, 200, np.float32))
+    with SimpleNet(NetDef(name="n", op=[operator_def(op_type, ["x"], ["y"], **arguments)]), workspace) as net:
+        net.run()
+        workspace.feed_blob("x", numbered(IMAGE))
+        net.run()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            net.run()
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+        assert peak < 100_000, f"{peak} bytes"
+        y = workspace.fetch_blob("y")
+    np.testing.assert_array_equal(y, run_operator(op_type, [numbered(IMAGE)], **arguments)[0])
+
+
+# What is refused.
+
+SMALL = (1, 4, 3, 5)
+REFUSED: list[tuple[str, Named, type[DagexecError], str]] = [
+    ("Pad", {"pads": [0, 0, 1, 1]}, ArgumentError, r"pads needs 8 entries .*found \[0, 0, 1, 1\]"),
+    ("Pad", {"pads": [0, 0, -2, 0, 0, 0, -2, 0]}, ArgumentError, "pads -2 and -2 cut off more than the 3 there are"),
+    ("Pad", {"pads": [0, 0, 3, 0, 0, 0, 0, 0], "mode": "reflect"}, ArgumentError, "less than the size 3, found 3"),
+    ("Pad", {"pads": [0, 0, -1, 0, 0, 0, 2, 0], "mode": "reflect"}, ArgumentError, "less than the size 2, found 2"),
+    ("Pad", {"pads": [0, 0, -3, 0, 0, 0, 2, 0], "mode": "edge"}, ArgumentError, "edge has no pixel"),
+    ("Pad", {"pads": [0] * 8, "mode": "wrap"}, ArgumentError, "mode must be one of constant, reflect, edge.* 'wrap'"),
+    ("Pad", {"pads": [0] * 7 + [1 << 31]}, ArgumentError, r"out of range: \[.*2147483648\]"),
+    ("Pad", {"pads": [(1 << 31) - 1] * 8}, ResourceError, "overflows"),
+    ("Pad", {"pads": [0] * 8, "value": float("nan")}, ArgumentError, "'value' is not a number"),
+    ("PadImage", {"pad": 3, "mode": "reflect"}, ArgumentError, "reflect needs pads less than the size 3, found 3"),
+    ("PadImage", {"pads": [1, 1]}, ArgumentError, r"pads needs 4 entries .*found \[1, 1\]"),
+    ("PadImage", {"pad": -1}, ArgumentError, r"at least 0 .*found \[-1, -1, -1, -1\]"),
+    ("PadImage", {"pad": 1, "pads": [1] * 4}, ArgumentError, "'pads', 'pad'.* same thing"),
+    ("PadImage", {"pad": 1, "order": "HWC"}, ArgumentError, "NCHW or NHWC, found 'HWC'"),
+    ("ResizeNearest", {"height_scale": 0.0}, ArgumentError, "height_scale must be a positive number, found 0.0"),
+    ("ResizeNearest", {"width_scale": -1.0}, ArgumentError, "width_scale must be a positive number, found -1.0"),
+    ("ResizeNearest", {"width_scale": float("inf")}, ArgumentError, "width_scale must be .*found inf"),
+    ("ResizeNearest", {"width_scale": float("nan")}, ArgumentError, "'width_scale' is not a number"),
+    ("ResizeNearest", {"height_scale": 1e9}, ArgumentError, "makes an axis of 3 too large"),
+    ("ResizeNearest", {"height_scale": 1e8, "width_scale": 1e8}, ResourceError, "bytes|overflows"),
+    ("ChannelShuffle", {"group": 3}, ArgumentError, "group must divide the 4 channels, found 3"),
+    ("ChannelShuffle", {"group": 0}, ArgumentError, "group must divide the 4 channels, found 0"),
+    ("ChannelShuffle", {"group": 2, "order": "NHWC"}, ArgumentError, "group must divide the 5 channels, found 2"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "arguments", "error", "message"), REFUSED)
+def test_what_cannot_be_is_refused_with_the_numbers(
+    op_type: str, arguments: Named, error: type[DagexecError], message: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){op_type} 'y0'.*({message})"):
+        run_operator(op_type, [np.zeros(SMALL, np.float32)], **arguments)
+
+
+@pytest.mark.parametrize("scales", [[1, np.nan], [0, 1], [1, -2], [np.inf, 1]])
+def test_scales_that_are_no_positive_numbers_are_refused(scales: list[float]) -> None:
+    with pytest.raises(DagexecError, match=r"ResizeNearest 'y0'.*must be a positive number, found"):
+        run_operator("ResizeNearest", [np.zeros(SMALL, np.float32), np.array(scales, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [(np.ones(3, np.float32), r"must have shape \(2,\).*found \(3,\)"), (np.array([b"2", b"2"]), "found string")],
+)
+def test_scales_of_another_kind_are_refused(scales: Array, message: str) -> None:
+    with pytest.raises(DagexecError, match=f"ResizeNearest 'y0'.*{message}"):
+        run_operator("ResizeNearest", [np.zeros(SMALL, np.float32), scales])
+
+
+def test_images_need_4_axes_and_a_shuffle_needs_channels() -> None:
+    for op_type in ("PadImage", "ResizeNearest"):
+        with pytest.raises(ShapeError, match=f"{op_type} 'y0'.*must have 4 axes, found 3"):
+            run_operator(op_type, [np.zeros((1, 2, 3), np.float32)])
+    with pytest.raises(ShapeError, match=r"ChannelShuffle 'y0'.*at least 2 axes, found 1"):
+        run_operator("ChannelShuffle", [np.zeros(3, np.float32)])
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 256.0), (np.uint8, -1.0), (np.int32, 1e10), (np.int8, 0.5)])
+def test_a_constant_that_an_integer_type_cannot_hold_is_refused(dtype: Any, value: float) -> None:
+    with pytest.raises(ArgumentError, match=r"Pad 'y0'.*value .*does not fit"):
+        run_operator("Pad", [np.zeros(3, dtype)], pads=[1, 1], value=value)
+
+
+def test_strings_are_padded_by_their_own_only() -> None:
+    words = np.array([b"a", b"b"], object)
+    (y,) = run_operator("Pad", [words], pads=[1, 1], mode="edge")
+    assert y.tolist() == [b"a", b"a", b"b", b"b"]
+    with pytest.raises(ArgumentError, match=r"Pad 'y0'.*value .*does not fit string"):
+        run_operator("Pad", [words], pads=[1, 1])
