@@ -1,4 +1,4 @@
-"""Real models under concurrency: results never depend on who else runs, on the net type, or on the number of workers."""
+"""Real models under concurrency: results never depend on who else runs, on the net type or on the workers."""
 
 import anyio
 import numpy as np
