@@ -74,6 +74,17 @@ class Held:
         assert self.inside.acquire(timeout=PATIENCE)
 
 
+def release_after_cancelling(executor: dagexec.Executor, held: Held) -> None:
+    """Let one held operator go on whenever a request has been told to stop, not before."""
+    cancel = executor._cancel
+
+    def cancel_and_release(*arguments: object) -> None:
+        cancel(*arguments)
+        held.go_on.release()
+
+    executor._cancel = cancel_and_release
+
+
 @pytest.fixture
 def held() -> Iterator[Held]:
     control = Held()
@@ -211,11 +222,9 @@ def test_a_cancelled_await_ends_when_the_worker_has_left(backend: str, held: Hel
 def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(backend: str, held: Held) -> None:
     async def main() -> None:
         with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
-            waiter = threading.Thread(target=_release_when_cancelled, args=(executor, held))
-            waiter.start()
+            release_after_cancelling(executor, held)
             with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
                 await executor.run_async({"x": rows(0)}, timeout=0.02)
-            waiter.join()
             held.go_on.release()
             await executor.run_async({"x": rows(0)}, timeout=PATIENCE)
 
@@ -228,11 +237,11 @@ def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(executor.run_async, {"x": rows(0)})
                 await anyio.to_thread.run_sync(held.wait_inside)  # the only worker is busy from here on
+                release_after_cancelling(executor, held)
                 with anyio.CancelScope() as second:
 
                     async def cancel_second() -> None:
                         second.cancel()
-                        held.go_on.release()
 
                     tasks.start_soon(cancel_second)
                     await executor.run_async({"x": rows(0)})
@@ -243,22 +252,11 @@ def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
     anyio.run(main)
 
 
-def _release_when_cancelled(executor: dagexec.Executor, held: Held) -> None:
-    """Keep the operator waiting until the run was told to stop."""
-    held.wait_inside()
-    [request] = executor._running
-    while request.cancelled is None:
-        pass
-    held.go_on.release()
-
-
 def test_a_blocking_run_past_its_timeout_raises_and_the_executor_serves_the_next(held: Held) -> None:
     with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
-        waiter = threading.Thread(target=_release_when_cancelled, args=(executor, held))
-        waiter.start()
+        release_after_cancelling(executor, held)
         with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
             executor.run({"x": rows(0)}, timeout=0.02)
-        waiter.join()
         held.go_on.release()
         executor.run({"x": rows(0)}, timeout=PATIENCE)
 
