@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ import numpy.typing as npt
 from dagexec.core.dtypes import STRING, TypeMeta
 from dagexec.core.errors import DeviceError, ResourceError
 from dagexec.core.proto import DeviceOption
-
-if TYPE_CHECKING:
-    from dagexec.core.tensor import Tensor
 
 _KIND_NUMBERS = {"cpu": 0, "cuda": 1, "sim": 20901}
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
@@ -153,19 +150,12 @@ def make_context(device: Device, seed: int | None = None) -> Context:
     return factory(device, seed)
 
 
-def copy_tensor(destination: Tensor, source: Tensor) -> None:
-    """Copy shape, dtype and values of `source` into `destination`, within a device or across two.
-
-    Raises DeviceError when nothing is registered that crosses between their kinds.
-    """
-    destination.resize(source.shape, source.meta)
-    if destination.device == source.device:
-        destination.context.copy_within(destination.array, source.array)
-        return
-    copy = _copies.get((destination.device.kind, source.device.kind))
+def copy_between(destination: Device, source: Device) -> CopyFunction:
+    """What copies an array of `source` to one of `destination`. Raises DeviceError when nothing crosses between them."""
+    copy = _copies.get((destination.kind, source.kind))
     if copy is None:
-        raise DeviceError(f"no copy from {source.device} to {destination.device} is registered")
-    copy(destination.array, source.array)
+        raise DeviceError(f"no copy from {source} to {destination} is registered")
+    return copy
 
 
 def memory_bytes() -> int:

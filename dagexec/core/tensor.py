@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
-from dagexec.core.device import CPU, Context, Device, array_on, check_fits, element_count, make_context
+from dagexec.core.device import CPU, Context, Device, array_on, check_fits, copy_between, element_count, make_context
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ShapeError
 
@@ -195,6 +195,18 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.meta}, device={self.device})"
+
+
+def copy_tensor(destination: Tensor, source: Tensor) -> None:
+    """Copy shape, dtype and values of `source` into `destination`, within a device or across two.
+
+    Raises DeviceError when nothing is registered that crosses between their kinds.
+    """
+    array = destination.resize(source.shape, source.meta)
+    if destination.device == source.device:
+        destination.context.copy_within(array, source.array)
+    else:
+        copy_between(destination.device, source.device)(array, source.array)
 
 
 def _as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

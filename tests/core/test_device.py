@@ -13,7 +13,6 @@ from dagexec.core.device import (
     CPUContext,
     Device,
     check_fits,
-    copy_tensor,
     element_count,
     make_context,
     memory_bytes,
@@ -23,7 +22,7 @@ from dagexec.core.device import (
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import DeviceError, ResourceError
 from dagexec.core.proto import DeviceOption
-from dagexec.core.tensor import Tensor
+from dagexec.core.tensor import Tensor, copy_tensor
 
 
 @pytest.mark.parametrize(
