@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds
+from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.plot import plot_comparison
 from dagexec.comparison import Comparison, compare
 from dagexec.core.errors import SchemaError
-from dagexec.model_source import load_model
 
 
 def compare_command(
@@ -35,7 +34,7 @@ def compare_command(
     """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
     workers = _parse_workers(num_workers)
-    loaded = load_model(model)
+    loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, seed)
     runtimes = 1 + len(set(net_types) - {"simple"}) * len(set(workers))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as bar:

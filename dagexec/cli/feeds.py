@@ -1,4 +1,4 @@
-"""Options that say what a model is fed with, shared by the commands."""
+"""The model argument and the options that say what it is fed with, shared by the commands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 import typer
+from rich.console import Console
 
 from dagexec.comparison import random_feeds
 from dagexec.core.errors import FeedError
 from dagexec.core.model import Model
+from dagexec.executor import initialised
+from dagexec.model_source import load_model
 
 ModelArgument = Annotated[
     str,
@@ -33,6 +36,12 @@ ShapeOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def read_model(source: str) -> Model:
+    """The model with its parameters made, behind a spinner: large models take seconds. Raises what `load_model` does."""
+    with Console(stderr=True).status(f"Loading {source}"):
+        return initialised(load_model(source))
 
 
 def read_feeds(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes
+from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.plot import draw_graph
 from dagexec.comparison import random_feeds
 from dagexec.core.dtypes import from_numpy
@@ -18,8 +18,6 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
-from dagexec.executor import initialised
-from dagexec.model_source import load_model
 from dagexec.scheduler.plan import Plan, build_plan
 
 
@@ -33,7 +31,7 @@ def inspect_command(
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
-    loaded = initialised(load_model(model))
+    loaded = read_model(model)
     graph = build_graph(loaded.net, (loaded.parameters.keys() | loaded.inputs.keys()).__contains__)
     types = infer_net(graph, _input_types(loaded, parse_shapes(shape or ())), loaded.parameters)
     plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds
+from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.core.errors import FeedError
 from dagexec.executor import compile as compile_model
-from dagexec.model_source import load_model
 from dagexec.scheduler.trace import Trace
 
 
@@ -39,7 +38,7 @@ def run_command(
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL once or several times and show its outputs."""
-    loaded = load_model(model)
+    loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []
