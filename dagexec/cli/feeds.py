@@ -39,7 +39,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 
 
 def read_model(source: str) -> Model:
-    """The model with its parameters made, behind a spinner: large models take seconds. Raises what `load_model` does."""
+    """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does."""
     with Console(stderr=True).status(f"Loading {source}"):
         return initialised(load_model(source))
 

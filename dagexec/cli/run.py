@@ -65,7 +65,9 @@ def run_command(
         table.add_column(column)
     for name, array in outputs.items():
         row = _summary(array)
-        table.add_row(name, *(str(row[key]) for key in ("dtype", "shape", "least", "greatest", "mean")))
+        figures = (row[key] for key in ("least", "greatest", "mean"))
+        shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
+        table.add_row(name, str(row["dtype"]), str(row["shape"]), *shown)
     Console().print(table)
 
 
