@@ -151,7 +151,7 @@ def make_context(device: Device, seed: int | None = None) -> Context:
 
 
 def copy_between(destination: Device, source: Device) -> CopyFunction:
-    """What copies an array of `source` to one of `destination`. Raises DeviceError when nothing crosses between them."""
+    """What copies an array of `source` to one of `destination`. Raises DeviceError when nothing is registered."""
     copy = _copies.get((destination.kind, source.kind))
     if copy is None:
         raise DeviceError(f"no copy from {source} to {destination} is registered")
