@@ -40,12 +40,10 @@ def draw_graph(plan: Plan, path: Path) -> None:
             raise DagexecError(f"{path}: cannot be written: {error.strerror}") from None
         return
     digraph = plan.graph.to_networkx(reduced=True)
-    for depth, layer in enumerate(nx.topological_generations(digraph)):
-        for index in layer:
-            digraph.nodes[index]["depth"] = -depth
-    positions = nx.multipartite_layout(digraph, subset_key="depth", align="horizontal")
-    depths = len({data["depth"] for _, data in digraph.nodes(data=True)})
+    positions = layered_positions(digraph)
+    depths = 1 + max((round(-y) for _, y in positions.values()), default=0)
     figure, axes = _figure(10, max(3.0, 0.45 * depths))
+    axes.margins(x=0.08, y=1.5 / (depths + 3))
     chain_of = plan.chain_of
     nx.draw_networkx(
         digraph,
@@ -64,6 +62,24 @@ def draw_graph(plan: Plan, path: Path) -> None:
     axes.set_title(f"{plan.graph.name}: {len(plan.graph)} operators in {len(plan.chains)} chains")
     axes.set_axis_off()
     _save(figure, path)
+
+
+def layered_positions(digraph: nx.DiGraph[int]) -> dict[int, tuple[float, float]]:
+    """A place for every operator: its depth downwards, and within a layer in the order of its parents' mean place.
+
+    One sweep of the barycentre method of Sugiyama, Tagawa and Toda, 1981.
+    """
+    positions: dict[int, tuple[float, float]] = {}
+    for depth, layer in enumerate(nx.topological_generations(digraph)):
+
+        def barycentre(index: int) -> float:
+            places = [positions[parent][0] for parent in digraph.predecessors(index)]
+            return sum(places) / len(places) if places else 0.0
+
+        ordered = sorted(sorted(layer), key=barycentre)
+        for place, index in enumerate(ordered):
+            positions[index] = (place - (len(ordered) - 1) / 2, -float(depth))
+    return positions
 
 
 def to_dot(plan: Plan) -> str:
