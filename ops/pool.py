@@ -124,25 +124,38 @@ def _combine_axis(
     combine: Combine, identity: Any, source: Array, target: Array, axis: Axis, position: int
 ) -> list[Step]:
     """Steps that set `target` to the combination of each window of `source` along array axis `position`."""
-    before = (slice(None),) * position
-    taps = [(*before, windows) for windows, _ in map(axis.tap, range(axis.kernel))]
-    pixels = [(*before, read) for _, read in map(axis.tap, range(axis.kernel))]
     if axis.kernel == axis.size and axis.out == 1 and not axis.reads_padding:
         return [partial(combine.reduce, source, axis=position, out=target, keepdims=True)]  # type: ignore[attr-defined]
-    complete = [tap for tap in range(axis.kernel) if taps[tap][-1] == slice(0, axis.out)]
-    if complete:
-        start: Step = partial(np.copyto, target, source[pixels[complete[0]]])
+
+    def at(array: Array, piece: slice) -> Array:
+        view: Array = array[(slice(None),) * position + (piece,)]
+        return view
+
+    taps = [axis.tap(tap) for tap in range(axis.kernel)]
+    complete = [tap for tap in taps if tap[0] == slice(0, axis.out)][:1]
+    rest = [tap for tap in taps if tap not in complete and tap[0] != slice(0, 0)]
+    if not complete:
+        steps: list[Step] = [partial(target.fill, identity)]
+    elif not rest:
+        steps = [partial(np.copyto, target, at(source, complete[0][1]))]
     else:
-        start = partial(target.fill, identity)
-    rest = [tap for tap in range(axis.kernel) if tap not in complete[:1]]
-    return [
-        start,
-        *(
-            partial(combine, target[taps[tap]], source[pixels[tap]], out=target[taps[tap]])
-            for tap in rest
-            if taps[tap][-1] != slice(0, 0)
-        ),
+        windows, pixels = rest.pop(0)
+        base = complete[0][1].start
+        steps = [
+            partial(np.copyto, at(target, edge), at(source, _every(base, axis.stride, edge)))
+            for edge in (slice(0, windows.start), slice(windows.stop, axis.out))
+            if edge.start < edge.stop
+        ]
+        pair = at(source, _every(base, axis.stride, windows)), at(source, pixels)
+        steps.append(partial(combine, *pair, out=at(target, windows), dtype=target.dtype))
+    return steps + [
+        partial(combine, at(target, windows), at(source, pixels), out=at(target, windows)) for windows, pixels in rest
     ]
+
+
+def _every(start: int, stride: int, windows: slice) -> slice:
+    """The pixels that `windows` read with a tap that lies at pixel `start` in window 0."""
+    return slice(start + windows.start * stride, start + (windows.stop - 1) * stride + 1, stride)
 
 
 class MaxPooling(Pooling):

@@ -1,13 +1,16 @@
 """Depthwise convolution (as many groups as channels): every tap adds a shifted image, scaled by a weight a channel.
 
 A matrix product of one row would waste the BLAS. Channels are taken in blocks that stay in the cache over all taps.
-With stride 1 an image and its shift are read as one long row each: pixels at the ends of the rows are computed for
-nothing, but the inner loops are long.
+With channels first the padded image is dealt out into stride x stride phases, so that the pixels a tap reads are
+neighbours in one of them. A phase and its shift are read as one long row each: pixels at the ends of the rows are
+computed for nothing, but the inner loops are long.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -15,8 +18,11 @@ import numpy as np
 
 from dagexec.core.operator import Step
 from dagexec.ops.conv.problem import Array, ConvProblem
+from dagexec.ops.geometry import Axis
 
 _BLOCK_BYTES = 256 << 10
+Load = Callable[[int], list[Step]]
+"""The steps that bring image n where it is read."""
 
 
 def applies(problem: ConvProblem) -> bool:
@@ -25,128 +31,154 @@ def applies(problem: ConvProblem) -> bool:
 
 
 def steps(problem: ConvProblem) -> list[Step]:
-    """Image by image, block of channels by block of channels."""
+    """Image by image, block by block."""
     weights, calls = problem.staged(problem.weights)
     bias, load_bias = (None, []) if problem.bias is None else problem.staged(problem.bias)
-    calls = [*calls, *load_bias]
     output = problem.allocate(problem.y.shape[1:], problem.work) if problem.narrow else None
-    source, load = problem.image_source() if problem.needs_source else (None, None)
-    sums = _channels_last_sums if problem.channels_last else _channels_first_sums
-    scratch = _Scratch(problem)
-    if problem.channels_last:
-        taps = problem.allocate((weights[0].size, problem.filters), problem.work)
-        calls.append(partial(np.copyto, taps, weights.reshape(problem.filters, -1).T))
-    else:
-        taps = weights.reshape(problem.filters, -1)
+    sums = _ChannelsLast(problem, weights, bias) if problem.channels_last else _ChannelsFirst(problem, weights, bias)
+    calls = [*calls, *load_bias, *sums.before]
     for image in range(problem.batch):
-        if load is not None:
-            calls += load(image)
-        y = problem.y[image] if output is None else output
-        calls += sums(problem, problem.x[image] if source is None else source, taps, y, scratch)
-        flat = y.reshape(-1, problem.filters) if problem.channels_last else y.reshape(problem.filters, -1)
-        calls += problem.add_bias(flat, bias)
+        calls += sums.image(image, problem.y[image] if output is None else output)
         if output is not None:
             calls.append(partial(np.copyto, problem.y[image], output, casting="same_kind"))
     return calls
 
 
-class _Scratch:
-    """Two arrays of a block's size, shared by all blocks."""
+class _ChannelsFirst:
+    """Sums over phases of C, H, W images, in blocks of channels."""
 
-    def __init__(self, problem: ConvProblem) -> None:
-        longest = max(math.prod(axis.covered for axis in problem.axes), math.prod(problem.out))
-        elements = max(_BLOCK_BYTES // problem.work.itemsize, longest, problem.channels * math.prod(problem.out[1:]))
-        self._arrays = [problem.allocate((elements,), problem.work) for _ in range(2)]
-        self.elements = elements
+    def __init__(self, problem: ConvProblem, weights: Array, bias: Array | None) -> None:
+        self._problem = problem
+        self._multiplier = problem.filters // problem.channels
+        self._factors = weights.reshape(problem.channels, self._multiplier, -1)
+        self._bias = None if bias is None else bias.reshape(problem.channels, self._multiplier)
+        self.before: list[Step] = []
+        self._phases: Array | None = None
+        self._load: Load | None = None
+        if problem.needs_source or any(axis.stride > 1 for axis in problem.axes):
+            self._phases, self._load = self._make_phases()
+        sizes = [axis.size if self._phases is None else _phase_size(axis) for axis in problem.axes]
+        self._pitches = [math.prod(sizes[number + 1 :]) for number in range(len(sizes))]
+        reach = (axis.out - 1 for axis in problem.axes)
+        self._length = sum(count * pitch for count, pitch in zip(reach, self._pitches, strict=True)) + 1
+        self._block = min(problem.channels, max(1, _BLOCK_BYTES // problem.work.itemsize // self._length))
+        self._part, self._total = (problem.allocate((self._block, self._length), problem.work) for _ in range(2))
 
-    def take(self, number: int, shape: tuple[int, ...]) -> Array:
-        """Array `number` as an array of `shape`."""
-        return self._arrays[number][: math.prod(shape)].reshape(shape)
+    def image(self, number: int, y: Array) -> list[Step]:
+        """The steps that compute `y` (M, out) from image `number`."""
+        problem = self._problem
+        if self._phases is None or self._load is None:
+            calls: list[Step] = []
+            phases = problem.x[number].reshape(*(1,) * len(problem.axes), *problem.x.shape[1:])
+        else:
+            calls, phases = self._load(number), self._phases
+        shifts = self._shifts(phases)
+        outputs = y.reshape(problem.channels, self._multiplier, *problem.out)
+        for start in range(0, problem.channels, self._block):
+            channels = slice(start, min(start + self._block, problem.channels))
+            part, total = (array[: channels.stop - start] for array in (self._part, self._total))
+            for filter_number in range(self._multiplier):
+                scales = self._factors[channels, filter_number, :, None]
+                calls += _weighted_sum([shift[channels] for shift in shifts], scales.swapaxes(0, 1), part, total)
+                bias = None if self._bias is None else self._bias[channels, filter_number]
+                calls.append(self._finish(total, bias, outputs[channels, filter_number]))
+        return calls
+
+    def _make_phases(self) -> tuple[Array, Load]:
+        """The phases, zero where padding is, and the steps that put an image there.
+
+        Pixel `q` of the padded image is pixel `q // stride` of phase `q % stride`.
+        """
+        problem = self._problem
+        strides = tuple(axis.stride for axis in problem.axes)
+        sizes = tuple(_phase_size(axis) for axis in problem.axes)
+        phases = problem.allocate((*strides, problem.channels, *sizes), problem.work)
+        phases.fill(0)
+        read = [sorted({tap * axis.dilation % axis.stride for tap in range(axis.kernel)}) for axis in problem.axes]
+        copies = []
+        for phase in product(*read):
+            parts = [
+                replace(axis, kernel=axis.stride, dilation=1, out=size).tap(offset)
+                for axis, size, offset in zip(problem.axes, sizes, phase, strict=True)
+            ]
+            target = _at(phases[phase], slice(None), *(inside for inside, _ in parts))
+            copies.append((target, tuple(pixels for _, pixels in parts)))
+
+        def load(image: int) -> list[Step]:
+            x: Array = problem.x[image]
+            return [partial(np.copyto, target, _at(x, slice(None), *source)) for target, source in copies]
+
+        return phases, load
+
+    def _shifts(self, phases: Array) -> list[Array]:
+        """For each tap, its phase from the tap's first pixel on, as (C, length) with one long row a channel."""
+        problem = self._problem
+        found = []
+        for tap in product(*(range(axis.kernel) for axis in problem.axes)):
+            places = [divmod(index * axis.dilation, axis.stride) for index, axis in zip(tap, problem.axes, strict=True)]
+            start = sum(place * pitch for (place, _), pitch in zip(places, self._pitches, strict=True))
+            rows = phases[tuple(phase for _, phase in places)].reshape(problem.channels, -1)
+            found.append(rows[:, start : start + self._length])
+        return found
+
+    def _finish(self, total: Array, bias: Array | None, target: Array) -> Step:
+        """The step that takes the pixels of the output from the long rows, and adds the bias."""
+        strides = (total.strides[0], *(pitch * total.itemsize for pitch in self._pitches))
+        pixels = np.lib.stride_tricks.as_strided(total, target.shape, strides, writeable=False)
+        if bias is None:
+            return partial(np.copyto, target, pixels)
+        return partial(np.add, pixels, bias.reshape(-1, *(1,) * len(self._problem.axes)), out=target)
 
 
-def _channels_first_sums(problem: ConvProblem, image: Array, taps: Array, y: Array, scratch: _Scratch) -> list[Step]:
-    multiplier = problem.filters // problem.channels
-    windows = problem.windows(image)
-    flat = _flat_rows(problem, image)
-    width = math.prod(problem.out) if flat is None else flat[0].shape[-1]
-    block = max(1, scratch.elements // width)
-    outputs = y.reshape(problem.channels, multiplier, *problem.out)
-    factors = taps.reshape(problem.channels, multiplier, -1)
-    calls: list[Step] = []
-    for start in range(0, problem.channels, block):
-        channels = slice(start, min(start + block, problem.channels))
-        for filter_number in range(multiplier):
-            target = outputs[channels, filter_number]
-            scale = factors[channels, filter_number]
-            if flat is None:
-                shifts = [_at(windows, channels, *tap) for tap in _taps(problem)]
-                calls += _accumulate(shifts, scale.reshape(*scale.shape, *(1,) * len(problem.out)), target, scratch)
-                continue
-            total = scratch.take(1, (channels.stop - channels.start, width))
-            calls += _accumulate([shift[channels] for shift in flat], scale[:, :, None], total, scratch)
-            calls.append(partial(np.copyto, target, _row_pixels(problem, image, total)))
+class _ChannelsLast:
+    """Sums over windows of H, W, C images, in blocks of rows."""
+
+    def __init__(self, problem: ConvProblem, weights: Array, bias: Array | None) -> None:
+        self._problem = problem
+        self._multiplier = problem.filters // problem.channels
+        taps = problem.allocate((weights[0].size, problem.filters), problem.work)
+        self.before: list[Step] = [partial(np.copyto, taps, weights.reshape(problem.filters, -1).T)]
+        self._factors = taps.reshape(-1, problem.channels, self._multiplier)
+        self._bias = bias
+        self._source: Array | None = None
+        self._load: Load | None = None
+        if problem.needs_source:
+            self._source, self._load = problem.image_source()
+        row = problem.channels * math.prod(problem.out[1:])
+        self._block = min(problem.out[0], max(1, _BLOCK_BYTES // problem.work.itemsize // row))
+        self._part = problem.allocate((self._block, *problem.out[1:], problem.channels), problem.work)
+
+    def image(self, number: int, y: Array) -> list[Step]:
+        """The steps that compute `y` (out, M) from image `number`."""
+        problem = self._problem
+        calls = [] if self._load is None else self._load(number)
+        windows = problem.windows(problem.x[number] if self._source is None else self._source)
+        outputs = y.reshape(*problem.out, problem.channels, self._multiplier)
+        every = (slice(None),) * (len(problem.axes) - 1)
+        taps = list(product(*(range(axis.kernel) for axis in problem.axes)))
+        for start in range(0, problem.out[0], self._block):
+            rows = slice(start, min(start + self._block, problem.out[0]))
+            for filter_number in range(self._multiplier):
+                shifts = [_at(windows, rows, *every, *tap) for tap in taps]
+                target = outputs[rows, ..., filter_number]
+                calls += _weighted_sum(shifts, self._factors[..., filter_number], self._part[: len(target)], target)
+        return [*calls, *problem.add_bias(y.reshape(-1, problem.filters), self._bias)]
+
+
+def _at(array: Array, *index: int | slice) -> Array:
+    """The view of `array` at `index`."""
+    view: Array = array[index]
+    return view
+
+
+def _phase_size(axis: Axis) -> int:
+    """Pixels of a phase along an axis."""
+    return -(-axis.covered // axis.stride)
+
+
+def _weighted_sum(shifts: list[Array], scales: Array, part: Array, target: Array) -> list[Step]:
+    """target = sum of shifts[t] * scales[t], tap by tap; `part` is scratch of the shape of `target`."""
+    calls: list[Step] = [partial(np.multiply, shifts[0], scales[0], out=target)]
+    for shift, scale in zip(shifts[1:], scales[1:], strict=True):
+        calls += [partial(np.multiply, shift, scale, out=part), partial(np.add, target, part, out=target)]
     return calls
-
-
-def _channels_last_sums(problem: ConvProblem, image: Array, taps: Array, y: Array, scratch: _Scratch) -> list[Step]:
-    """`taps` is (taps, M). Blocks are rows of the output."""
-    multiplier = problem.filters // problem.channels
-    windows = problem.windows(image)
-    every = (slice(None),) * (len(problem.axes) - 1)
-    outputs = y.reshape(*problem.out, problem.channels, multiplier)
-    factors = taps.reshape(-1, problem.channels, multiplier)
-    block = max(1, scratch.elements // max(1, problem.channels * math.prod(problem.out[1:])))
-    calls: list[Step] = []
-    for start in range(0, problem.out[0], block):
-        rows = slice(start, min(start + block, problem.out[0]))
-        for filter_number in range(multiplier):
-            target = outputs[rows, ..., filter_number]
-            shifts = [_at(windows, rows, *every, *tap) for tap in _taps(problem)]
-            scale = np.moveaxis(factors[:, :, filter_number], 0, -1)
-            calls += _accumulate(shifts, scale, target, scratch)
-    return calls
-
-
-def _accumulate(shifts: list[Array], scale: Array, target: Array, scratch: _Scratch) -> list[Step]:
-    """target = sum of shifts[t] * scale[:, t], tap by tap. `scale` has the taps as axis 1, broadcast to the rest."""
-    part = scratch.take(0, target.shape)
-    calls: list[Step] = [partial(np.multiply, shifts[0], scale[:, 0], out=target)]
-    for number, shift in enumerate(shifts[1:], 1):
-        calls += [
-            partial(np.multiply, shift, scale[:, number], out=part),
-            partial(np.add, target, part, out=target),
-        ]
-    return calls
-
-
-def _at(windows: Array, *index: int | slice) -> Array:
-    shift: Array = windows[index]
-    return shift
-
-
-def _taps(problem: ConvProblem) -> list[tuple[int, ...]]:
-    return list(product(*(range(axis.kernel) for axis in problem.axes)))
-
-
-def _flat_rows(problem: ConvProblem, image: Array) -> list[Array] | None:
-    """For stride 1: for each tap, the image from that tap on, as (C, length) with one long row a channel."""
-    if any(axis.stride != 1 for axis in problem.axes) or not image.flags.c_contiguous:
-        return None
-    sizes = image.shape[1:]
-    pitches = [math.prod(sizes[number + 1 :]) for number in range(len(sizes))]
-    length = sum((axis.out - 1) * pitch for axis, pitch in zip(problem.axes, pitches, strict=True)) + 1
-    flat = image.reshape(image.shape[0], -1)
-    starts = (
-        sum(index * axis.dilation * pitch for index, axis, pitch in zip(tap, problem.axes, pitches, strict=True))
-        for tap in _taps(problem)
-    )
-    return [flat[:, start : start + length] for start in starts]
-
-
-def _row_pixels(problem: ConvProblem, image: Array, total: Array) -> Array:
-    """The pixels of the output within long rows: a view (C, out) of `total` (C, length)."""
-    sizes = image.shape[1:]
-    pitches = [math.prod(sizes[number + 1 :]) * total.itemsize for number in range(len(sizes))]
-    return np.lib.stride_tricks.as_strided(
-        total, (total.shape[0], *problem.out), (total.strides[0], *pitches), writeable=False
-    )

@@ -1,8 +1,8 @@
 """im2col and a matrix product: every window becomes a column, and the filters are multiplied with the columns.
 
 Chellapilla, Puri, Simard, "High performance convolutional neural networks for document processing", 2006. The column
-buffer holds the windows of some rows of one image: all of them when they fit the limit. Copying costs little beside the
-product, but every block of columns makes the BLAS pack the filters again, so blocks are large.
+buffer holds the windows of some rows of one image: all of them when they fit the limit. A small buffer stays in the
+cache, but every block of columns makes the BLAS pack the filters again, so blocks are larger for many filters.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dagexec.core.operator import Step
 from dagexec.ops.conv.problem import Array, ConvProblem
 from dagexec.ops.geometry import tap_count
 
-_SHALLOW = 256  # columns this short leave the product limited by memory, and packing their filters is cheap
-_SHALLOW_BYTES = 2 << 20
-_DEEP_BYTES = 8 << 20
+_FEW_FILTERS = 256  # of a group: packing these again for a block costs less than a buffer that leaves the cache
+_FEW_BYTES = 2 << 20
+_MANY_BYTES = 8 << 20
 
 
 def steps(problem: ConvProblem) -> list[Step]:
@@ -52,7 +52,7 @@ def _depth(problem: ConvProblem) -> int:
 def _block_rows(problem: ConvProblem) -> int:
     """Output rows (along the first spatial axis) whose columns fit the limit; at least one."""
     depth = _depth(problem)
-    limit = _SHALLOW_BYTES if depth // problem.group <= _SHALLOW else _DEEP_BYTES
+    limit = _FEW_BYTES if problem.filters // problem.group <= _FEW_FILTERS else _MANY_BYTES
     row = depth * math.prod(problem.out[1:]) * problem.work.itemsize
     return max(1, min(problem.out[0], limit // max(1, row)))
 

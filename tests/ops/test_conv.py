@@ -131,13 +131,16 @@ def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
 
 SQUARE = Geometry((9, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
 LINE = Geometry((9,), (3,), (2,), (1,), (1, 0))
+DILATED = Geometry((12, 11), (3, 2), (1, 1), (2, 3), (1, 0, 0, 2))
+STRIDED = Geometry((12, 11), (4, 3), (3, 2), (1, 3), (2, 0, 0, 4))
 CUBE = Geometry((5, 4, 6), (2, 3, 2), (1, 2, 1), (2, 1, 1), (0, 1, 1, 1, 0, 1))
+GEOMETRIES = {"line": LINE, "square": SQUARE, "dilated": DILATED, "strided": STRIDED, "cube": CUBE}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("group", "per_group", "multiplier"), [(1, 3, 4), (2, 3, 2), (4, 1, 1), (4, 1, 3), (1, 1, 2)])
-@pytest.mark.parametrize("geometry", [LINE, SQUARE, CUBE], ids=["1-D", "2-D", "3-D"])
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
 def test_every_way_to_compute_serves_every_type_order_and_rank(
     geometry: Geometry, group: int, per_group: int, multiplier: int, order: str, dtype: str
 ) -> None:
@@ -166,7 +169,7 @@ def test_an_image_of_padding_only_gives_the_bias(order: str, dtype: str) -> None
     check(Case(geometry, 2, order=order, dtype=dtype))
 
 
-DILATED: list[Named] = [
+SPELLINGS: list[Named] = [
     {"dilation": 2},
     {"dilation": 2, "stride": 1},
     {"dilations": [2, 2]},
@@ -174,7 +177,7 @@ DILATED: list[Named] = [
 ]
 
 
-@pytest.mark.parametrize("arguments", DILATED)
+@pytest.mark.parametrize("arguments", SPELLINGS)
 def test_dilation_gives_a_5_by_5_output_however_it_is_spelled(arguments: Named) -> None:
     """Caffe2's own shape inference says 4x4 or 7x7 here; its runs give 5x5."""
     case = Case(Geometry((9, 9), (3, 3), (1, 1), (2, 2), (0, 0, 0, 0)), bias=False)
@@ -209,14 +212,14 @@ def test_columns_in_blocks_give_what_one_buffer_gives(
 ) -> None:
     case = Case(Geometry((23, 11), (3, 2), (2, 1), (1, 2), (1, 0, 2, 1)), 2, group, 3, 2, order=order)
     whole = run_case(case)
-    monkeypatch.setattr(im2col, "_SHALLOW_BYTES", limit)
+    monkeypatch.setattr(im2col, "_FEW_BYTES", limit)
     check(case)
     assert run_case(case).tobytes() == whole.tobytes()
 
 
 def test_an_image_larger_than_the_column_buffer_is_right() -> None:
     case = Case(Geometry((300, 301), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), per_group=3)
-    assert im2col._SHALLOW_BYTES < 300 * 301 * 27 * 4
+    assert im2col._FEW_BYTES < 300 * 301 * 27 * 4
     np.testing.assert_array_equal(run_case(case), run_onnx("Conv", case.arrays(), {"pads": [1] * 4}))
 
 

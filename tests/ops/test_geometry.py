@@ -143,6 +143,8 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (1, {"kernel": 2.5}, "'kernel' must be an integer; found a float"),
     (1, {"kernel": 3, "order": 1}, "'order' must be a string; found an integer"),
     (1, {"kernel": 3, "legacy_pad": -1}, "'legacy_pad' must be 0 to 3, found -1"),
+    (1, {"kernel": 3, "legacy_pad": 1, "pad": 1}, "VALID computes the pads; found pads"),
+    (1, {"kernel": 3, "legacy_pad": 2, "pad": 1}, "SAME computes the pads; found pads"),
     (1, {"global_pooling": 1, "dilation": 2}, "allows no pad, stride or dilation"),
 ]
 
