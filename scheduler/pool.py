@@ -14,9 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 
-import numpy as np
-
 from dagexec.core.errors import ClosedError
+from dagexec.scheduler.arithmetic import operator_arithmetic
 from dagexec.scheduler.intra_op import available_cores
 from dagexec.scheduler.placement import WakeUp
 from dagexec.scheduler.run import Run
@@ -101,11 +100,8 @@ class WorkerPool:
             return PoolStatistics(self.num_workers, len(self._idle), len(waiting), chains)
 
     def _serve(self) -> None:
-        """A worker's life: take a run that has ready chains, work on it until it has none, wait.
-
-        What becomes of infinities and NaNs is the operators' business, so NumPy does not warn of them here.
-        """
-        with np.errstate(all="ignore"):
+        """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
+        with operator_arithmetic():
             self._serve_runs()
 
     def _serve_runs(self) -> None:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-import numpy as np
-
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.operator import Step
+from dagexec.scheduler.arithmetic import operator_arithmetic
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.plan import build_sequence
 from dagexec.scheduler.preparation import Preparation
@@ -31,7 +30,7 @@ class SimpleNet(BaseNet):
         return Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Trace | None) -> None:
-        with np.errstate(all="ignore"):  # as on a worker of a pool
+        with operator_arithmetic():  # as on a worker of a pool
             if timeout is None:
                 self._execute_all(preparation, trace)
             else:
