@@ -1,18 +1,22 @@
 """MaxPool and AveragePool over 1, 2 or 3 spatial axes, in all padding modes.
 
 A window is a product of ranges, so its maximum or sum is taken one axis after the other: k + k passes instead of k x k.
-Each pass combines shifted slices, cut to where the tap lies inside the image, so padding is never stored.
+A pass combines images with themselves, shifted, as one long row from the first pixel to the last: what it finds across
+the ends of rows, and between the strides, is for nothing, but no loop is short. At the end the pixels of the output are
+picked out. Images with padding are first copied into ones that have it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.errors import ArgumentError
@@ -23,7 +27,6 @@ from dagexec.ops.blocks import BLOCK, block_indices, compute_dtype
 from dagexec.ops.geometry import POOL_ARGS, Axis, LegacyPad, Window, output_sizes, read_window, tap_count
 
 Array = npt.NDArray[Any]
-Combine = Callable[..., Any]
 
 _SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
 _ORDERED_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
@@ -71,91 +74,79 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(outputs[0].elements * tap_count(axes), call.inputs[0].nbytes, outputs[0].nbytes)
 
 
-class Pooling(Operator):
-    """What the two share: cutting the work into blocks of planes, and going through the axes."""
+Finish = Callable[[Array, Array], Step]
+"""The step that ends a block: from the combined windows (a view) to the output."""
 
-    def _reduce(self, combine: Combine, identity: Any, work: np.dtype[Any], finish: _Finish) -> Step:
-        """The steps that combine every window of x into y, in `work`; `finish` gives those that end a block."""
+
+class Pooling(Operator):
+    """What the two share: cutting the work into blocks of images, and going through the axes."""
+
+    def _reduce(self, combine: np.ufunc, identity: Any, work: np.dtype[Any], finish: Finish) -> Step:
+        """The steps that combine every window of x into y, in `work`."""
         window, axes = pool_window(self.call(), dilations=True)
         x, y = self.x(0), self.y(0)
         if not y.size:
             return nothing_to_do
         first = 1 if window.channels_last else 2
-        planes = x.reshape(-1, *x.shape[first:])
+        images = x.reshape(-1, *x.shape[first:])
         targets = y.reshape(-1, *y.shape[first:])
-        plane = math.prod(planes.shape[1:])
-        count = min(len(planes), max(1, BLOCK // plane))
-        passes = [number for number, axis in enumerate(axes) if _needs_pass(axis)] or [0]
-        shapes = _pass_shapes(planes.shape[1:], axes, passes)
-        scratch = [self.scratch((count, *shape), work) for shape in shapes[:-1]]
-        if work != x.dtype:
-            scratch = [*scratch, self.scratch((count, *shapes[-1]), work)]
+        if all(axis.kernel == axis.size and axis.out == 1 and not axis.reads_padding for axis in axes):
+            found = self.scratch(targets.shape, work)
+            pixels = images.reshape(len(images), math.prod(axis.size for axis in axes), *images.shape[1 + len(axes) :])
+            total = partial(combine.reduce, pixels, axis=1, out=found.reshape(len(found), *pixels.shape[2:]))
+            return in_sequence([total, finish(found, targets)])
+        staged = work != x.dtype or any(axis.reads_padding for axis in axes)
+        shape = (*(axis.covered if staged else axis.size for axis in axes), *images.shape[1 + len(axes) :])
+        count = min(len(images), max(1, BLOCK // math.prod(shape)))
+        passes = [_shifts(axis, math.prod(shape[1 + number :])) for number, axis in enumerate(axes) if axis.kernel > 1]
+        results = [self.scratch((count * math.prod(shape),), work) for _ in passes[:2]]
+        padded = self.scratch((count, *shape), work) if staged else None
+        if padded is not None:
+            padded.fill(identity)
         calls: list[Step] = []
-        for (piece,) in block_indices((len(planes),), count):
-            source, target = planes[piece], targets[piece]
-            outputs = [array[: len(source)] for array in scratch] + ([target] if work == x.dtype else [])
-            for number, output in zip(passes, outputs, strict=True):
-                calls += _combine_axis(combine, identity, source, output, axes[number], 1 + number)
-                source = output
-            calls += finish(source, target)
+        for (piece,) in block_indices((len(images),), count):
+            source = images[piece]
+            if padded is not None:
+                stage = padded[: len(source)]
+                calls.append(_copy_inside(source, stage, axes))
+                source = stage
+            combined, steps = _combine(combine, source.reshape(-1), passes, results)
+            calls += [*steps, finish(_windows(combined, shape, axes, targets[piece].shape), targets[piece])]
         return in_sequence(calls)
 
 
-_Finish = Callable[[Array, Array], list[Step]]
-"""The steps that end a block: the combined windows, and the output."""
+def _shifts(axis: Axis, pitch: int) -> list[int]:
+    """How far from a window's first pixel its other taps are, with neighbours along the axis `pitch` apart."""
+    return [tap * axis.dilation * pitch for tap in range(1, axis.kernel)]
 
 
-def _needs_pass(axis: Axis) -> bool:
-    """False when each window is the one pixel at its own place, so that there is nothing to combine."""
-    return axis.kernel > 1 or axis.stride > 1 or axis.reads_padding
+def _copy_inside(images: Array, padded: Array, axes: Sequence[Axis]) -> Step:
+    """The step that copies the pixels that some window may read; the rest of `padded` is padding."""
+    parts = [replace(axis, kernel=1, stride=1, dilation=1, out=axis.covered).tap(0) for axis in axes]
+    every = slice(None)
+    target = padded[(every, *(inside for inside, _ in parts))]
+    return partial(np.copyto, target, images[(every, *(pixels for _, pixels in parts))])
 
 
-def _pass_shapes(plane: tuple[int, ...], axes: tuple[Axis, ...], passes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The shape of a plane after each pass; `plane` ends in the channels for NHWC."""
-    shapes = []
-    sizes = list(plane)
-    for number in passes:
-        sizes[number] = axes[number].out
-        shapes.append(tuple(sizes))
-    return shapes
+def _combine(
+    combine: np.ufunc, row: Array, passes: Sequence[Sequence[int]], results: Sequence[Array]
+) -> tuple[Array, list[Step]]:
+    """The steps that combine each pixel of a long row with those that the passes reach from it, and where they are."""
+    steps: list[Step] = []
+    for number, shifts in enumerate(passes):
+        length = len(row) - shifts[-1]
+        result = results[number % 2][:length]
+        steps.append(partial(combine, row[:length], row[shifts[0] : shifts[0] + length], out=result))
+        steps += [partial(combine, result, row[shift : shift + length], out=result) for shift in shifts[1:]]
+        row = result
+    return row, steps
 
 
-def _combine_axis(
-    combine: Combine, identity: Any, source: Array, target: Array, axis: Axis, position: int
-) -> list[Step]:
-    """Steps that set `target` to the combination of each window of `source` along array axis `position`."""
-    if axis.kernel == axis.size and axis.out == 1 and not axis.reads_padding:
-        return [partial(combine.reduce, source, axis=position, out=target, keepdims=True)]  # type: ignore[attr-defined]
-
-    def at(array: Array, piece: slice) -> Array:
-        view: Array = array[(slice(None),) * position + (piece,)]
-        return view
-
-    taps = [axis.tap(tap) for tap in range(axis.kernel)]
-    complete = [tap for tap in taps if tap[0] == slice(0, axis.out)][:1]
-    rest = [tap for tap in taps if tap not in complete and tap[0] != slice(0, 0)]
-    if not complete:
-        steps: list[Step] = [partial(target.fill, identity)]
-    elif not rest:
-        steps = [partial(np.copyto, target, at(source, complete[0][1]))]
-    else:
-        windows, pixels = rest.pop(0)
-        base = complete[0][1].start
-        steps = [
-            partial(np.copyto, at(target, edge), at(source, _every(base, axis.stride, edge)))
-            for edge in (slice(0, windows.start), slice(windows.stop, axis.out))
-            if edge.start < edge.stop
-        ]
-        pair = at(source, _every(base, axis.stride, windows)), at(source, pixels)
-        steps.append(partial(combine, *pair, out=at(target, windows), dtype=target.dtype))
-    return steps + [
-        partial(combine, at(target, windows), at(source, pixels), out=at(target, windows)) for windows, pixels in rest
-    ]
-
-
-def _every(start: int, stride: int, windows: slice) -> slice:
-    """The pixels that `windows` read with a tap that lies at pixel `start` in window 0."""
-    return slice(start + windows.start * stride, start + (windows.stop - 1) * stride + 1, stride)
+def _windows(row: Array, shape: tuple[int, ...], axes: Sequence[Axis], out: tuple[int, ...]) -> Array:
+    """Of images of `shape`, one after another in a row, the first pixel of each window: a view of shape `out`."""
+    pitches = [math.prod(shape[number:]) * row.itemsize for number in range(len(shape) + 1)]
+    steps = [pitch * axis.stride for pitch, axis in zip(pitches[1:], axes, strict=False)]
+    return as_strided(row, out, (pitches[0], *steps, *pitches[1 + len(axes) :]), writeable=False)
 
 
 class MaxPooling(Pooling):
@@ -166,7 +157,7 @@ class MaxPooling(Pooling):
         dtype = self.x(0).dtype
         integer = dtype.kind in "iu"
         least = np.iinfo(dtype).min if integer else dtype.type(-np.inf)
-        return self._reduce(np.maximum, least, dtype, lambda _found, _target: [])
+        return self._reduce(np.maximum, least, dtype, lambda found, target: partial(np.copyto, target, found))
 
 
 class AveragePooling(Pooling):
@@ -186,8 +177,8 @@ class AveragePooling(Pooling):
         elif window.channels_last:
             sizes = sizes[..., None]
 
-        def finish(found: Array, target: Array) -> list[Step]:
-            return [partial(np.divide, found, sizes, out=target, casting="same_kind")]
+        def finish(found: Array, target: Array) -> Step:
+            return partial(np.divide, found, sizes, out=target, casting="same_kind")
 
         return self._reduce(np.add, 0, work, finish)
 
