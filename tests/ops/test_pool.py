@@ -164,6 +164,17 @@ def test_global_pooling_covers_the_image(op_type: str, size: tuple[int, ...], dt
     np.testing.assert_array_equal(y, expected.astype(dtype))
 
 
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_a_window_as_large_as_the_image_may_lie_beside_it(op_type: str) -> None:
+    check(Case(op_type, Geometry((3, 4), (3, 4), (5, 5), (1, 1), (1, 2, 0, 0))))
+
+
+def test_halves_are_summed_in_single_precision() -> None:
+    """2048 + 1 is 2048 in float16."""
+    x = np.array([[[2048, 1, 1, 1, 0]]], np.float16)
+    np.testing.assert_array_equal(run_operator("AveragePool", [x], kernel=4)[0], [[[513, 0.75]]])
+
+
 def test_a_window_of_one_pixel_copies() -> None:
     case = Case("MaxPool", Geometry((4, 5), (1, 1), (1, 1), (1, 1), (0,) * 4))
     np.testing.assert_array_equal(run_case(case), case.image())
