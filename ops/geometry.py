@@ -20,8 +20,8 @@ WINDOW_ARGS = {
     "strides": "step of each axis (default 1); or stride, or stride_h and stride_w",
     "dilations": "distance between taps of each axis (default 1); or dilation, or dilation_h and dilation_w",
     "pads": "padding at the heads of all axes, then at the tails (default 0); or pad, or pad_t, pad_l, pad_b, pad_r",
-    "legacy_pad": "0 NOTSET: as given, 1 VALID: none, 2 SAME: out = ceil(in / stride), 3 CAFFE_LEGACY_POOLING",
-    "auto_pad_lower": "1: an odd pixel of SAME padding goes to the head (ONNX's SAME_LOWER; default 0)",
+    "legacy_pad": "0 NOTSET: as given, 1 VALID: none, 2 SAME: out = ceil(in / stride), 3 CAFFE_LEGACY_POOLING, "
+    "4 and 5: SAME_UPPER and SAME_LOWER of ONNX",
     "order": ORDER_HELP,
 }
 POOL_ARGS = WINDOW_ARGS | {
@@ -33,12 +33,25 @@ _LIMIT = 1 << 31  # no argument of a window is larger
 
 
 class LegacyPad(enum.IntEnum):
-    """How padding is found, as `legacy_pad` says it."""
+    """How padding is found, as `legacy_pad` says it; the first four are Caffe2's.
+
+    SAME may cut pixels off, when the stride is larger than the kernel; ONNX's two never do, and put an odd pixel at the
+    tail (UPPER) or the head (LOWER).
+    """
 
     NOTSET = 0
     VALID = 1
     SAME = 2
     CAFFE_LEGACY_POOLING = 3
+    SAME_UPPER = 4
+    SAME_LOWER = 5
+
+
+COMPUTED_PADS = (LegacyPad.VALID, LegacyPad.SAME, LegacyPad.SAME_UPPER, LegacyPad.SAME_LOWER)
+"""The modes that compute the pads, so that none may be given."""
+
+_SAME = COMPUTED_PADS[1:]
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,6 @@ class Window:
     head: tuple[int, ...]
     tail: tuple[int, ...]
     legacy_pad: LegacyPad
-    lower: bool
     ceil_mode: bool
     global_pooling: bool
     channels_last: bool
@@ -131,11 +143,13 @@ class Window:
         kernel, stride, dilation = self.kernel[number], self.stride[number], self.dilation[number]
         head, tail = self.head[number], self.tail[number]
         extent = dilation * (kernel - 1) + 1
-        if self.legacy_pad is LegacyPad.SAME:
+        if self.legacy_pad in _SAME:
             out = -(-size // stride)
             need = (out - 1) * stride + extent - size
+            if self.legacy_pad is not LegacyPad.SAME:
+                need = max(0, need)
             half = abs(need) // 2 * (1 if need >= 0 else -1)
-            head, tail = (need - half, half) if self.lower else (half, need - half)
+            head, tail = (need - half, half) if self.legacy_pad is LegacyPad.SAME_LOWER else (half, need - half)
             return Axis(size, kernel, stride, dilation, head, tail, out)
         if self.legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING:
             return self._legacy_axis(size, kernel, stride, head)
@@ -173,7 +187,7 @@ def read_window(call: OperatorCall, rank: int) -> Window:
     global_pooling = args.bool("global_pooling")
     legacy_number = args.int("legacy_pad", 0)
     if legacy_number not in list(LegacyPad):
-        raise ArgumentError(f"{call.label}: argument 'legacy_pad' must be 0 to 3, found {legacy_number}")
+        raise ArgumentError(f"{call.label}: argument 'legacy_pad' must be 0 to 5, found {legacy_number}")
     legacy_pad = LegacyPad(legacy_number)
     kernel = _per_axis(call, "kernel", rank, None, least=1)
     stride = _per_axis(call, "stride", rank, 1, least=1)
@@ -184,7 +198,7 @@ def read_window(call: OperatorCall, rank: int) -> Window:
             raise ArgumentError(f"{call.label}: global_pooling allows no pad, stride or dilation beside it")
     elif not kernel:
         raise ArgumentError(f"{call.label}: argument 'kernel' (or kernels, or kernel_h and kernel_w) is required")
-    if legacy_pad in (LegacyPad.VALID, LegacyPad.SAME) and any(pads):
+    if legacy_pad in COMPUTED_PADS and any(pads):
         raise ArgumentError(f"{call.label}: legacy_pad {legacy_pad.name} computes the pads; found pads {list(pads)}")
     if legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING and any(size != 1 for size in dilation):
         raise ArgumentError(f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING allows no dilation, found {dilation}")
@@ -196,7 +210,6 @@ def read_window(call: OperatorCall, rank: int) -> Window:
         head=pads[:rank],
         tail=pads[rank:],
         legacy_pad=legacy_pad,
-        lower=args.bool("auto_pad_lower"),
         ceil_mode=args.bool("ceil_mode"),
         global_pooling=global_pooling,
         channels_last=channels_last(call),

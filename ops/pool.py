@@ -24,7 +24,7 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import BLOCK, block_indices, compute_dtype
-from dagexec.ops.geometry import POOL_ARGS, Axis, LegacyPad, Window, output_sizes, read_window, tap_count
+from dagexec.ops.geometry import COMPUTED_PADS, POOL_ARGS, Axis, Window, output_sizes, read_window, tap_count
 
 Array = npt.NDArray[Any]
 
@@ -43,7 +43,7 @@ def pool_window(call: OperatorCall, dilations: bool) -> tuple[Window, tuple[Axis
     if any(size == 0 for size in sizes):
         raise call.fail("there is nothing to pool over: a spatial size is 0")
     axes = window.over(sizes)
-    if window.legacy_pad is not LegacyPad.SAME:
+    if window.legacy_pad not in COMPUTED_PADS:
         for axis, head, tail in zip(axes, window.head, window.tail, strict=True):
             if max(head, tail) >= axis.extent and not window.global_pooling:
                 raise ArgumentError(

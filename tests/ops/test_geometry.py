@@ -73,16 +73,17 @@ def test_caffe_legacy_pooling_rounds_up_and_drops_a_window_in_the_padding(size: 
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "stride", "lower", "head", "tail"),
+    ("size", "kernel", "stride", "mode", "head", "tail"),
     [
-        *((5, 2, 1, 0, 0, 1), (5, 2, 1, 1, 1, 0), (6, 3, 2, 0, 0, 1), (6, 3, 2, 1, 1, 0), (7, 3, 2, 0, 1, 1)),
-        (8, 1, 3, 0, 0, -1),
+        *((5, 2, 1, 2, 0, 1), (5, 2, 1, 4, 0, 1), (5, 2, 1, 5, 1, 0), (6, 3, 2, 2, 0, 1), (6, 3, 2, 5, 1, 0)),
+        *((7, 3, 2, 2, 1, 1), (7, 3, 2, 5, 1, 1)),
+        *((8, 1, 3, 2, 0, -1), (8, 1, 3, 4, 0, 0), (8, 1, 3, 5, 0, 0)),
     ],
 )
 def test_same_divides_rounding_up_and_puts_an_odd_pixel_where_it_is_asked(
-    size: int, kernel: int, stride: int, lower: int, head: int, tail: int
+    size: int, kernel: int, stride: int, mode: int, head: int, tail: int
 ) -> None:
-    (axis,) = window_of(1, kernels=[kernel], strides=[stride], legacy_pad=2, auto_pad_lower=lower).over([size])
+    (axis,) = window_of(1, kernels=[kernel], strides=[stride], legacy_pad=mode).over([size])
     assert (axis.out, axis.head, axis.tail) == (-(-size // stride), head, tail)
 
 
@@ -142,7 +143,7 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (1, {"kernel": -1}, r"at least 1 .*found \[-1\]"),
     (1, {"kernel": 2.5}, "'kernel' must be an integer; found a float"),
     (1, {"kernel": 3, "order": 1}, "'order' must be a string; found an integer"),
-    (1, {"kernel": 3, "legacy_pad": -1}, "'legacy_pad' must be 0 to 3, found -1"),
+    (1, {"kernel": 3, "legacy_pad": -1}, "'legacy_pad' must be 0 to 5, found -1"),
     (1, {"kernel": 3, "legacy_pad": 1, "pad": 1}, "VALID computes the pads; found pads"),
     (1, {"kernel": 3, "legacy_pad": 2, "pad": 1}, "SAME computes the pads; found pads"),
     (1, {"global_pooling": 1, "dilation": 2}, "allows no pad, stride or dilation"),

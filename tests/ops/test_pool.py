@@ -26,10 +26,10 @@ from dagexec.scheduler.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
     LEGACY,
-    SAME,
     Array,
     Geometry,
     geometries,
+    onnx_has,
     pool,
     run_onnx,
     to_channels_first,
@@ -92,14 +92,6 @@ def check(case: Case) -> None:
             attributes["count_include_pad"] = int(case.count_include_pad)
         found = run_onnx(case.op_type, [x], attributes)
         np.testing.assert_allclose(y, found, rtol=1e-6, err_msg=f"onnxruntime differs; {reproduction}")
-
-
-def onnx_has(geometry: Geometry) -> bool:
-    """False for the padding of Caffe, SAME that cuts pixels off, and SAME with dilation."""
-    if geometry.legacy_pad != SAME:
-        return geometry.legacy_pad != LEGACY
-    axes = zip(geometry.windows(), geometry.size, geometry.dilation, strict=True)
-    return all(axis.low <= 0 and axis.high >= size and dilation == 1 for axis, size, dilation in axes)
 
 
 def starts_inside(geometry: Geometry) -> bool:

@@ -20,7 +20,8 @@ from onnx import TensorProto, helper
 from dagexec.core.arguments import ArgumentValue
 
 Array = npt.NDArray[Any]
-NOTSET, VALID, SAME, LEGACY = 0, 1, 2, 3
+NOTSET, VALID, SAME, LEGACY, SAME_UPPER, SAME_LOWER = range(6)
+SAMES = (SAME, SAME_UPPER, SAME_LOWER)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Geometry:
     dilation: tuple[int, ...]
     pads: tuple[int, ...]
     legacy_pad: int = NOTSET
-    lower: bool = False
     ceil_mode: bool = False
 
     @property
@@ -51,8 +51,6 @@ class Geometry:
             found["strides"] = list(self.stride)
         if set(self.dilation) != {1}:
             found["dilations"] = list(self.dilation)
-        if self.lower:
-            found["auto_pad_lower"] = 1
         if self.ceil_mode:
             found["ceil_mode"] = 1
         return found
@@ -62,8 +60,7 @@ class Geometry:
         found: dict[str, Any] = {"kernel_shape": self.kernel, "strides": self.stride, "dilations": self.dilation}
         if self.legacy_pad == NOTSET:
             return found | {"pads": self.pads}
-        same = "SAME_LOWER" if self.lower else "SAME_UPPER"
-        return found | {"auto_pad": "VALID" if self.legacy_pad == VALID else same}
+        return found | {"auto_pad": {VALID: "VALID", SAME_LOWER: "SAME_LOWER"}.get(self.legacy_pad, "SAME_UPPER")}
 
     def windows(self) -> list[AxisWindows]:
         """Where the windows of each axis are."""
@@ -71,7 +68,7 @@ class Geometry:
         return [
             axis_windows(
                 self.size[i], self.kernel[i], self.stride[i], self.dilation[i], self.pads[i], self.pads[rank + i],
-                self.legacy_pad, self.lower, self.ceil_mode,
+                self.legacy_pad, self.ceil_mode,
             )
             for i in range(rank)
         ]  # fmt: skip
@@ -87,15 +84,17 @@ class AxisWindows:
 
 
 def axis_windows(
-    size: int, kernel: int, stride: int, dilation: int, head: int, tail: int, legacy: int, lower: bool, ceil: bool
+    size: int, kernel: int, stride: int, dilation: int, head: int, tail: int, legacy: int, ceil: bool
 ) -> AxisWindows:
     """The windows of one axis, found by walking from the first to the last that is allowed."""
     reach = dilation * (kernel - 1)  # from the first tap to the last
-    if legacy == SAME:
+    if legacy in SAMES:
         count = -(-size // stride)
         need = (count - 1) * stride + reach + 1 - size
+        if legacy != SAME and need < 0:
+            need = 0
         head = int(need / 2)
-        if lower:
+        if legacy == SAME_LOWER:
             head = need - head
         starts = [i * stride - head for i in range(count)]
         return AxisWindows([[s + t * dilation for t in range(kernel)] for s in starts], -head, size - head + need)
@@ -166,7 +165,7 @@ def pool(x: Array, geometry: Geometry, kind: str, count_padding: bool = False) -
 def geometries(draw: st.DrawFn, *, pooling: bool = False, dilated: bool = True) -> Geometry:
     """Windows that fit their image. For pooling every pad is less than the kernel, and rounding up is drawn too."""
     rank = draw(st.sampled_from([1, 2, 2, 2, 3]))
-    legacy = draw(st.sampled_from([NOTSET, NOTSET, NOTSET, VALID, SAME, LEGACY]))
+    legacy = draw(st.sampled_from([NOTSET, NOTSET, NOTSET, VALID, LEGACY, *SAMES]))
     most = 3 if rank == 3 else 5
     rows = []
     for _ in range(rank):
@@ -179,7 +178,7 @@ def geometries(draw: st.DrawFn, *, pooling: bool = False, dilated: bool = True) 
         head = draw(st.integers(0, limit)) if explicit else 0
         tail = draw(st.integers(0, limit)) if explicit else 0
         padding = 2 * head if legacy == LEGACY else head + tail
-        least = 1 if legacy == SAME else max(1, reach + 1 - padding)
+        least = 1 if legacy in SAMES else max(1, reach + 1 - padding)
         size = draw(st.integers(least, least + (3 if rank == 3 else 8)))
         rows.append((size, kernel, stride, dilation, head, tail))
     sizes, kernels, strides, dilations, heads, tails = zip(*rows, strict=True)
@@ -190,9 +189,16 @@ def geometries(draw: st.DrawFn, *, pooling: bool = False, dilated: bool = True) 
         dilations,
         (*heads, *tails),
         legacy,
-        lower=legacy == SAME and draw(st.booleans()),
         ceil_mode=pooling and legacy in (NOTSET, VALID) and draw(st.booleans()),
     )
+
+
+def onnx_has(geometry: Geometry) -> bool:
+    """False for the padding of Caffe, SAME that cuts pixels off, and SAME with dilation, which onnxruntime refuses."""
+    if geometry.legacy_pad not in SAMES:
+        return geometry.legacy_pad != LEGACY
+    axes = zip(geometry.windows(), geometry.size, geometry.dilation, strict=True)
+    return all(axis.low <= 0 and axis.high >= size and dilation == 1 for axis, size, dilation in axes)
 
 
 def run_onnx(op: str, inputs: list[Array], attributes: dict[str, Any], opset: int = 22) -> Array:

@@ -7,7 +7,8 @@ from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
 _LEGACY_VALID = 1
-_LEGACY_SAME = 2
+_SAME_UPPER = 4
+_SAME_LOWER = 5
 
 Window = dict[str, ArgumentValue | None]
 
@@ -20,9 +21,9 @@ def _padding(node: Node) -> Window:
     if auto_pad == "VALID":
         return {"legacy_pad": _LEGACY_VALID}
     if auto_pad == "SAME_UPPER":
-        return {"legacy_pad": _LEGACY_SAME}
+        return {"legacy_pad": _SAME_UPPER}
     if auto_pad == "SAME_LOWER":
-        return {"legacy_pad": _LEGACY_SAME, "auto_pad_lower": 1}
+        return {"legacy_pad": _SAME_LOWER}
     raise CannotConvertError(f"auto_pad {auto_pad!r} is unknown")
 
 
