@@ -26,6 +26,7 @@ from dagexec.scheduler.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
     LEGACY,
+    SAMES,
     Array,
     Geometry,
     geometries,
@@ -86,12 +87,19 @@ def check(case: Case) -> None:
     y = run_case(case)
     assert y.shape == expected.shape, f"{y.shape}, not {expected.shape}; {reproduction}"
     np.testing.assert_array_equal(y, expected.astype(case.dtype), err_msg=reproduction)
-    if case.dtype == "float32" and case.batch and onnx_has(case.geometry) and np.isfinite(expected).all():
+    if case.dtype == "float32" and case.batch and onnx_pools(case.geometry) and np.isfinite(expected).all():
         attributes = case.geometry.onnx_attributes() | {"ceil_mode": int(case.geometry.ceil_mode)}
         if case.op_type == "AveragePool":
             attributes["count_include_pad"] = int(case.count_include_pad)
         found = run_onnx(case.op_type, [x], attributes)
         np.testing.assert_allclose(y, found, rtol=1e-6, err_msg=f"onnxruntime differs; {reproduction}")
+
+
+def onnx_pools(geometry: Geometry) -> bool:
+    """False where onnxruntime has no such pooling: it refuses SAME when the windows leave pixels over at the end."""
+    ends = zip(geometry.windows(), geometry.size, strict=True)
+    leaves_over = any(axis.taps[-1][-1] < size - 1 for axis, size in ends)
+    return onnx_has(geometry) and not (geometry.legacy_pad in SAMES and leaves_over)
 
 
 def starts_inside(geometry: Geometry) -> bool:
