@@ -1,11 +1,15 @@
-"""Every example runs, as its own process, from a folder of its own."""
+"""Every example runs, as its own process, from a folder of its own; and so does the code in the documents."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dagexec.core import registry
+from tests.ops.running import run_operator
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -30,3 +34,33 @@ def test_the_example_runs_and_says_what_it_should(example: Path, tmp_path: Path)
     )
     assert result.returncode == 0, result.stderr
     assert SAYS[example.stem] in result.stdout
+
+
+def blocks(document: str) -> list[str]:
+    """The Python blocks of a document."""
+    text = (EXAMPLES[0].parent.parent / document).read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_embedding_example_of_the_readme_runs(tmp_path: Path) -> None:
+    program = blocks("README.md")[0]
+    assert len(program.splitlines()) <= 16
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "completed=17, failed=0" in result.stdout
+
+
+def test_the_operator_of_the_document_runs_and_passes_its_test() -> None:
+    operator, its_test = blocks("docs/adding-an-operator.md")
+    namespace: dict[str, object] = {"run_operator": run_operator}
+    try:
+        exec(operator, namespace)
+        exec(its_test, namespace)
+        test = namespace["test_hypotenuse_of_3_and_4_is_5"]
+        assert callable(test)
+        test()
+    finally:
+        registry._schemas.pop("Hypotenuse", None)
+        registry._operators.pop(("cpu", "Hypotenuse", ""), None)
