@@ -1,11 +1,15 @@
 """Real models under concurrency: results never depend on who else runs, on the net type or on the workers."""
 
+import collections
+import random
+
 import anyio
 import numpy as np
 import pytest
 
 import dagexec
 from dagexec.comparison import compare, random_feeds
+from dagexec.core.errors import RunTimeoutError
 
 NET_TYPES = ["simple", "dag", "async_dag"]
 
@@ -43,10 +47,10 @@ def test_all_runtimes_give_the_same_bytes(model: str) -> None:
 
 
 def test_runs_of_different_batch_sizes_may_alternate_on_one_replica() -> None:
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     model = dagexec.model_source.load_model("zoo:lenet")
     [name] = model.inputs
-    images = random.standard_normal((4, *model.inputs[name].shape[1:]), np.float32)  # type: ignore[index]
+    images = generator.standard_normal((4, *model.inputs[name].shape[1:]), np.float32)  # type: ignore[index]
     net = dagexec.compile((model.init_net, model.net))  # as Caffe2 nets they take any batch size
     with net as executor:
         together = executor.run({name: images})
@@ -54,3 +58,42 @@ def test_runs_of_different_batch_sizes_may_alternate_on_one_replica() -> None:
             one = executor.run({name: images[start : start + 1]})
             for output in executor.outputs:
                 np.testing.assert_allclose(one[output][0], together[output][start], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_cancellations_and_timeouts_leave_every_other_run_right(backend: str) -> None:
+    seeds = random.Random(0)
+    outcomes: collections.Counter[str] = collections.Counter()
+
+    async def main() -> None:
+        async with dagexec.compile("zoo:lenet", net_type="async_dag", num_workers=2, replicas=3) as executor:
+            feeds = [random_feeds(executor.model, seed=seed) for seed in range(4)]
+            expected = [executor.run(feed)["softmax"].tobytes() for feed in feeds]
+
+            async def one(number: int, patience: float, kind: str) -> None:
+                timeout = patience if kind == "timeout" else None
+                with anyio.move_on_after(patience if kind == "cancel" else None) as scope:
+                    try:
+                        result = await executor.run_async(feeds[number], timeout=timeout)
+                    except RunTimeoutError:
+                        outcomes["timed out"] += 1
+                    else:
+                        outcomes["done"] += 1
+                        assert result["softmax"].tobytes() == expected[number]
+                if scope.cancelled_caught:
+                    outcomes["cancelled"] += 1
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(300):
+                    kind = seeds.choice(["patient", "timeout", "cancel"])
+                    tasks.start_soon(one, seeds.randrange(4), seeds.uniform(0, 0.05), kind)
+            statistics = executor.statistics()
+            assert (statistics.running, statistics.queued, statistics.failed) == (0, 0, 0)
+            assert statistics.completed + statistics.cancelled == 304
+            assert statistics.pool.chains_waiting == 0
+            for number, feed in enumerate(feeds):
+                assert executor.run(feed)["softmax"].tobytes() == expected[number]
+
+    anyio.run(main, backend=backend)
+    assert sum(outcomes.values()) == 300
+    assert outcomes["done"] >= 90
