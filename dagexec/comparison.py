@@ -73,9 +73,7 @@ class Comparison:
         return asdict(self)
 
 
-def random_feeds(
-    model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, seed: int = 0
-) -> dict[str, Array]:
+def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, seed: int = 0) -> dict[str, Array]:
     """An array for every input: standard normal floats, integers below 10. Axes of any size become 1.
 
     `shapes` gives or overrides the shapes of inputs. Raises FeedError for an input whose shape nobody tells.
@@ -134,9 +132,7 @@ def compare(
         for executor in executors.values():
             executor.close()
     base = statistics.median(seconds["simple", 1])
-    rows = tuple(
-        _row(key, plans[key], seconds[key], base, outputs["simple", 1], outputs[key]) for key in executors
-    )
+    rows = tuple(_row(key, plans[key], seconds[key], base, outputs["simple", 1], outputs[key]) for key in executors)
     return Comparison(model.name, len(operator_seconds), repeat, rows, tuple(operator_seconds))
 
 

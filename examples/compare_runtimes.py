@@ -1,8 +1,8 @@
 """Which runtime is faster on my graph, and what does the graph allow?
 
-          +-> branch -+
-    data -+-> branch -+-> join        workers: 1, 2
-          +-> branch -+
+      +-> branch -+
+data -+-> branch -+-> join        workers: 1, 2
+      +-> branch -+
 """
 
 import sys

@@ -1,6 +1,6 @@
 """What does the DAG of my model look like, and how is it split into chains?
 
-    model -> graph -> plan -> net.png (or .svg, or .dot for Graphviz)
+model -> graph -> plan -> net.png (or .svg, or .dot for Graphviz)
 """
 
 import sys

@@ -1,8 +1,8 @@
 """How do I run a model from an async application?
 
-    task -+                +-> replica 0 -+
-    task -+-> run_async ---+              +-> results        the event loop never blocks
-    task -+                +-> replica 1 -+
+task -+                +-> replica 0 -+
+task -+-> run_async ---+              +-> results        the event loop never blocks
+task -+                +-> replica 1 -+
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """How do I add an operator of my own?
 
-    A -+
-       +-> Hypotenuse -> C
-    B -+
+A -+
+   +-> Hypotenuse -> C
+B -+
 """
 
 from functools import partial

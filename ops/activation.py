@@ -7,6 +7,7 @@ slow in NumPy.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -77,9 +78,9 @@ class Rectifier(Pointwise):
             partial(np.add, y, negative, out=y),
         ]
 
+    @abstractmethod
     def negative_passes(self, negative: Array) -> list[Step]:
-        """The passes `negative = f(negative)`. Subclasses implement it."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement negative_passes")
+        """The passes `negative = f(negative)`."""
 
 
 @pointwise("LeakyRelu", "Y = X where X > 0, else alpha * X.", {"alpha": "slope for negative X (default 0.01)"}, flops=2)

@@ -87,9 +87,7 @@ def half_schema(name: str, source: TypeMeta, target: TypeMeta, doc: str) -> OpSc
         call.require_types(0, source)
         return [TensorType(call.inputs[0].shape, target)]
 
-    return OpSchema(
-        name, inputs=(1, 1), outputs=(1, 1), infer=infer, doc=doc, input_names=("X",), output_names=("Y",)
-    )
+    return OpSchema(name, inputs=(1, 1), outputs=(1, 1), infer=infer, doc=doc, input_names=("X",), output_names=("Y",))
 
 
 @operator(half_schema("FloatToHalf", FLOAT32, FLOAT16, "float32 rounded to float16; beyond 65504 becomes infinite."))

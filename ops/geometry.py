@@ -53,7 +53,6 @@ COMPUTED_PADS = (LegacyPad.VALID, LegacyPad.SAME, LegacyPad.SAME_UPPER, LegacyPa
 _SAME = COMPUTED_PADS[1:]
 
 
-
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One spatial axis of a window over an input of `size` pixels.
@@ -101,9 +100,7 @@ class Axis:
         starts = [index * self.stride - self.head for index in range(self.out)]
         if self.dilation == 1:
             return [max(0, min(start + self.kernel, high) - max(start, low)) for start in starts]
-        return [
-            sum(low <= start + tap * self.dilation < high for tap in range(self.kernel)) for start in starts
-        ]
+        return [sum(low <= start + tap * self.dilation < high for tap in range(self.kernel)) for start in starts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Indices are values, so they are checked by every run, before anything is written
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,9 +35,9 @@ def check_indices(indices: Array, low: int, high: int, label: str) -> None:
 class GatherAlongAxis(Operator):
     """Slices of the data along an axis, picked by index."""
 
+    @abstractmethod
     def axis(self) -> int:
         """The axis of the data that indices count along."""
-        raise NotImplementedError
 
     def prepare(self) -> Step:
         """A check of the indices, then one `np.take` that need not check them again."""

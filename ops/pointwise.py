@@ -6,6 +6,7 @@ A class says how a piece is computed (`passes`); `pointwise` gives it its schema
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -37,9 +38,9 @@ class Pointwise(Operator):
         """The value of float argument `name`."""
         return self.arguments.float(name, self.constants[name])
 
+    @abstractmethod
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """The NumPy calls that compute `y` from `x`, which may be the same array. Subclasses implement it."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement passes")
+        """The NumPy calls that compute `y` from `x`, which may be the same array."""
 
     def _passes(self, _index: Index, x: Array, y: Array, scratch: Scratch) -> list[Step]:
         return self.passes(x, y, scratch)

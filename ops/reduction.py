@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -104,9 +105,9 @@ class Reduction(Operator):
         steps = self.passes(x, total, axes, count)
         return in_sequence(steps if total is kept else [*steps, convert(total, kept)])
 
+    @abstractmethod
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
         """The NumPy calls that reduce `axes` of `x`, `count` elements each, into `total`, where they have size 1."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement passes")
 
 
 def reduce_pass(ufunc: np.ufunc, x: Array, total: Array, axes: Axes) -> Step:
@@ -294,9 +295,7 @@ ColwiseMax = _define(
 
 
 AVERAGE_ARGS = {"average": "1: divide by the number of elements (default 0)"}
-SumElements = _define(
-    "SumElements", ElementSum, all_axes, "Sum of all elements, a scalar.", AVERAGE_ARGS, FLOAT_TYPES
-)
+SumElements = _define("SumElements", ElementSum, all_axes, "Sum of all elements, a scalar.", AVERAGE_ARGS, FLOAT_TYPES)
 SumSqrElements = _define(
     "SumSqrElements", ElementSquareSum, all_axes, "Sum of the squares of all elements.", AVERAGE_ARGS, FLOAT_TYPES
 )

@@ -7,6 +7,7 @@ differ in what a group is, which a `Grouping` says.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -129,9 +130,9 @@ class _Standardize(Operator):
 
     inverse = True
 
+    @abstractmethod
     def grouping(self) -> Grouping:
-        """What a group is. Subclasses implement it."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement grouping")
+        """What a group is."""
 
     def prepare(self) -> Step:
         """Piece by piece of the batch."""

@@ -37,9 +37,7 @@ class DAGNet(BaseNet):
         intra_op_threads: int = 1,
     ) -> None:
         """`num_workers` defaults to the def's own, else to the cores divided by `intra_op_threads`."""
-        super().__init__(
-            definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads
-        )
+        super().__init__(definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads)
         cores = intra_op.available_cores()
         self.num_workers = num_workers or definition.num_workers or max(1, cores // intra_op_threads)
         self._pool = pool

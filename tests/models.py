@@ -100,9 +100,7 @@ def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:
     """What each constant is for: the kind of its reader and its place there, looked up through reshapes."""
-    source = {
-        node.output[0]: node.input[0] for node in graph.node if node.op_type in ("Unsqueeze", "Reshape")
-    }
+    source = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("Unsqueeze", "Reshape")}
     roles = {}
     for node in graph.node:
         for place, blob in enumerate(node.input):

@@ -44,9 +44,7 @@ def read_model(source: str) -> Model:
         return initialised(load_model(source))
 
 
-def read_feeds(
-    model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int
-) -> dict[str, npt.NDArray[Any]]:
+def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int) -> dict[str, npt.NDArray[Any]]:
     """The feeds that the options ask for. Raises FeedError."""
     if file is None:
         return random_feeds(model, parse_shapes(shapes or ()), seed)

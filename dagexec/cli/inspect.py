@@ -66,8 +66,8 @@ def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, 
 
 def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
     table = Table(title=f"net {graph.name}")
-    for column, justify in (("#", "right"), ("operator", "left"), ("chain", "right"), ("output", "left"), ("type", "left"), ("MFLOP", "right")):  # fmt: skip  # noqa: E501
-        table.add_column(column, justify="right" if justify == "right" else "left")
+    for column in ("#", "operator", "chain", "output", "type", "MFLOP"):
+        table.add_column(column, justify="right" if column in ("#", "chain", "MFLOP") else "left")
     chain_of = plan.chain_of
     for index, definition in enumerate(graph.operators):
         cost = types.costs[index]

@@ -11,8 +11,10 @@ from dagexec.core.registry import registered_operators, schema_of
 
 
 def operators_command(
-    name: Annotated[str | None, typer.Argument(metavar="[OPERATOR]", help="An operator type.", show_default=False)] =
-    None, ) -> None:
+    name: Annotated[
+        str | None, typer.Argument(metavar="[OPERATOR]", help="An operator type.", show_default=False)
+    ] = None,
+) -> None:
     """List all operators, or show what one computes and its inputs, outputs and arguments."""
     if name is not None:
         print(schema_of(name).help())

@@ -8,6 +8,7 @@ steps call NumPy with `out=`, so a run allocates nothing.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,7 +46,7 @@ def in_sequence(steps: Sequence[Step]) -> Step:
     return run_all
 
 
-class Operator:
+class Operator(ABC):
     """An operator of a net, with its input and output blobs looked up.
 
     Attributes:
@@ -132,6 +133,6 @@ class Operator:
                 self.output(index).resize(types[index].shape, types[index].meta)
         return self.prepare()
 
+    @abstractmethod
     def prepare(self) -> Step:
-        """A step that computes the outputs from the inputs, both of their present sizes. Subclasses implement it."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement prepare")
+        """A step that computes the outputs from the inputs, both of their present sizes."""

@@ -39,9 +39,7 @@ def mobilenet_v2(batch_size: int, seed: int) -> Model:
 def _conv_bn_relu6(
     helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1, group: int = 1
 ) -> str:
-    x = helper.conv(
-        x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2, group=group, bias=False
-    )
+    x = helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2, group=group, bias=False)
     x = helper.spatial_bn(x, f"{name}_bn", dim_out)
     return helper.clip(x, x, 0.0, 6.0)
 

@@ -100,9 +100,7 @@ def test_required_arguments_must_be_there() -> None:
 
 
 def test_help_names_everything() -> None:
-    text = schema(
-        doc=" What it does. ", input_names=("X", "W"), output_names=("Y",), args={"k": "how many"}
-    ).help()
+    text = schema(doc=" What it does. ", input_names=("X", "W"), output_names=("Y",), args={"k": "how many"}).help()
     assert text.splitlines() == [
         "Op", "", "What it does.", "", "  input 0: X", "  input 1: W", "  output 0: Y", "  argument k: how many",
     ]  # fmt: skip

@@ -297,9 +297,7 @@ def test_an_input_that_was_never_fed_is_named_when_the_net_runs(kind: str) -> No
 
 def test_new_shapes_between_runs_are_prepared_anew_and_old_ones_come_back(kind: str) -> None:
     workspace = Workspace()
-    definition = NetDef(
-        name="n", op=[operator_def("Relu", ["x"], ["y"]), operator_def("Relu", ["y"], ["z"])]
-    )
+    definition = NetDef(name="n", op=[operator_def("Relu", ["x"], ["y"]), operator_def("Relu", ["y"], ["z"])])
     rng = np.random.default_rng(0)
     workspace.feed_blob("x", np.zeros((1,), np.float32))
     with make_net(kind, definition, workspace=workspace) as net:
