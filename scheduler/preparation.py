@@ -37,6 +37,10 @@ class Binding:
         """True while the tensor still has that array."""
         return self.tensor.current_array() is self.array
 
+    def may_be_written(self) -> bool:
+        """True when the array is the tensor's own to write: neither adopted from a caller nor another tensor's."""
+        return not self.is_view and (self.storage is None or self.storage.writable)
+
     def put_back(self) -> None:
         """Give the tensor that array again."""
         self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
@@ -155,7 +159,7 @@ class Preparation:
         moved = [binding for binding in self.inputs if not binding.holds()]
         if any(
             id(binding.tensor) not in own
-            or not binding.array.flags.writeable
+            or not binding.may_be_written()
             or binding.array.shape != binding.tensor.shape
             for binding in moved
         ):

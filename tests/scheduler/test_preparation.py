@@ -9,6 +9,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core import device
 from dagexec.core.errors import ResourceError, ShapeError
 from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.preparation import CheckedStep
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.running import operator_def
@@ -158,3 +159,31 @@ def test_inputs_that_do_not_fit_together_are_refused_when_the_net_is_prepared() 
         pytest.raises(ShapeError, match=r"FC 'y' \(operator 0\) of net 'n'"),
     ):
         net.prepared()
+
+
+@pytest.mark.parametrize("net_class", [SimpleNet, DAGNet])
+def test_an_adopted_array_is_never_written_when_another_takes_its_place(net_class: type[BaseNet]) -> None:
+    workspace = Workspace()
+    first, second = np.ones(3, np.float32), np.full(3, 2, np.float32)
+    workspace.adopt_blob("w", first)
+    with net_class(NetDef(name="n", op=[operator_def("Relu", ["w"], ["y"])]), workspace) as net:
+        net.run()
+        workspace.adopt_blob("w", second)
+        net.run()
+        assert workspace.fetch_blob("y").tolist() == [2, 2, 2]
+        workspace.feed_blob("w", np.full(3, 3, np.float32))
+        net.run()
+        assert workspace.fetch_blob("y").tolist() == [3, 3, 3]
+    assert (first.tolist(), second.tolist()) == ([1, 1, 1], [2, 2, 2])
+
+
+def test_feeding_an_input_that_was_a_view_leaves_the_tensor_it_viewed_alone() -> None:
+    workspace = workspace_with(x=np.ones(3, np.float32))
+    view = workspace.create_blob("v").tensor()
+    view.share(workspace.get_blob("x").tensor())
+    with SimpleNet(NetDef(name="n", op=[operator_def("Relu", ["v"], ["y"])]), workspace) as net:
+        net.run()
+        workspace.feed_blob("v", np.full(3, 5, np.float32))
+        net.run()
+        assert workspace.fetch_blob("y").tolist() == [5, 5, 5]
+    assert workspace.fetch_blob("x").tolist() == [1, 1, 1]
