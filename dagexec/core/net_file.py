@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,8 +44,8 @@ def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
     """Read one message of `kind` from a file. Raises ModelFormatError with the path and what is wrong."""
     try:
         content = Path(path).read_bytes()
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise ModelFormatError(f"{path}: cannot be read: {_reason(error)}") from None
     return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)
 
 
@@ -89,6 +90,8 @@ def save_message(message: Message, path: str | os.PathLike[str]) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Put `content` at `path`: all of it or, on failure, nothing. Raises ModelFormatError."""
+    if not path.name:
+        raise ModelFormatError(f"{path}: cannot be written: not the name of a file")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -96,7 +99,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be written: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise ModelFormatError(f"{path}: cannot be written: {_reason(error)}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

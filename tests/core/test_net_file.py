@@ -322,3 +322,17 @@ def test_every_enum_has_the_numbers_of_caffe2() -> None:
         (dagexec_pb2.DESCRIPTOR.enum_types_by_name["DeviceTypeProto"], DEVICE_TYPES),
     ):
         assert " ".join(f"{value.name}={value.number}" for value in enum.values) == expected
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "file/net.pb", "a\0b.pb", "n" * 300 + ".pb"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ModelFormatError, match="cannot be written"):
+        save_net(sample(), name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_path_that_is_none_is_a_model_format_error() -> None:
+    with pytest.raises(ModelFormatError, match="cannot be read: .*null"):
+        load_net("a\0b.pb")
