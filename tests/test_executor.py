@@ -411,3 +411,10 @@ def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.Monkey
         monkeypatch.undo()
         assert isinstance(reasons[0], RunCancelledError)
         assert executor.statistics().running == 0
+
+
+def test_a_net_without_operators_runs(net_type: str) -> None:
+    model = Model(name="empty", net=NetDef(name="empty"))
+    with dagexec.compile(model, net_type=net_type) as executor:
+        assert executor.run({}) == {}
+        assert executor.run({}, trace=Trace()) == {}
