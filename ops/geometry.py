@@ -25,7 +25,7 @@ WINDOW_ARGS = {
     "order": ORDER_HELP,
 }
 POOL_ARGS = WINDOW_ARGS | {
-    "global_pooling": "1: the window is the whole image; no stride, pad or dilation beside it",
+    "global_pooling": "1: the window is the whole image, whatever the kernel; no stride, pad or dilation beside it",
     "ceil_mode": "1: a last window may reach over the end, if it starts before it (default 0)",
 }
 
@@ -105,7 +105,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The arguments of a sliding window, one entry for each spatial axis; `kernel` is empty for global pooling."""
+    """The arguments of a sliding window, one entry for each spatial axis; `kernel` is not read for global pooling."""
 
     label: str
     kernel: tuple[int, ...]
@@ -186,7 +186,7 @@ def read_window(call: OperatorCall, rank: int) -> Window:
     if legacy_number not in list(LegacyPad):
         raise ArgumentError(f"{call.label}: argument 'legacy_pad' must be 0 to 5, found {legacy_number}")
     legacy_pad = LegacyPad(legacy_number)
-    kernel = _per_axis(call, "kernel", rank, None, least=1)
+    kernel = _per_axis(call, "kernel", rank, None, least=0 if global_pooling else 1)
     stride = _per_axis(call, "stride", rank, 1, least=1)
     dilation = _per_axis(call, "dilation", rank, 1, least=1)
     pads = read_pads(call, rank)

@@ -164,6 +164,16 @@ def test_global_pooling_covers_the_image(op_type: str, size: tuple[int, ...], dt
     np.testing.assert_array_equal(y, expected.astype(dtype))
 
 
+@pytest.mark.parametrize("kernel", [{"kernel": 0}, {"kernels": [0, 0]}, {"kernel": 2}])
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_global_pooling_ignores_the_kernel_which_nets_translated_from_caffe_give_as_zero(
+    op_type: str, kernel: Named
+) -> None:
+    image = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    (y,) = run_operator(op_type, [image], global_pooling=1, stride=1, pad=0, legacy_pad=3, **kernel)
+    assert y.reshape(-1).tolist() == ([11, 23] if op_type == "MaxPool" else [5.5, 17.5])
+
+
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
 def test_a_window_as_large_as_the_image_may_lie_beside_it(op_type: str) -> None:
     check(Case(op_type, Geometry((3, 4), (3, 4), (5, 5), (1, 1), (1, 2, 0, 0))))
