@@ -42,9 +42,9 @@ def operand_views(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]
     a, b = call.inputs[0].shape, call.inputs[1].shape
     if call.arguments.bool("broadcast"):
         return a, _run_view(call, a, b, _run_start(call, len(a), len(b)))
-    for name in ("axis", "axis_str"):
-        if name in call.arguments:
-            raise ArgumentError(f"{call.label}: argument {name!r} has a meaning only with broadcast=1")
+    unread = "axis" if call.arguments.int("axis", -1) != -1 else "axis_str"
+    if unread == "axis" or call.arguments.string("axis_str", ""):
+        raise ArgumentError(f"{call.label}: argument {unread!r} has a meaning only with broadcast=1")
     return broadcast_shape(call, [a, b]), b
 
 

@@ -134,6 +134,12 @@ def test_axis_without_broadcast_is_refused_since_it_would_be_ignored() -> None:
         run_operator("Add", [sample(0, 2, 3), sample(1, 3)], broadcast=1, axis_str="D")
 
 
+def test_axis_spelt_out_with_its_default_is_no_axis() -> None:
+    a, b = sample(0, 2, 3), sample(1, 3)
+    [c] = run_operator("Sub", [a, b], broadcast=0, axis=-1, axis_str="")
+    np.testing.assert_array_equal(c, a - b)
+
+
 def test_binary_operators_refuse_shapes_and_types_that_do_not_meet() -> None:
     with pytest.raises(ShapeError, match=r"shapes \(2, 3\), \(2,\) do not broadcast together.*x0: float32"):
         run_operator("Add", [sample(0, 2, 3), sample(1, 2)])
