@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.device import check_fits, element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.errors import FeedError
 from dagexec.core.model import Model
@@ -92,6 +93,9 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
         else:
             raise FeedError(f"model {model.name!r}: the shape of input {name!r} is not in the model; give it")
         meta = info.dtype or FLOAT32
+        check_fits(
+            element_count(shape) * max(meta.itemsize, 4), f"model {model.name!r}: input {name!r} of shape {shape}"
+        )
         if meta.is_float:
             feeds[name] = random.standard_normal(shape, np.float32).astype(meta.numpy)
         elif meta is STRING:

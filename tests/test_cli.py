@@ -266,6 +266,12 @@ def test_wrong_feeds_end_with_one_clear_message_and_status_2(
         (["run", "zoo:lenet", "--shape", "picture=1"], r"\['picture'\]"),
         (["compare", "zoo:lenet", "--num-workers", "0"], "expected counts of 1 or more"),
         (["run", "zoo:lenet", "--trace", "nowhere/trace.json"], "nowhere"),
+        (["run", "zoo:lenet", "--trace", "pyproject.toml/trace.json"], "pyproject.toml/trace.json: cannot be written"),
+        (["run", "zoo:lenet", "--trace", ""], "cannot be written"),
+        (["run", "zoo:lenet", "--seed", "-1"], "seed"),
+        (["run", "zoo:lenet", "--shape", "data=999999,999999,99"], "ResourceError: .*'data'"),
+        (["inspect", "zoo:lenet", "--shape", "data=99999999999999999999"], "ResourceError: .*overflows"),
+        (["run", "[/red]"], r"ModelFormatError: \[/red\]: no such file"),
         (["inspect", "zoo:lenet", "--draw", "nowhere/net.dot"], "nowhere"),
         (["operators", "Relo"], "close names: .*Relu"),
     ],
@@ -282,3 +288,36 @@ def test_the_installed_script_prints_no_traceback(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert onnx.__name__ not in result.stdout
+
+
+def test_an_input_file_of_another_kind_ends_with_status_2(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "in.npz"
+    file.write_bytes(b"")
+    assert_refused(*cli("run", "zoo:lenet", "--input", file))
+    with file.open("wb") as single:
+        np.save(single, np.zeros(3))
+    assert_refused(*cli("run", "zoo:lenet", "--input", file))
+    np.savez_compressed(file, data=np.arange(1000.0))
+    content = bytearray(file.read_bytes())
+    content[60:90] = bytes(30)
+    file.write_bytes(content)
+    assert_refused(*cli("run", "zoo:lenet", "--input", file))
+
+
+def assert_refused(status: int, _out: str, err: str) -> None:
+    assert (status, "not an .npz file of arrays" in " ".join(err.split())) == (2, True), err
+
+
+def unary_net(folder: Path, op_type: str, output: str) -> Path:
+    path = folder / "net.pb"
+    net = NetDef(name="n[/b]", op=[operator_def(op_type, ["x[red]"], [output])], external_input=["x[red]"])
+    net.external_output.append(output)
+    dagexec.save_net(net, path)
+    return path
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "inspect"])
+def test_names_that_look_like_markup_are_shown_as_they_are(cli: Cli, tmp_path: Path, command: str) -> None:
+    status, out, err = cli(command, unary_net(tmp_path, "Relu", "y[/red]"), "--shape", "x[red]=3")
+    assert status == 0, err
+    assert ("y[/red]" in out) is (command != "compare")

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.plot import plot_comparison
@@ -38,7 +40,7 @@ def compare_command(
     feeds = read_feeds(loaded, input_file, shape, seed)
     runtimes = 1 + len(set(net_types) - {"simple"}) * len(set(workers))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as bar:
-        task = bar.add_task(f"Comparing runtimes on {loaded.name}", total=repeat * runtimes)
+        task = bar.add_task(escape(f"Comparing runtimes on {loaded.name}"), total=repeat * runtimes)
         comparison = compare(
             loaded,
             net_types=net_types,
@@ -71,7 +73,9 @@ def _parse_workers(text: str) -> list[int]:
 def _table(comparison: Comparison) -> Table:
     """Narrow enough for a terminal of 80 columns."""
     table = Table(
-        title=f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs",
+        title=Text(
+            f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs", "table.title"
+        ),
         caption="spread: between the quartiles; speed-up: over SimpleNet's median;\n"
         "predicted: what list scheduling reaches with these workers and the\n"
         "measured operator times; bound: what the critical path allows; diff.:\n"

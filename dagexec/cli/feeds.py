@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 import typer
+from numpy.lib.npyio import NpzFile
 from rich.console import Console
+from rich.text import Text
 
 from dagexec.comparison import random_feeds
 from dagexec.core.errors import FeedError
@@ -34,13 +35,13 @@ ShapeOption = Annotated[
     list[str] | None,
     typer.Option("--shape", metavar="NAME=1,3,224,224", help="Shape of a random input; may be given several times."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def read_model(source: str) -> Model:
     """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does."""
-    with Console(stderr=True).status(f"Loading {source}"):
+    with Console(stderr=True).status(Text(f"Loading {source}")):
         return initialised(load_model(source))
 
 
@@ -49,9 +50,14 @@ def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, se
     if file is None:
         return random_feeds(model, parse_shapes(shapes or ()), seed)
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        arrays = np.load(file, allow_pickle=False)
+        if not isinstance(arrays, NpzFile):
+            raise FeedError(f"{file}: not an .npz file of arrays, but a single array")
+        with arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+    except FeedError:
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy raise many kinds for broken files
         raise FeedError(f"{file}: not an .npz file of arrays: {error}") from None
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.plot import draw_graph
@@ -48,7 +49,8 @@ def inspect_command(
     console.print(
         f"{loaded.name}: {len(graph)} operators in {len(plan.chains)} chains; {edges} dependencies, {reduced} after "
         f"transitive reduction; {len(graph.views)} views; {parameters:,} parameters; "
-        f"{types.flops / 1e9:.3f} GFLOP a run"
+        f"{types.flops / 1e9:.3f} GFLOP a run",
+        markup=False,
     )
     for name, info in loaded.inputs.items():
         console.print(f"input  {name}: {info}", markup=False)
@@ -65,7 +67,7 @@ def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
-    table = Table(title=f"net {graph.name}")
+    table = Table(title=Text(f"net {graph.name}", "table.title"))
     for column in ("#", "operator", "chain", "output", "type", "MFLOP"):
         table.add_column(column, justify="right" if column in ("#", "chain", "MFLOP") else "left")
     chain_of = plan.chain_of
@@ -79,7 +81,7 @@ def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
         flops = f"{cost.flops / 1e6:.3f}" if cost else ""
         view = " (view)" if index in graph.views else ""
         table.add_row(
-            str(index), definition.type + view, str(chain_of[index]), "\n".join(names), "\n".join(kinds), flops
+            str(index), definition.type + view, str(chain_of[index]), Text("\n".join(names)), "\n".join(kinds), flops
         )
     return table
 

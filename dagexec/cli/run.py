@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.core.errors import FeedError
@@ -60,14 +61,14 @@ def run_command(
         summary = {name: _summary(array) for name, array in outputs.items()}
         print(json.dumps({"model": loaded.name, "net_type": net_type, "median_ms": median, "outputs": summary}))
         return
-    table = Table(title=f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {net_type}")
+    table = Table(title=Text(f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {net_type}", "table.title"))
     for column in ("output", "dtype", "shape", "least", "greatest", "mean"):
         table.add_column(column)
     for name, array in outputs.items():
         row = _summary(array)
         figures = (row[key] for key in ("least", "greatest", "mean"))
         shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
-        table.add_row(name, str(row["dtype"]), str(row["shape"]), *shown)
+        table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *shown)
     Console().print(table)
 
 
