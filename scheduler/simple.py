@@ -13,7 +13,7 @@ from dagexec.scheduler.arithmetic import operator_arithmetic
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.plan import build_sequence
 from dagexec.scheduler.preparation import Preparation
-from dagexec.scheduler.run import Run, operator_failure
+from dagexec.scheduler.run import ChainSteps, Run, operator_failure
 from dagexec.scheduler.trace import Trace
 
 
@@ -25,7 +25,7 @@ class SimpleNet(BaseNet):
     def new_run(self, finished: Callable[[], object], trace: Trace | None = None) -> Run:
         """A run that keeps list order, every operator waiting for the one before."""
         preparation = self.prepared()
-        steps = [(step,) for step in _steps(preparation, trace)] or [()]  # the plan of an empty net has an empty chain
+        steps: ChainSteps = [(step,) for step in _steps(preparation, trace)] or [()]  # an empty net has an empty chain
         plan = build_sequence(self.graph)
         return Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
 
