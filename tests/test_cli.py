@@ -321,3 +321,35 @@ def test_names_that_look_like_markup_are_shown_as_they_are(cli: Cli, tmp_path: P
     status, out, err = cli(command, unary_net(tmp_path, "Relu", "y[/red]"), "--shape", "x[red]=3")
     assert status == 0, err
     assert ("y[/red]" in out) is (command != "compare")
+
+
+def strict_json(text: str) -> object:
+    def refuse(constant: str) -> object:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_stays_json_when_outputs_are_not_numbers(cli: Cli, tmp_path: Path) -> None:
+    path, feeds = unary_net(tmp_path, "Log", "y"), tmp_path / "in.npz"
+    np.savez(feeds, **{"x[red]": np.array([-1, 1], np.float32)})
+    status, out, _ = cli("run", path, "--input", feeds, "--json")
+    assert status == 0
+    assert strict_json(out)["outputs"]["y"]["mean"] == "NaN"
+    np.savez(feeds, **{"x[red]": np.array([0, 1], np.float32)})
+    _, out, _ = cli("run", path, "--input", feeds, "--json")
+    assert strict_json(out)["outputs"]["y"] == {
+        "dtype": "float32", "shape": [2], "least": "-Infinity", "greatest": 0.0, "mean": "-Infinity"
+    }  # fmt: skip
+    status, out, _ = cli("compare", path, "--input", feeds, "--json", "--repeat", 1)
+    assert (status, strict_json(out)["rows"][1]["same_bytes"]) == (0, True)
+
+
+@pytest.mark.parametrize("output", ["file", "args", "allow_pickle", "scope/y"])
+def test_outputs_of_any_name_are_saved(cli: Cli, tmp_path: Path, output: str) -> None:
+    saved = tmp_path / "out.npz"
+    status, _, err = cli("run", unary_net(tmp_path, "Relu", output), "--shape", "x[red]=3", "--output", saved)
+    assert status == 0, err
+    with np.load(saved) as arrays:
+        assert arrays.files == [output]
+        assert arrays[output].shape == (3,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
+from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import plot_comparison
 from dagexec.comparison import Comparison, compare
 from dagexec.core.errors import SchemaError
@@ -50,7 +50,7 @@ def compare_command(
             progress=lambda: bar.advance(task),
         )
     if as_json:
-        print(json.dumps(comparison.as_dict()))
+        print_json(comparison.as_dict())
     else:
         Console().print(_table(comparison))
     if plot is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
+from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import draw_graph
 from dagexec.comparison import random_feeds
 from dagexec.core.dtypes import from_numpy
@@ -40,7 +40,7 @@ def inspect_command(
         draw_graph(plan, draw)
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
-        print(json.dumps(_as_dict(loaded, graph, plan, types, parameters)))
+        print_json(_as_dict(loaded, graph, plan, types, parameters))
         return
     console = Console()
     console.print(_table(graph, plan, types))

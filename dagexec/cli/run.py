@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
+from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
+from dagexec.cli.json_output import print_json
 from dagexec.core.errors import FeedError
 from dagexec.executor import compile as compile_model
 from dagexec.scheduler.trace import Trace
@@ -59,7 +61,7 @@ def run_command(
     median = statistics.median(seconds) * 1e3
     if as_json:
         summary = {name: _summary(array) for name, array in outputs.items()}
-        print(json.dumps({"model": loaded.name, "net_type": net_type, "median_ms": median, "outputs": summary}))
+        print_json({"model": loaded.name, "net_type": net_type, "median_ms": median, "outputs": summary})
         return
     table = Table(title=Text(f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {net_type}", "table.title"))
     for column in ("output", "dtype", "shape", "least", "greatest", "mean"):
@@ -84,9 +86,18 @@ def _summary(array: npt.NDArray[Any]) -> dict[str, object]:
     }
 
 
+def save_arrays(file: BinaryIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write an .npz file as `numpy.savez` does, but with arrays of any name. Strings become fixed-width bytes."""
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                plain = array.astype(np.bytes_) if array.dtype == np.object_ else array
+                np.lib.format.write_array(member, plain, allow_pickle=False)
+
+
 def _save(path: Path, outputs: dict[str, npt.NDArray[Any]]) -> None:
     try:
         with path.open("wb") as file:
-            np.savez(file, **outputs)  # type: ignore[arg-type]
+            save_arrays(file, outputs)
     except OSError as error:
         raise FeedError(f"{path}: cannot be written: {error.strerror}") from None
