@@ -14,7 +14,7 @@ import threading
 
 from threadpoolctl import ThreadpoolController
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
 _tickets = itertools.count()
 _demands: dict[int, int] = {}
 _before: list[tuple[object, int]] = []

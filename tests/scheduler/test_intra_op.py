@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from dagexec.scheduler import intra_op
@@ -24,3 +26,16 @@ def test_the_smallest_demand_is_in_force_and_the_setting_from_before_comes_back(
 def test_no_threads_at_all_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 intra-op thread"):
         intra_op.Demand(0)
+
+
+def test_garbage_collected_while_a_demand_is_made_does_not_block_the_thread() -> None:
+    demand = intra_op.Demand(1)
+
+    def release_inside() -> None:
+        with intra_op._lock:
+            demand.release()
+
+    thread = threading.Thread(target=release_inside, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
