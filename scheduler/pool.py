@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 
-from dagexec.core.errors import ClosedError
+from dagexec.core.errors import ClosedError, ResourceError
 from dagexec.scheduler.arithmetic import operator_arithmetic
 from dagexec.scheduler.intra_op import available_cores
 from dagexec.scheduler.placement import WakeUp
@@ -37,6 +37,7 @@ class WorkerPool:
     """`num_workers` threads that execute runs; close it, or use it as a context manager."""
 
     def __init__(self, num_workers: int, name: str = "dagexec") -> None:
+        """Raises ValueError below 1 worker, ResourceError when the system does not start so many threads."""
         if num_workers < 1:
             raise ValueError(f"a pool needs at least 1 worker, not {num_workers}")
         self.num_workers = num_workers
@@ -44,11 +45,17 @@ class WorkerPool:
         self._idle: list[WakeUp] = []
         self._runs: deque[Run] = deque()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True) for number in range(num_workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(num_workers):
+                thread = threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            self.close()
+            raise ResourceError(
+                f"{name}: {num_workers} workers asked for; the system starts {len(self._threads)}: {error}"
+            ) from None
 
     def __enter__(self) -> WorkerPool:
         return self

@@ -128,7 +128,10 @@ def operator_failure(
 ) -> OperatorError:
     """The OperatorError for `cause`, raised by the operator called `label`; its `__cause__` is set."""
     where = f"chain {chain}, " if chain is not None else ""
-    text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
+    try:
+        text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
+    except Exception:  # an exception of somebody's own whose __str__ fails
+        text = type(cause).__name__
     prefix = "" if text.startswith(label) else f"{label} failed: "
     error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
     error.__cause__ = cause

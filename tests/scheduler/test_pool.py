@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dagexec.core.errors import ClosedError, RunCancelledError
+from dagexec.core.errors import ClosedError, OperatorError, ResourceError, RunCancelledError
 from dagexec.core.graph import build_graph
 from dagexec.core.operator import Step
 from dagexec.scheduler.plan import build_plan
@@ -162,3 +162,37 @@ def test_closing_lets_submitted_runs_finish() -> None:
 def test_a_pool_without_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 worker, not 0"):
         WorkerPool(0)
+
+
+def test_threads_that_do_not_start_are_a_resource_error_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    with pytest.raises(ResourceError, match=r"mine: 5 workers asked for; the system starts 2: can't start"):
+        WorkerPool(5, name="mine")
+    assert len(started) == 2
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_an_error_that_cannot_be_shown_ends_its_run_like_any_other() -> None:
+    class UnspeakableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    def fail() -> None:
+        raise UnspeakableError
+
+    finished = threading.Event()
+    with WorkerPool(1) as pool:
+        run = run_of([[]], {0: fail}, finished)
+        pool.submit(run)
+        assert finished.wait(PATIENCE)
+        with pytest.raises(OperatorError, match="operator 0 failed: UnspeakableError"):
+            run.raise_error()
