@@ -117,6 +117,8 @@ CASES = [
     Case("Gelu", 20),
     Case("PRelu", 9, (IMAGE, Const(SLOPES.array.reshape(3, 1, 1)))),
     Case("PRelu", 9, (IMAGE, floats(0.25))),
+    Case("PRelu", 9, (IMAGE, floats(0.1, 0.2, 0.3, 0.4, 0.5, 0.6))),
+    Case("PRelu", 16, (IMAGE, Const(RNG.uniform(0, 1, (7, 6)), np.float32))),
     Case("Clip", 6, (IMAGE,), {"min": -0.5, "max": 0.25}),
     Case("Clip", 11, (IMAGE, Const(np.float32(-0.5)), Const(np.float32(0.25)))),
     Case("Clip", 13, (IMAGE, None, Const(np.float32(0.25)))),
@@ -216,7 +218,6 @@ REFUSED = [
     (Case("Resize", 13, (IMAGE, None, floats(1, 1, 1.5, 2))), "nearest_mode"),
     (Case("Resize", 13, (IMAGE, None, floats(1, 2, 2, 2)), UPSAMPLING), r"expected \[1, 1, height, width\]"),
     (Case("Reshape", 14, (IMAGE, ints(0, 252)), {"allowzero": 1}), "allowzero=1"),
-    (Case("PRelu", 9, (IMAGE, Const(np.ones((7, 6), np.float32)))), "slope of shape"),
     (Case("DepthToSpace", 13, (IMAGE,), {"blocksize": 2}), "3 channels"),
     (Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}), "tanh"),
     (Case("ArgMax", 13, (IMAGE,), {"select_last_index": 1}), "select_last_index"),
@@ -281,3 +282,27 @@ def test_a_shape_computed_by_the_model_is_followed_from_run_to_run() -> None:
         for batch in (2, 1, 2):
             x = IMAGE[:batch]
             np.testing.assert_array_equal(executor.run({"x": x})["y"], x.reshape(batch, -1))
+
+
+@pytest.mark.parametrize(
+    ("node", "constant", "expected"),
+    [
+        (("PRelu", ["h", "c"]), SLOPES.array.reshape(3, 1, 1), IMAGE * SLOPES.array.reshape(3, 1, 1)),
+        (("Unsqueeze", ["h", "c"]), np.array([-1, 1]), IMAGE[:, None, :, :, :, None]),
+        (("Squeeze", ["h", "c"]), np.array([-4]), IMAGE[0]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_node_on_a_tensor_whose_shape_the_model_does_not_state_is_run(
+    node: tuple[str, list[str]], constant: np.ndarray, expected: np.ndarray
+) -> None:
+    """Exporters state the shapes of inputs and outputs only."""
+    x = np.abs(IMAGE[:1]) if node[0] == "Squeeze" else np.abs(IMAGE)
+    nodes = [helper.make_node("Neg", ["x"], ["h"]), helper.make_node(*node, ["y"])]
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    returned = [helper.make_empty_tensor_value_info("y")]
+    graph = helper.make_graph(nodes, "g", infos, returned, initializer=[numpy_helper.from_array(constant, "c")])
+    with dagexec.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])) as executor:
+        [y] = executor.run({"x": x}).values()
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, -np.abs(expected), rtol=1e-6)

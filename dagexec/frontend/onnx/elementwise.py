@@ -84,17 +84,17 @@ def gelu(node: Node) -> list[OperatorDef]:
 
 @converts("PRelu")
 def prelu(node: Node) -> list[OperatorDef]:
-    """PRelu with one slope, or one a channel (axis 1); the slope may have trailing axes of size 1."""
-    shape = node.full_shape(1, "its slope must be one number a channel")
-    rank = len(node.shape(0) or ())
-    leading = [size for size in shape if size != 1]
-    per_channel = len(shape) in (0, 1) or rank - len(shape) in (0, 1)
-    channel_axis = 1 - (rank - len(shape))
-    if leading and not (len(leading) == 1 and per_channel and shape[channel_axis : channel_axis + 1] == tuple(leading)):
-        raise CannotConvertError(f"a slope of shape {list(shape)} is not supported; expected one a channel")
-    slope = node.new_name("slope")
-    flat = node.operator("Reshape", [node.inputs[1]], [slope], shape=[-1])
-    return [flat, node.operator("PRelu", [node.inputs[0], slope], node.only_output())]
+    """PRelu. From opset 7 on the slope broadcasts to the input; before, a vector has one slope a channel."""
+    shape = node.shape(1)
+    if shape is None:
+        raise CannotConvertError(f"the model does not state the shape of its slope {node.inputs[1]!r}")
+    if node.opset < 7 or len(shape) != 1 or shape == (1,):
+        return [node.operator("PRelu", node.inputs, node.only_output())]
+    row = node.new_name("slope")
+    return [
+        node.operator("ExpandDims", [node.inputs[1]], [row], dims=[0]),
+        node.operator("PRelu", [node.inputs[0], row], node.only_output()),
+    ]
 
 
 @converts("Clip")

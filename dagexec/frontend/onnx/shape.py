@@ -46,9 +46,7 @@ def squeeze(node: Node) -> list[OperatorDef]:
     if axes is None:
         shape = node.full_shape(0, "it names no axes")
         axes = [axis for axis, size in enumerate(shape) if size == 1]
-    if any(axis < 0 for axis in axes):
-        axes = _from_front(axes, _rank(node, 0, "its axes count from the end"))
-    return node.unary("Squeeze", dims=sorted(axes)) if axes else node.unary("Copy")
+    return node.unary("Squeeze", dims=axes) if axes else node.unary("Copy")
 
 
 @converts("Unsqueeze")
@@ -57,9 +55,7 @@ def unsqueeze(node: Node) -> list[OperatorDef]:
     axes = node.integers_given("axes", 1, since=13)
     if axes is None:
         raise ModelFormatError(f"{node.label}: axes are missing")
-    if any(axis < 0 for axis in axes):
-        axes = _from_front(axes, _rank(node, 0, "its axes count from the end") + len(axes))
-    return node.unary("ExpandDims", dims=sorted(axes)) if axes else node.unary("Copy")
+    return node.unary("ExpandDims", dims=axes) if axes else node.unary("Copy")
 
 
 def _rank(node: Node, index: int, why: str) -> int:
