@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancell
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
-from dagexec.core.tensor import Tensor
+from dagexec.core.tensor import Tensor, as_bytes_objects
 from dagexec.core.workspace import Workspace
 from dagexec.model_source import ModelSource, load_model
 from dagexec.scheduler import intra_op
@@ -69,7 +70,8 @@ def compile(
         intra_op_threads: BLAS threads inside one operator. With more than 1, results may differ in the last bits
             from those with 1.
 
-    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError.
+    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, and ValueError
+    for a count below 1.
     """
     loaded = load_model(model)
     if net_type not in ("simple", "dag", "async_dag"):
@@ -77,6 +79,10 @@ def compile(
     make_context(Device.parse(device))
     if replicas < 1:
         raise ValueError(f"at least 1 replica is needed, not {replicas}")
+    if intra_op_threads < 1:
+        raise ValueError(f"at least 1 intra-op thread is needed, not {intra_op_threads}")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"at least 1 worker is needed, not {num_workers}")
     workers = num_workers or max(1, intra_op.available_cores() // intra_op_threads)
     if num_workers is None and net_type == "simple":
         workers = min(workers, replicas)
@@ -159,6 +165,7 @@ class Executor:
         written = {name for definition in graph.operators for name in definition.output}
         constants = frozenset(self._parameters.blobs()) - written - set(model.inputs)
         self._pool = WorkerPool(num_workers, name=f"dagexec-{net_def.name or 'net'}")
+        weakref.finalize(self, self._pool.close)  # for an executor that is dropped without being closed
         self._replicas: list[_Replica] = []
         try:
             for _ in range(replicas):
@@ -414,10 +421,12 @@ def check_feeds(model: Model, feeds: Feeds) -> dict[str, Array]:
 
 
 def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
-    array = np.asarray(value)
     try:
+        array = np.asarray(value)
         found = dtypes.from_numpy(array.dtype)
-    except DagexecError as error:
+        if found is dtypes.STRING:
+            array = as_bytes_objects(array)
+    except (DagexecError, ValueError, TypeError) as error:  # NumPy's, for lists of unequal lengths
         raise FeedError(f"{prefix}: input {name!r}: {error}") from None
     if info.dtype is not None and found is not info.dtype:
         raise FeedError(

@@ -418,3 +418,37 @@ def test_a_net_without_operators_runs(net_type: str) -> None:
     with dagexec.compile(model, net_type=net_type) as executor:
         assert executor.run({}) == {}
         assert executor.run({}, trace=Trace()) == {}
+
+
+@pytest.mark.parametrize("option", ["num_workers", "replicas", "intra_op_threads"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_count_below_one_is_refused(option: str, count: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 1 .* is needed, not {count}"):
+        dagexec.compile(doubled_model(), **{option: count})
+
+
+def test_lists_of_unequal_lengths_are_a_feed_error_that_names_the_input() -> None:
+    with dagexec.compile(doubled_model()) as executor, pytest.raises(FeedError, match=r"input 'x': .*inhomogeneous"):
+        executor.run({"x": [[1.0], [1.0, 2.0]]})
+
+
+def test_objects_that_are_not_text_are_a_feed_error_that_names_the_input() -> None:
+    net = NetDef(name="text", op=[operator_def("Copy", ["x"], ["y"])])
+    model = Model(name="text", net=net, inputs={"x": InputInfo()}, outputs=("y",))
+    with dagexec.compile(model) as executor:
+        with pytest.raises(FeedError, match=r"input 'x': .*found int at element 1"):
+            executor.run({"x": np.array(["a", 3], np.object_)})
+        assert executor.run({"x": ["a", "b"]})["y"].tolist() == [b"a", b"b"]
+
+
+def test_an_executor_dropped_without_close_leaves_no_thread_behind(net_type: str) -> None:
+    before = set(threading.enumerate())
+    executor = dagexec.compile(doubled_model(), net_type=net_type, num_workers=2)
+    executor.run({"x": rows(1)})
+    threads = set(threading.enumerate()) - before
+    assert threads
+    del executor
+    gc.collect()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)

@@ -131,7 +131,7 @@ class Tensor:
         meta = dtypes.from_numpy(array.dtype)
         contiguous = np.ascontiguousarray(array).reshape(array.shape)
         if meta is STRING:
-            contiguous = _as_bytes_objects(contiguous)
+            contiguous = as_bytes_objects(contiguous)
         flat = contiguous.reshape(-1)
         buffer = flat if meta is STRING else flat.view(np.uint8)
         self._bind(Storage(buffer, buffer.size, writable), contiguous, meta)
@@ -167,7 +167,7 @@ class Tensor:
         that tensors do not hold.
         """
         meta = dtypes.from_numpy(array.dtype)
-        source = _as_bytes_objects(array) if meta is STRING else array
+        source = as_bytes_objects(array) if meta is STRING else array
         if not self._owns_memory():
             self._storage = self._array = None
         self._context.copy_within(self.resize(tuple(array.shape), meta), source)
@@ -209,7 +209,8 @@ def copy_tensor(destination: Tensor, source: Tensor) -> None:
         copy_between(destination.device, source.device)(array, source.array)
 
 
-def _as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An object array of `bytes` from one of str or bytes. Raises ShapeError for an object of another kind."""
     flat = np.empty(array.size, np.object_)
     for index, item in enumerate(array.reshape(-1).tolist()):
         if not isinstance(item, str | bytes):
