@@ -158,9 +158,7 @@ class Preparation:
         """
         moved = [binding for binding in self.inputs if not binding.holds()]
         if any(
-            id(binding.tensor) not in own
-            or not binding.may_be_written()
-            or binding.array.shape != binding.tensor.shape
+            id(binding.tensor) not in own or not binding.may_be_written() or binding.array.shape != binding.tensor.shape
             for binding in moved
         ):
             return False
