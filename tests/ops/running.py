@@ -21,10 +21,18 @@ def operator_def(op_type: str, inputs: list[str], outputs: list[str], **argument
     return definition
 
 
+def _is_float(value: Array) -> bool:
+    return value.dtype.kind in "fV"  # bfloat16 is of kind V
+
+
 def run_operator(
     op_type: str, inputs: list[npt.ArrayLike], outputs: int = 1, *, engine: str = "", **arguments: ArgumentValue
 ) -> list[Array]:
-    """The outputs of one operator. It runs twice, with inputs overwritten between, so that stale state shows."""
+    """The outputs of one operator.
+
+    It runs on the inputs, again with all floats 1, and on the inputs again with cleared outputs, so that a value that a
+    run remembers shows.
+    """
     names = [f"x{index}" for index in range(len(inputs))]
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
     definition.engine = engine
@@ -34,6 +42,13 @@ def run_operator(
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         net.run()
         first = [workspace.fetch_blob(name).copy() for name in definition.output]
+        floats = {n: value for n, value in zip(names, map(np.asarray, inputs), strict=True) if _is_float(value)}
+        for name, value in floats.items():
+            workspace.feed_blob(name, np.ones_like(value))
+        if floats:
+            net.run()
+        for name, value in floats.items():
+            workspace.feed_blob(name, value)
         for name in definition.output:
             array = workspace.get_blob(name).tensor().array
             if not workspace.get_blob(name).tensor().is_view:
