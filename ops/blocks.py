@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from dagexec.core.operator import Operator, Step, in_sequence
 
 Array = npt.NDArray[Any]
-Index = tuple[int | slice, ...]
+Index = tuple[int | slice | EllipsisType, ...]
 
 BLOCK = 1 << 16  # elements of a piece: 256 KiB of float32, so that input, output and scratch fit in a core's L2 cache
 
@@ -40,7 +41,7 @@ def convert(source: Array, target: Array) -> Step:
 def block_indices(shape: tuple[int, ...], limit: int = BLOCK) -> list[Index]:
     """Indices that cut an array of `shape` into contiguous pieces of at most `limit` elements, in memory order.
 
-    An array without elements has no pieces; a scalar has one, with the empty index.
+    An array without elements has no pieces; a scalar has one, `...`, which gives an array and not a number.
     """
     if 0 in shape:
         return []
@@ -49,7 +50,7 @@ def block_indices(shape: tuple[int, ...], limit: int = BLOCK) -> list[Index]:
         axis -= 1
         inner *= shape[axis]
     if axis == 0:
-        return [(slice(None),) * len(shape)]
+        return [(slice(None),) * len(shape) or (...,)]
     cut = axis - 1
     step = max(1, limit // inner)
     ranges = [slice(start, min(start + step, shape[cut])) for start in range(0, shape[cut], step)]

@@ -96,7 +96,8 @@ class Slice(Operator):
 
     def prepare(self) -> Step:
         """One strided copy."""
-        return partial(np.copyto, self.y(0), self.x(0)[tuple(_as_slice(kept) for kept in slice_ranges(self.call()))])
+        kept = [_as_slice(positions) for positions in slice_ranges(self.call())]
+        return partial(np.copyto, self.y(0), self.x(0)[(*kept, ...)])
 
 
 def _as_slice(kept: range) -> slice:

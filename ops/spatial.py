@@ -112,11 +112,11 @@ class Padded(Operator):
         )
         calls: list[Step] = []
         for region in product(*pieces):
-            target = y[tuple(piece.target for piece in region)]
+            target = y[(*(piece.target for piece in region), ...)]
             if value is not None and any(piece.border for piece in region):
                 calls.append(partial(np.copyto, target, value))
             else:
-                calls.append(partial(np.copyto, target, x[tuple(piece.source for piece in region)]))
+                calls.append(partial(np.copyto, target, x[(*(piece.source for piece in region), ...)]))
         return in_sequence(calls)
 
 

@@ -175,6 +175,13 @@ def test_prelu_takes_a_shared_slope_one_a_channel_or_one_that_broadcasts(
     np.testing.assert_allclose(y.astype(np.float64), expected, rtol=1e-6 if dtype == np.float32 else 1e-3)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_prelu_takes_a_scalar(dtype: type) -> None:
+    [y] = run_operator("PRelu", [dtype(-2.0), np.array([0.5], dtype)])
+    assert y.shape == ()
+    assert y == -1
+
+
 def test_prelu_of_a_large_tensor_uses_each_channels_slope_in_every_piece() -> None:
     x = sample(8, 2 * 5 * 20_000).astype(np.float32).reshape(2, 5, 100, 200)
     slope = np.array([0.1, -0.2, 0.3, 0.0, 2.0], np.float32)

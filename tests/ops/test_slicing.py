@@ -94,6 +94,12 @@ def test_slice_cuts_several_axes_and_keeps_the_rest() -> None:
     assert z[0, 0].tolist() == [1.0, 3.0]
 
 
+def test_slice_of_a_scalar_is_read_anew_in_every_run() -> None:
+    [y] = run_operator("Slice", [np.float32(2.5)], starts=[], ends=[])
+    assert y.shape == ()
+    assert y == 2.5
+
+
 def test_slice_says_what_is_wrong_with_its_bounds() -> None:
     x = numbered((3, 4))
     with pytest.raises(ShapeError, match="found 1 starts, 2 ends, 1 axes and 1 steps"):

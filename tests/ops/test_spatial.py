@@ -99,6 +99,12 @@ def test_pad_image_extends_rows_and_columns(mode: str, order: str) -> None:
         np.testing.assert_array_equal(to_channels_first(y) if order == "NHWC" else y, expected)
 
 
+def test_pad_of_a_scalar_is_the_scalar() -> None:
+    [y] = run_operator("Pad", [np.float32(2.5)], pads=[])
+    assert y.shape == ()
+    assert y == 2.5
+
+
 def test_pad_image_takes_one_pad_for_all_sides() -> None:
     x = numbered((1, 1, 2, 2))
     (y,) = run_operator("PadImage", [x], pad=1)
