@@ -105,7 +105,10 @@ class CPUContext(Context):
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """New host memory, aligned to a cache line."""
         check_fits(nbytes, "an allocation")
-        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        try:
+            raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise ResourceError(f"an allocation of {nbytes:,} bytes: the system refuses it") from None
         offset = -raw.ctypes.data % _ALIGNMENT
         return raw[offset : offset + nbytes]
 

@@ -157,3 +157,12 @@ def test_a_copy_nobody_registered_is_refused(fake: list[tuple[str, str]], monkey
     host.feed(np.zeros(1))
     with pytest.raises(DeviceError, match="no copy from cpu to sim:0 is registered"):
         copy_tensor(Tensor(make_context(Device("sim"))), host)
+
+
+def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", refuse)
+    with pytest.raises(ResourceError, match="1,000 bytes: the system refuses it"):
+        make_context(CPU).allocate(1000)
