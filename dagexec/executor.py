@@ -38,7 +38,7 @@ from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import PoolStatistics, WorkerPool
-from dagexec.scheduler.run import Run, task
+from dagexec.scheduler.run import Run, task, waiting_time
 from dagexec.scheduler.simple import SimpleNet
 from dagexec.scheduler.trace import Trace
 
@@ -221,15 +221,17 @@ class Executor:
             timeout: seconds until the run is cancelled, waiting for a replica included.
             trace: collects when each operator ran.
 
-        Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError.
+        Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError,
+        and ValueError for a negative `timeout`.
         """
+        longest = waiting_time(timeout)
         request = self._request(feeds, outputs, trace)
         gate = threading.Lock()
         gate.acquire()
         request.notify = gate.release
         self._submit(request, start_here=True)
         try:
-            in_time = gate.acquire(timeout=-1 if timeout is None else timeout)
+            in_time = gate.acquire(timeout=longest)
         except BaseException:  # KeyboardInterrupt: nothing runs on behind the caller's back
             self._cancel(request, RunCancelledError(f"net {self.model.name!r}: the calling thread was interrupted"))
             gate.acquire()
@@ -252,6 +254,7 @@ class Executor:
         The arguments and results are those of `run`; the arrays fed must not change until it returns. A cancelled
         await stops the run at the next chain boundary and returns when no worker uses the replica any more.
         """
+        waiting_time(timeout)
         request = self._request(feeds, outputs, trace)
         done = anyio.Event()
         request.notify = _on_loop(done.set)

@@ -16,7 +16,7 @@ from dagexec.scheduler import intra_op
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.preparation import Preparation
-from dagexec.scheduler.run import ChainSteps, Run
+from dagexec.scheduler.run import ChainSteps, Run, waiting_time
 from dagexec.scheduler.trace import Trace
 
 
@@ -73,7 +73,7 @@ class DAGNet(BaseNet):
         pool = self._running_pool()
         pool.submit(run)
         try:
-            over = gate.acquire(timeout=-1 if timeout is None else timeout)
+            over = gate.acquire(timeout=waiting_time(timeout))
         except BaseException as interruption:  # KeyboardInterrupt: leave no worker behind in our blobs
             pool.stop(run, interruption)
             gate.acquire()

@@ -24,7 +24,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.preparation import Preparation
-from dagexec.scheduler.run import Run
+from dagexec.scheduler.run import Run, waiting_time
 from dagexec.scheduler.trace import Trace
 
 _CACHED_PREPARATIONS = 4
@@ -100,9 +100,9 @@ class BaseNet(ABC):
         """Run every operator once, blocking. `trace` collects when each operator ran.
 
         Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
-        (operators under way finish first), ClosedError after `close`.
+        (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`.
         """
-        if not self._run_lock.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._run_lock.acquire(timeout=waiting_time(timeout)):
             raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
         try:
             if self._closed:

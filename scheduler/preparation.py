@@ -7,19 +7,22 @@ after it, gets a `CheckedStep` that prepares itself anew when what it was prepar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from dagexec.core.device import check_fits
-from dagexec.core.errors import ResourceError, ShapeError
+from dagexec.core.errors import DagexecError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
 from dagexec.scheduler.plan import Plan, build_plan
+from dagexec.scheduler.run import operator_failure
 
 Array = npt.NDArray[Any]
 
@@ -109,7 +112,10 @@ class Preparation:
     def __init__(
         self, operators: Sequence[Operator], graph: Graph, inputs: Sequence[Tensor], constants: frozenset[str]
     ) -> None:
-        """Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do."""
+        """Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
+
+        Whatever else an operator raises while it is prepared becomes an OperatorError.
+        """
         dynamic = _dynamic_operators(graph, constants)
         self.steps: list[Step] = []
         seconds: list[float] = []
@@ -120,15 +126,17 @@ class Preparation:
                 self.steps.append(CheckedStep(operator, as_view))
                 seconds.append(_UNKNOWN_SECONDS)
                 continue
-            call = operator.call()
-            assert operator.schema.infer is not None
-            types = tuple(operator.schema.infer(call))
+            with _naming(operator.label, graph.name):
+                call = operator.call()
+                assert operator.schema.infer is not None
+                types = tuple(operator.schema.infer(call))
             if len(types) != len(operator.output_blobs):
                 raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
             planned_bytes += 0 if as_view else _bytes_of(types, operator.label)
             check_fits(planned_bytes, f"{operator.label}: with the outputs of the operators before it, the net")
-            self.steps.append(operator.bind(types, as_view=as_view))
-            seconds.append(operator.schema.cost(call, types).seconds)
+            with _naming(operator.label, graph.name):
+                self.steps.append(operator.bind(types, as_view=as_view))
+                seconds.append(operator.schema.cost(call, types).seconds)
         self.plan: Plan = build_plan(graph, seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
@@ -173,6 +181,17 @@ class Preparation:
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+@contextmanager
+def _naming(label: str, net: str) -> Iterator[None]:
+    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for `label`."""
+    try:
+        yield
+    except DagexecError:
+        raise
+    except Exception as error:
+        raise operator_failure(net, label, error, threading.current_thread().name) from error
 
 
 def _bytes_of(types: Sequence[TensorType], label: str) -> int:

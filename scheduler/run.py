@@ -7,6 +7,7 @@ leave the run, with no lock held.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -121,6 +122,15 @@ class Run:
 def task(name: str, function: Step) -> Run:
     """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
     return Run(name, _Alone(), [(function,)], lambda _chain, _step: name, lambda: None)
+
+
+def waiting_time(timeout: float | None) -> float:
+    """`timeout` as locks take it: -1 for None, the longest for an infinite one. Raises ValueError unless 0 or more."""
+    if timeout is None:
+        return -1
+    if not timeout >= 0:
+        raise ValueError(f"a timeout must be 0 or more seconds, not {timeout}")
+    return min(timeout, threading.TIMEOUT_MAX)
 
 
 def operator_failure(

@@ -452,3 +452,21 @@ def test_an_executor_dropped_without_close_leaves_no_thread_behind(net_type: str
     for thread in threads:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, float("nan")])
+def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
+    async def wait_for_it() -> None:
+        await executor.run_async({"x": rows(1)}, timeout=timeout)
+
+    with dagexec.compile(doubled_model()) as executor:
+        with pytest.raises(ValueError, match="0 or more seconds"):
+            executor.run({"x": rows(1)}, timeout=timeout)
+        with pytest.raises(ValueError, match="0 or more seconds"):
+            anyio.run(wait_for_it)
+        assert executor.statistics().completed == 0
+
+
+def test_a_timeout_may_be_infinite(net_type: str) -> None:
+    with dagexec.compile(doubled_model(), net_type=net_type) as executor:
+        assert executor.run({"x": rows(1)}, timeout=float("inf"))["y"].tolist() == rows(2).tolist()

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
+from dagexec.core import registry
 from dagexec.core.errors import ClosedError, MissingBlobError, OperatorError, RunTimeoutError, ShapeError
 from dagexec.core.operator import Operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
@@ -355,3 +357,34 @@ def test_an_operator_that_fails_under_trace_is_named_too(kind: str) -> None:
         pytest.raises(OperatorError, match=r"Fail 'b2' \(operator 2\)"),
     ):
         net.run(trace=Trace())
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_dag"])
+def test_timeouts_may_be_infinite_but_not_negative(kind: str) -> None:
+    with make_net(kind, net_of(DIAMOND)) as net:
+        net.run(timeout=float("inf"))
+        for timeout in (-1, float("nan")):
+            with pytest.raises(ValueError, match="0 or more seconds"):
+                net.run(timeout=timeout)
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_dag"])
+def test_whatever_an_operator_raises_while_it_is_prepared_names_it_and_leaves_the_net_usable(kind: str) -> None:
+    problems = [RuntimeError("no engine")]
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        if problems:
+            raise problems.pop()
+        return [call.inputs[0]]
+
+    with temporary_operator("Shaky", lambda operator: None):
+        schema = registry.schema_of("Shaky")
+        object.__setattr__(schema, "infer", infer)
+        workspace = Workspace()
+        workspace.feed_blob("x", np.ones(2, np.float32))
+        with make_net(kind, NetDef(name="n", op=[operator_def("Shaky", ["x"], ["y"])]), workspace=workspace) as net:
+            with pytest.raises(
+                OperatorError, match=r"Shaky 'y' \(operator 0\) of net 'n' failed: RuntimeError: no eng"
+            ):
+                net.run()
+            net.run()
