@@ -10,6 +10,7 @@ from dagexec.core.device import element_count
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import Index
 from dagexec.ops.shape import copy_cost, distinct_axes, integers_of
 
 
@@ -96,8 +97,8 @@ class Slice(Operator):
 
     def prepare(self) -> Step:
         """One strided copy."""
-        kept = [_as_slice(positions) for positions in slice_ranges(self.call())]
-        return partial(np.copyto, self.y(0), self.x(0)[(*kept, ...)])
+        kept: Index = (*(_as_slice(positions) for positions in slice_ranges(self.call())), ...)
+        return partial(np.copyto, self.y(0), self.x(0)[kept])
 
 
 def _as_slice(kept: range) -> slice:

@@ -16,6 +16,7 @@ from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import Index
 from dagexec.ops.geometry import read_pads
 from dagexec.ops.layout import ORDER_HELP, channel_axis, channels_last
 
@@ -112,11 +113,12 @@ class Padded(Operator):
         )
         calls: list[Step] = []
         for region in product(*pieces):
-            target = y[(*(piece.target for piece in region), ...)]
+            inside: Index = (*(piece.target for piece in region), ...)
+            shown: Index = (*(piece.source for piece in region), ...)
             if value is not None and any(piece.border for piece in region):
-                calls.append(partial(np.copyto, target, value))
+                calls.append(partial(np.copyto, y[inside], value))
             else:
-                calls.append(partial(np.copyto, target, x[(*(piece.source for piece in region), ...)]))
+                calls.append(partial(np.copyto, y[inside], x[shown]))
         return in_sequence(calls)
 
 

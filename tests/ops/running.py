@@ -30,25 +30,22 @@ def run_operator(
 ) -> list[Array]:
     """The outputs of one operator.
 
-    It runs on the inputs, again with all floats 1, and on the inputs again with cleared outputs, so that a value that a
-    run remembers shows.
+    It runs with all floats 1, then on the inputs, and on them again with cleared outputs, so that a value that a run
+    remembers shows.
     """
     names = [f"x{index}" for index in range(len(inputs))]
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
     definition.engine = engine
     workspace = Workspace()
-    for name, value in zip(names, inputs, strict=True):
-        workspace.feed_blob(name, np.asarray(value))
+    arrays = dict(zip(names, map(np.asarray, inputs), strict=True))
+    for name, array in arrays.items():
+        workspace.feed_blob(name, np.ones_like(array) if _is_float(array) else array)
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         net.run()
+        for name, array in arrays.items():
+            workspace.feed_blob(name, array)
+        net.run()
         first = [workspace.fetch_blob(name).copy() for name in definition.output]
-        floats = {n: value for n, value in zip(names, map(np.asarray, inputs), strict=True) if _is_float(value)}
-        for name, value in floats.items():
-            workspace.feed_blob(name, np.ones_like(value))
-        if floats:
-            net.run()
-        for name, value in floats.items():
-            workspace.feed_blob(name, value)
         for name in definition.output:
             array = workspace.get_blob(name).tensor().array
             if not workspace.get_blob(name).tensor().is_view:
