@@ -8,7 +8,7 @@ from pathlib import Path
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.net_file import load_net
-from dagexec.core.proto import NetDef
+from dagexec.core.proto import Argument, NetDef, OperatorDef
 
 SUFFIXES = (".pb", ".pbtxt")
 
@@ -28,13 +28,15 @@ def from_nets(init: NetDef | None, predict: NetDef, *, name: str = "") -> Model:
     """A model from a net that fills parameters (or None) and the net to run.
 
     Inputs are the external inputs of `predict` that `init` does not write; a predict net that lists no external
-    inputs takes every blob it reads before writing it. Outputs are its external outputs or, when it lists none, the
-    blobs it writes and does not read. Element types and shapes are unknown: the files do not hold them. `name` serves
-    where the predict net has no name of its own.
+    inputs takes every blob it reads before writing it. When `init` writes them all, the placeholders among them are
+    the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists. Outputs are the external
+    outputs of `predict` or, when it lists none, the blobs it writes and does not read. Element types and shapes are
+    unknown: the files do not hold them. `name` serves where the predict net has no name of its own.
     """
     filled = {blob for operator in init.op for blob in operator.output} if init is not None else set()
     needed = list(predict.external_input) or _read_before_written(predict)
-    inputs = {blob: InputInfo() for blob in needed if blob not in filled}
+    placeholders = _placeholders(init, predict) if init is not None and filled.issuperset(needed) else set()
+    inputs = {blob: InputInfo() for blob in needed if blob not in filled or blob in placeholders}
     outputs = tuple(predict.external_output) or _never_read(predict)
     return Model(predict.name or name, predict, init, inputs=inputs, outputs=outputs)
 
@@ -45,6 +47,24 @@ def _find(folder: Path, stem: str) -> Path:
         if path.is_file():
             return path
     raise ModelFormatError(f"{folder}: expected init_net.pb and predict_net.pb (or .pbtxt); {stem}.pb is missing")
+
+
+def _placeholders(init: NetDef, predict: NetDef) -> set[str]:
+    """Blobs that `init` fills with a single 0 and that an operator of `predict` takes its data from."""
+    data = {operator.input[0] for operator in predict.op if operator.input}
+    return {operator.output[0] for operator in init.op if _fills_one_zero(operator) and operator.output[0] in data}
+
+
+def _fills_one_zero(operator: OperatorDef) -> bool:
+    arguments = {argument.name: argument for argument in operator.arg}
+    if (
+        operator.type not in ("ConstantFill", "GivenTensorFill")
+        or len(operator.output) != 1
+        or "shape" not in arguments
+    ):
+        return False
+    value = arguments.get("value", arguments.get("values", Argument()))
+    return set(arguments["shape"].ints) == {1} and not any([value.f, value.i, *value.floats, *value.ints])
 
 
 def _read_before_written(net: NetDef) -> list[str]:

@@ -11,7 +11,9 @@ from google.protobuf import text_format
 
 import dagexec
 from dagexec import NetDef, OperatorDef, load_net, save_net
+from dagexec.core.arguments import make_argument
 from dagexec.core.errors import ModelFormatError
+from dagexec.core.proto import Argument
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "caffe2"
@@ -69,6 +71,33 @@ def test_inputs_are_what_the_init_net_does_not_fill() -> None:
     assert list(model.inputs) == ["data"]
     assert model.inputs["data"].shape is None
     assert model.inputs["data"].dtype is None
+
+
+@pytest.mark.parametrize(
+    ("filler", "arguments"),
+    [
+        ("GivenTensorFill", [make_argument("shape", [1, 1]), make_argument("values", [0.0])]),
+        ("ConstantFill", [make_argument("shape", [1])]),
+    ],
+)
+def test_an_input_that_the_exporter_filled_with_a_placeholder_is_an_input(
+    filler: str, arguments: list[Argument]
+) -> None:
+    folder = FIXTURES / "lenet"
+    init, predict = load_net(folder / "init_net.pb"), load_net(folder / "predict_net.pb")
+    init.op.append(OperatorDef(type=filler, output=["data"], arg=arguments))
+    feeds, expected = (dict(np.load(folder / f"{name}.npz")) for name in ("inputs", "outputs"))
+    with dagexec.compile((init, predict)) as executor:
+        assert list(executor.inputs) == ["data"]
+        found = executor.run(feeds)
+    for blob, value in expected.items():
+        np.testing.assert_allclose(found[blob], value, atol=1e-5)
+
+
+def test_a_parameter_of_a_single_zero_is_no_input_beside_one_that_nothing_fills() -> None:
+    init = NetDef(op=[OperatorDef(type="ConstantFill", output=["p"], arg=[make_argument("shape", [1])])])
+    net = NetDef(external_input=["x", "p"], op=[OperatorDef(type="Add", input=["p", "x"], output=["y"])])
+    assert list(from_nets(init, net).inputs) == ["x"]
 
 
 def test_a_net_without_lists_takes_what_it_reads_first_and_returns_what_nobody_reads() -> None:
