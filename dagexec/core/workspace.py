@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError
+from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 
@@ -108,9 +108,14 @@ class Workspace:
     def feed_blob(self, name: str, value: npt.ArrayLike) -> None:
         """Copy an array (or a number, or nested lists) into tensor blob `name`, which is created if need be.
 
-        Raises ShapeError for a dtype tensors do not hold, BlobTypeError when the blob holds something else.
+        Raises ShapeError for what is no array or has a dtype tensors do not hold, BlobTypeError when the blob holds
+        something else.
         """
-        self.create_blob(name).tensor().feed(np.asarray(value))
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError) as error:  # lists of unequal lengths
+            raise ShapeError(f"blob {name!r} cannot be fed: {error}") from None
+        self.create_blob(name).tensor().feed(array)
 
     def adopt_blob(self, name: str, array: npt.NDArray[Any]) -> None:
         """Make `array`'s own memory the content of blob `name`, read-only and without a copy (for parameters)."""
@@ -142,10 +147,14 @@ class Workspace:
             raise SchemaError(f"net {definition.name!r} exists already; pass overwrite=True to replace it")
         net = self.build_net(definition, net_type, num_workers)
         with self._lock:
-            replaced = self._nets.get(definition.name)
-            self._nets[definition.name] = net
-        if replaced is not None:
-            replaced.close()
+            other = self._nets.get(definition.name)
+            if other is None or overwrite:
+                self._nets[definition.name] = net
+        if other is not None and overwrite:
+            other.close()
+        elif other is not None:  # made by another thread in the meantime
+            net.close()
+            raise SchemaError(f"net {definition.name!r} exists already; pass overwrite=True to replace it")
         return net
 
     def build_net(self, definition: NetDef, net_type: str | None = None, num_workers: int | None = None) -> Net:

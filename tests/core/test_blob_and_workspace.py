@@ -1,6 +1,7 @@
 """Blobs, workspaces and their parents; nets kept by name."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,3 +210,27 @@ def test_a_net_of_a_child_reads_the_parents_parameters_and_keeps_its_outputs() -
     assert not parent.has_blob("y")
     assert children[0].get_blob("y") is not children[1].get_blob("y")
     assert children[1].fetch_blob("y").tolist() == [0.0, 1.0]
+
+
+def test_lists_of_unequal_lengths_are_a_shape_error_that_names_the_blob() -> None:
+    workspace = Workspace()
+    with pytest.raises(ShapeError, match="blob 'x' cannot be fed"):
+        workspace.feed_blob("x", [[1.0], [1.0, 2.0]])
+    assert not workspace.has_blob("x")
+
+
+def test_of_two_nets_of_one_name_made_at_the_same_time_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace()
+    definition = NetDef(name="n", op=[operator_def("NoOp", [], [])])
+    build, made = Workspace.build_net, []
+
+    def build_after_another(self: Workspace, *arguments: Any) -> Any:
+        monkeypatch.setattr(Workspace, "build_net", build)
+        made.append(self.create_net(definition))
+        return build(self, *arguments)
+
+    monkeypatch.setattr(Workspace, "build_net", build_after_another)
+    with pytest.raises(SchemaError, match="'n' exists already"):
+        workspace.create_net(definition)
+    assert workspace.nets["n"] is made[0]
+    workspace.run_net("n")
