@@ -165,7 +165,7 @@ class Executor:
         written = {name for definition in graph.operators for name in definition.output}
         constants = frozenset(self._parameters.blobs()) - written - set(model.inputs)
         self._pool = WorkerPool(num_workers, name=f"dagexec-{net_def.name or 'net'}")
-        weakref.finalize(self, self._pool.close)  # for an executor that is dropped without being closed
+        weakref.finalize(self, self._pool.close).atexit = False  # for an executor that is dropped without being closed
         self._replicas: list[_Replica] = []
         try:
             for _ in range(replicas):
@@ -291,7 +291,12 @@ class Executor:
             )
 
     def close(self) -> None:
-        """Cancel queued requests, let running ones finish, and join the workers. Idempotent."""
+        """Cancel queued requests, let running ones finish, and join the workers. Idempotent.
+
+        Raises DagexecError on one of the executor's own workers, which would wait for itself.
+        """
+        if self._pool.is_worker():
+            raise DagexecError(f"net {self.model.name!r}: an operator cannot close the executor that runs it")
         with self._lock:
             self._closed = True
             abandoned = list(self._queue)

@@ -99,6 +99,10 @@ class WorkerPool:
             if thread is not threading.current_thread():
                 thread.join()
 
+    def is_worker(self) -> bool:
+        """True when the calling thread is one of this pool's."""
+        return threading.current_thread() in self._threads
+
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""
         with self.lock:

@@ -470,3 +470,24 @@ def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
 def test_a_timeout_may_be_infinite(net_type: str) -> None:
     with dagexec.compile(doubled_model(), net_type=net_type) as executor:
         assert executor.run({"x": rows(1)}, timeout=float("inf"))["y"].tolist() == rows(2).tolist()
+
+
+def test_an_operator_cannot_close_the_executor_that_runs_it(net_type: str) -> None:
+    found: list[dagexec.Executor] = []
+    results: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found[0].run({})
+        except OperatorError as error:
+            results.append(error)
+
+    with temporary_operator("CloseExecutor", lambda operator: found[0].close()):
+        net = NetDef(name="closing", op=[operator_def("CloseExecutor", [], ["y"])])
+        found.append(dagexec.compile(Model(name="closing", net=net, outputs=("y",)), net_type=net_type))
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert "an operator cannot close the executor that runs it" in str(results[0])
+        found[0].close()
