@@ -353,3 +353,14 @@ def test_outputs_of_any_name_are_saved(cli: Cli, tmp_path: Path, output: str) ->
     with np.load(saved) as arrays:
         assert arrays.files == [output]
         assert arrays[output].shape == (3,)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_ends_with_one_message_and_status_2() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "dagexec", "inspect", "zoo:lenet"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False), result.stderr
+    assert "No space left" in result.stderr

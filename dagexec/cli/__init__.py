@@ -38,5 +38,8 @@ def main() -> None:
         message = f"dagexec: {type(error).__name__}: {error}"
         Console(stderr=True).print(message, style="red", markup=False, highlight=False)
         sys.exit(2)
+    except OSError as error:  # standard output on a full disk
+        Console(stderr=True).print(f"dagexec: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
