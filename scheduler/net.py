@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar, Self
 
+from dagexec.core.blob import Blob
 from dagexec.core.errors import ClosedError, RunTimeoutError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
@@ -66,7 +67,7 @@ class BaseNet(ABC):
             for index, operator in enumerate(self.graph.operators)
         )
         self._constants = constants
-        self._inputs = _tensors_read_first(self.operators)
+        self._inputs = _blobs_read_first(self.operators)
         self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
         self._current: Preparation | None = None
         self._run_lock = threading.Lock()
@@ -128,7 +129,10 @@ class BaseNet(ABC):
         return current if current is not None and current.in_place() else self._prepare()
 
     def _prepare(self) -> Preparation:
-        signature = tuple((tensor.shape, tensor.meta.name) for tensor in self._inputs)
+        tensors = (blob.value for blob in self._inputs)
+        signature = tuple(
+            (tensor.shape, tensor.meta.name) if isinstance(tensor, Tensor) else None for tensor in tensors
+        )
         preparation = self._preparations.pop(signature, None)
         if preparation is None or not preparation.restore(self._own_tensors()):
             preparation = Preparation(self.operators, self.graph, self._inputs, self._constants)
@@ -142,13 +146,15 @@ class BaseNet(ABC):
         return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
 
 
-def _tensors_read_first(operators: tuple[Operator, ...]) -> list[Tensor]:
-    """The tensors of blobs that are read before the net writes them: they carry a signature's shapes."""
+def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
+    """The blobs that are read before the net writes them: they carry a signature's shapes. Empty ones get a tensor."""
     written: set[int] = set()
-    found: dict[int, Tensor] = {}
+    found: dict[int, Blob] = {}
     for operator in operators:
         for blob in operator.input_blobs:
-            if id(blob) not in written and (blob.value is None or isinstance(blob.value, Tensor)):
-                found.setdefault(id(blob), blob.tensor(operator.context))
+            if id(blob) not in written:
+                found.setdefault(id(blob), blob)
+                if blob.value is None:
+                    blob.tensor(operator.context)
         written.update(id(blob) for blob in operator.output_blobs)
     return list(found.values())

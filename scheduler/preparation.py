@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from dagexec.core.blob import Blob
 from dagexec.core.device import check_fits
 from dagexec.core.errors import DagexecError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
@@ -29,36 +30,39 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """A tensor and the array it had when the steps were prepared."""
+    """A blob, and the tensor and array it had when the steps were prepared."""
 
+    blob: Blob
     tensor: Tensor
     array: Array
     storage: Storage | None
     is_view: bool
 
     def holds(self) -> bool:
-        """True while the tensor still has that array."""
-        return self.tensor.current_array() is self.array
+        """True while the blob still has that tensor, and the tensor that array."""
+        return self.blob.value is self.tensor and self.tensor.current_array() is self.array
 
     def may_be_written(self) -> bool:
         """True when the array is the tensor's own to write: neither adopted from a caller nor another tensor's."""
         return not self.is_view and (self.storage is None or self.storage.writable)
 
     def put_back(self) -> None:
-        """Give the tensor that array again."""
+        """Give the tensor that array again. The blob holds it still."""
         self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
 
 
-def _bindings(tensors: Iterable[Tensor]) -> list[Binding]:
+def _bindings(blobs: Iterable[Blob]) -> list[Binding]:
     return [
-        Binding(tensor, tensor.array, tensor.storage(), tensor.is_view) for tensor in tensors if not tensor.is_empty
+        Binding(blob, tensor, tensor.array, tensor.storage(), tensor.is_view)
+        for blob in blobs
+        if isinstance(tensor := blob.value, Tensor) and not tensor.is_empty
     ]
 
 
 class CheckedStep:
     """The step of an operator whose shapes are known only when it runs: prepares itself again when they changed."""
 
-    __slots__ = ("_arrays", "_as_view", "_operator", "_read", "_step", "_tensors", "_values")
+    __slots__ = ("_arrays", "_as_view", "_blobs", "_held", "_operator", "_read", "_step", "_tensors", "_values")
 
     def __init__(self, operator: Operator, as_view: bool) -> None:
         self._operator = operator
@@ -66,6 +70,8 @@ class CheckedStep:
         self._read = operator.schema.values_read(operator.definition)
         self._step: Step | None = None
         self._arrays: list[Array | None] = []
+        self._blobs = (*operator.input_blobs, *operator.output_blobs)
+        self._held: list[object] = []
         self._tensors: list[Tensor] = []
         self._values: list[bytes] = []
 
@@ -78,6 +84,9 @@ class CheckedStep:
 
     def _changed(self) -> bool:
         arrays = self._arrays
+        values = self._held
+        if any(blob.value is not values[i] for i, blob in enumerate(self._blobs)):
+            return True
         if any(tensor.current_array() is not arrays[i] for i, tensor in enumerate(self._tensors)):
             return True
         return self._read_values() != self._values
@@ -88,8 +97,8 @@ class CheckedStep:
     def _prepare(self) -> Step:
         operator = self._operator
         step = operator.bind(operator.infer(), as_view=self._as_view)
-        blobs = (*operator.input_blobs, *operator.output_blobs)
-        self._tensors = [blob.value for blob in blobs if isinstance(blob.value, Tensor)]
+        self._held = [blob.value for blob in self._blobs]
+        self._tensors = [tensor for tensor in self._held if isinstance(tensor, Tensor)]
         self._arrays = [tensor.current_array() for tensor in self._tensors]
         self._values = self._read_values()
         self._step = step
@@ -110,7 +119,7 @@ class Preparation:
     """
 
     def __init__(
-        self, operators: Sequence[Operator], graph: Graph, inputs: Sequence[Tensor], constants: frozenset[str]
+        self, operators: Sequence[Operator], graph: Graph, inputs: Sequence[Blob], constants: frozenset[str]
     ) -> None:
         """Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
 
@@ -164,6 +173,8 @@ class Preparation:
         Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere. False when that is
         not enough; nothing has changed then.
         """
+        if any(binding.blob.value is not binding.tensor for binding in (*self.inputs, *self.outputs)):
+            return False
         moved = [binding for binding in self.inputs if not binding.holds()]
         if any(
             id(binding.tensor) not in own or not binding.may_be_written() or binding.array.shape != binding.tensor.shape
@@ -205,15 +216,14 @@ def _bytes_of(types: Sequence[TensorType], label: str) -> int:
 _UNKNOWN_SECONDS = 10e-6  # priority of an operator whose shapes are not known
 
 
-def _static_outputs(operators: Sequence[Operator], dynamic: frozenset[int]) -> list[Tensor]:
-    tensors = {
-        id(blob.value): blob.value
+def _static_outputs(operators: Sequence[Operator], dynamic: frozenset[int]) -> list[Blob]:
+    blobs = {
+        id(blob): blob
         for index, operator in enumerate(operators)
         if index not in dynamic
         for blob in operator.output_blobs
-        if isinstance(blob.value, Tensor)
     }
-    return list(tensors.values())
+    return list(blobs.values())
 
 
 def _dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:

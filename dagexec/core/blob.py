@@ -6,19 +6,29 @@ from typing import TypeVar
 
 from dagexec.core.device import Context
 from dagexec.core.errors import BlobTypeError, MissingBlobError
-from dagexec.core.tensor import Tensor
+from dagexec.core.tensor import Tensor, advance_binding_epoch
 
 T = TypeVar("T")
 
 
 class Blob:
-    """A slot with a name. Operators keep the Blob; what it holds may be set later."""
+    """A slot with a name. Operators keep the Blob; what it holds may be set later, and replaced between runs."""
 
-    __slots__ = ("name", "value")
+    __slots__ = ("_value", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.value: object = None
+        self._value: object = None
+
+    @property
+    def value(self) -> object:
+        """What the blob holds, or None. Whoever sets it makes the prepared steps that use the blob out of date."""
+        return self._value
+
+    @value.setter
+    def value(self, value: object) -> None:
+        self._value = value
+        advance_binding_epoch()
 
     def get(self, kind: type[T]) -> T:
         """The object, which must be a `kind`. Raises MissingBlobError when empty, BlobTypeError for another type."""

@@ -26,8 +26,13 @@ _epoch = [0]
 
 
 def binding_epoch() -> int:
-    """A number that is new after any tensor, anywhere, was given another array."""
+    """A number that is new after any tensor, anywhere, was given another array, or any blob another tensor."""
     return _epoch[0]
+
+
+def advance_binding_epoch() -> None:
+    """Make `binding_epoch` a number never used before. Call it after the change."""
+    _epoch[0] = next(_epochs)
 
 
 class Storage:
@@ -191,7 +196,7 @@ class Tensor:
         self._is_view = False
         self.shape = tuple(array.shape)
         self.meta = meta
-        _epoch[0] = next(_epochs)  # after the change, and never a number used before
+        advance_binding_epoch()
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.meta}, device={self.device})"

@@ -7,7 +7,8 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core import device
-from dagexec.core.errors import ResourceError, ShapeError
+from dagexec.core.errors import DagexecError, ResourceError, ShapeError
+from dagexec.core.tensor import Tensor
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.preparation import CheckedStep
@@ -187,3 +188,24 @@ def test_feeding_an_input_that_was_a_view_leaves_the_tensor_it_viewed_alone() ->
         net.run()
         assert workspace.fetch_blob("y").tolist() == [5, 5, 5]
     assert workspace.fetch_blob("x").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("net_class", [SimpleNet, DAGNet])
+@pytest.mark.parametrize("op_type", ["Relu", "Reshape"])
+def test_a_blob_given_another_object_between_runs_is_read_anew(net_class: type[BaseNet], op_type: str) -> None:
+    workspace = workspace_with(x=np.ones(2, np.float32), s=np.array([2]))
+    inputs, outputs = (["x"], ["y"]) if op_type == "Relu" else (["x", "s"], ["y", "old"])
+    with net_class(NetDef(name="n", op=[operator_def(op_type, inputs, outputs)]), workspace) as net:
+        net.run()
+        for value in (5, 6, 7):
+            replacement = Tensor()
+            replacement.feed(np.full(2, value, np.float32))
+            workspace.get_blob("x").value = replacement
+            net.run()
+            assert workspace.fetch_blob("y").tolist() == [value, value]
+        workspace.get_blob("y").value = Tensor()
+        net.run()
+        assert workspace.fetch_blob("y").tolist() == [7, 7]
+        workspace.get_blob("x").value = "text"
+        with pytest.raises(DagexecError, match="blob 'x' holds a str; expected a Tensor"):
+            net.run()
