@@ -48,9 +48,9 @@ def infer_spatial_bn(call: OperatorCall) -> list[TensorType]:
     shape = call.inputs[0].shape
     if len(shape) < 2:
         raise call.fail(f"X must have at least 2 axes, found {len(shape)}")
-    if len(call.inputs) != 5 or len(call.definition.output) != 1:
+    if len(call.inputs) not in (5, 7) or len(call.definition.output) != 1:
         counts = f"{len(call.inputs)} and {len(call.definition.output)}"
-        raise call.fail(f"with is_test=1 there are 5 inputs and 1 output, found {counts}")
+        raise call.fail(f"with is_test=1 there are 5 inputs (or 7, the last two unread) and 1 output, found {counts}")
     epsilon_of(call)
     require_channel_parameters(call, range(1, 5), shape[channel_axis(call)])
     return [call.inputs[0]]

@@ -60,6 +60,12 @@ def test_spatial_bn_applies_each_channels_statistics(shape: list[int], order: st
     np.testing.assert_allclose(y, batch_norm(x, parameters, axis, epsilon), rtol=1e-4, atol=1e-5)
 
 
+def test_spatial_bn_in_inference_does_not_read_the_sums_of_a_training_net() -> None:
+    x, parameters = sample(0, 2, 3, 4, 4), statistics(3)
+    [y] = run_operator("SpatialBN", [x, *parameters, np.full(3, np.nan), np.full(3, np.nan)], is_test=1)
+    np.testing.assert_allclose(y, batch_norm(x, parameters, 1, 1e-5), rtol=1e-4, atol=1e-5)
+
+
 def test_spatial_bn_agrees_with_onnxruntime() -> None:
     x, parameters = sample(0, 2, 5, 4, 3), statistics(5)
     names = ["x", "scale", "bias", "mean", "var"]
@@ -104,7 +110,7 @@ def test_spatial_bn_refuses_what_it_cannot_do() -> None:
         run_operator("SpatialBN", [x, *parameters])
     with pytest.raises(ShapeError, match=r"'x1' must have shape \(4,\) .* found \(3,\)"):
         run_operator("SpatialBN", [x, *parameters], is_test=1, order="NHWC")
-    with pytest.raises(ShapeError, match="5 inputs and 1 output, found 6 and 1"):
+    with pytest.raises(ShapeError, match=r"5 inputs \(or 7, .*\) and 1 output, found 6 and 1"):
         run_operator("SpatialBN", [x, *parameters, parameters[0]], is_test=1)
     with pytest.raises(ArgumentError, match="'epsilon' is not a number"):
         run_operator("SpatialBN", [x, *parameters], is_test=1, epsilon=float("nan"))
