@@ -334,5 +334,5 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_path_that_is_none_is_a_model_format_error() -> None:
-    with pytest.raises(ModelFormatError, match="cannot be read: .*null"):
+    with pytest.raises(ModelFormatError, match=r"cannot be read: .*null"):
         load_net("a\0b.pb")
