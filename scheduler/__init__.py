@@ -3,7 +3,8 @@
 Locks, in the order they may be taken (a thread holding one takes only locks further down):
 
 1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
-2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed.
+2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed. Reentrant, as a net
+   collected as garbage may be closed at any point of a thread.
 3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it.
 4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
