@@ -11,6 +11,7 @@ from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.ops.layout import channels_last
 from dagexec.ops.shape import copy_cost, integers_of
 
 _AXIS_ARGS = {
@@ -28,11 +29,9 @@ def joint_axis(call: OperatorCall, rank: int) -> int:
         if "order" in call.arguments:
             raise ArgumentError(f"{call.label}: expected 'axis' or 'order', found both")
         return call.axis("axis", 1, rank)
-    order = call.arguments.string("order", "NCHW").upper()
-    if order not in ("NCHW", "NHWC"):
-        raise ArgumentError(f"{call.label}: argument 'order' must be NCHW or NHWC, found {order!r}")
-    axis = 1 if order == "NCHW" else rank - 1
+    axis = rank - 1 if channels_last(call) else 1
     if not 0 <= axis < rank:
+        order = call.arguments.string("order", "NCHW")
         raise call.fail(f"order {order} puts the channels on axis {axis}, which a tensor of {rank} axes does not have")
     return axis
 
