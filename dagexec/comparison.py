@@ -84,12 +84,15 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
     if unknown:
         raise FeedError(f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}")
     random = np.random.default_rng(seed)
+    needed = model.needed_inputs()
     feeds: dict[str, Array] = {}
     for name, info in model.inputs.items():
         if name in given:
             shape = given[name]
         elif info.shape is not None:
             shape = tuple(1 if size is None else size for size in info.shape)
+        elif name not in needed:
+            continue
         else:
             raise FeedError(f"model {model.name!r}: the shape of input {name!r} is not in the model; give it")
         meta = info.dtype or FLOAT32
@@ -174,7 +177,7 @@ def _row(
 ) -> RuntimeResult:
     net_type, workers = key
     median = statistics.median(seconds)
-    quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [median] * 3
+    quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
     alone = net_type == "simple"
     return RuntimeResult(
         net_type=net_type,

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -145,6 +145,7 @@ class Executor:
     ) -> None:
         """Use `compile`."""
         self.model = model
+        self._needed = model.needed_inputs()
         self.net_type = net_type
         self.num_workers = num_workers
         self._lock = threading.Lock()
@@ -322,7 +323,7 @@ class Executor:
         for name in names:
             if not self._replicas[0].workspace.has_blob(name):
                 raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
-        return _Request(check_feeds(self.model, feeds), names, trace)
+        return _Request(check_feeds(self.model, feeds, self._needed), names, trace)
 
     def _submit(self, request: _Request, *, start_here: bool) -> None:
         with self._lock:
@@ -344,14 +345,17 @@ class Executor:
             for name, array in request.feeds.items():
                 replica.workspace.feed_blob(name, array)
             run = replica.net.new_run(lambda: self._over(request, replica, run), request.trace)
-            with self._lock:
-                cancelled = request.cancelled
-                request.run = run
-            if cancelled is not None:
-                raise cancelled
+            if request.cancelled is not None:
+                raise request.cancelled
             self._pool.submit(run)
         except BaseException as error:
             self._release(replica, request, None, error)
+            return
+        with self._lock:
+            request.run = run
+            cancelled = request.cancelled
+        if cancelled is not None:  # between the two looks; a run that is over already stays as it is
+            self._pool.stop(run, cancelled)
 
     def _over(self, request: _Request, replica: _Replica, run: Run) -> None:
         """The end of a run, on the worker that left it last: fetch, then free the replica."""
@@ -417,15 +421,18 @@ def initialised(model: Model) -> Model:
     return replace(model, init_net=None, parameters=parameters)
 
 
-def check_feeds(model: Model, feeds: Feeds) -> dict[str, Array]:
-    """The feeds as arrays. Raises FeedError unless they match the model's inputs by name, dtype and shape."""
+def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array]:
+    """The feeds as arrays; inputs that are not `needed` may be left out.
+
+    Raises FeedError unless they match the model's inputs by name, dtype and shape.
+    """
     prefix = f"net {model.name!r}"
     unknown = sorted(set(feeds) - set(model.inputs))
-    missing = sorted(set(model.inputs) - set(feeds))
+    missing = sorted(needed - set(feeds))
     if unknown or missing:
         problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
         raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds)}")
-    return {name: _check_feed(prefix, name, info, feeds[name]) for name, info in model.inputs.items()}
+    return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
 
 
 def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:

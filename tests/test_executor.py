@@ -1,5 +1,6 @@
 """The embedding facade: checked feeds, concurrent callers, asyncio and trio, timeouts, cancellation, closing."""
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -123,6 +124,19 @@ def test_feeds_that_do_not_match_are_refused_with_what_was_expected(feeds: dict[
         with pytest.raises(FeedError, match=message):
             executor.run(feeds)  # type: ignore[arg-type]
         np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], rows(2))
+
+
+def test_an_input_that_no_operator_reads_may_be_left_out_but_is_checked_when_fed() -> None:
+    model = dataclasses.replace(
+        doubled_model(), inputs={**doubled_model().inputs, "label": InputInfo(dtypes.INT32, (None,))}
+    )
+    with dagexec.compile(model) as executor:
+        for feeds in ({"x": rows(1)}, {"x": rows(1), "label": np.zeros(2, np.int32)}):
+            np.testing.assert_array_equal(executor.run(feeds)["y"], rows(2))
+        with pytest.raises(FeedError, match="'label' must be int32, found float32"):
+            executor.run({"x": rows(1), "label": np.zeros(2, np.float32)})
+        with pytest.raises(FeedError, match=r"missing input\(s\) \['x'\]"):
+            executor.run({"label": np.zeros(2, np.int32)})
 
 
 def test_an_output_that_is_no_blob_is_refused() -> None:

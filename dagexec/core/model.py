@@ -52,3 +52,8 @@ class Model:
     parameters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputInfo] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+
+    def needed_inputs(self) -> frozenset[str]:
+        """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""
+        used = {name for operator in self.net.op for name in operator.input} | set(self.outputs)
+        return frozenset(used & self.inputs.keys())
