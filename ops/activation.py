@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from dagexec.core.arguments import Arguments
-from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, STRING, TypeMeta
+from dagexec.core.dtypes import FLOAT_TYPES, NUMBER_TYPES, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
@@ -279,9 +279,6 @@ def _exact_gelu_passes(x: Array, y: Array, magnitude: Array, t: Array, work: Arr
         clip_pass(x, 0.0, math.inf, y),
         partial(np.subtract, y, work, out=y),
     ]
-
-
-NUMBER_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
 
 
 def _clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float, float]:

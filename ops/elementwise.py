@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, STRING, TypeMeta
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
@@ -24,8 +24,6 @@ from dagexec.core.schema import (
 )
 from dagexec.ops.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.broadcasting import BROADCAST_ARGS, broadcast_shape, operand_views, require_inplace_fits
-
-NUMBER_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
 
 
 class BinaryOperator(Operator):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, STRING, TypeMeta
+from dagexec.core.dtypes import FLOAT_TYPES, NUMBER_TYPES, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
@@ -29,7 +29,6 @@ from dagexec.ops.geometry import COMPUTED_PADS, POOL_ARGS, Axis, Window, output_
 Array = npt.NDArray[Any]
 
 _SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
-_ORDERED_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
 
 
 def pool_window(call: OperatorCall, dilations: bool) -> tuple[Window, tuple[Axis, ...]]:
@@ -205,7 +204,7 @@ _AVERAGE_DOC = (
 _COUNT_ARG = {"count_include_pad": "1: padding counts as zeros, as far as it reaches (default 0)"}
 
 for _suffix in _SPATIAL_AXES:
-    operator(_schema(f"MaxPool{_suffix}", _MAX_DOC, POOL_ARGS, _ORDERED_TYPES, dilations=True))(
+    operator(_schema(f"MaxPool{_suffix}", _MAX_DOC, POOL_ARGS, NUMBER_TYPES, dilations=True))(
         type(f"MaxPool{_suffix}", (MaxPooling,), {"__doc__": MaxPooling.__doc__})
     )
     operator(_schema(f"AveragePool{_suffix}", _AVERAGE_DOC, POOL_ARGS | _COUNT_ARG, FLOAT_TYPES, dilations=False))(

@@ -13,15 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, INT64, STRING, TypeMeta
+from dagexec.core.dtypes import FLOAT_TYPES, INT64, NUMBER_TYPES, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.pointwise import scalar_pass
-
-NUMBER_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
 
 Axes = tuple[int, ...]
 AxesReader = Callable[[OperatorCall], tuple[Axes, bool]]

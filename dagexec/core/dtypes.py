@@ -59,6 +59,7 @@ STRING = TypeMeta("string", TensorProto.STRING, np.dtype(np.object_))
 
 ALL_TYPES = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, UINT8, INT16, UINT16, INT32, INT64, BOOL, STRING)
 FLOAT_TYPES = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
+NUMBER_TYPES = tuple(meta for meta in ALL_TYPES if meta not in (BOOL, STRING))
 
 _BY_NUMPY = {meta.numpy: meta for meta in ALL_TYPES}
 _BY_NUMBER = {meta.number: meta for meta in ALL_TYPES} | {int(TensorProto.BYTE): UINT8}

@@ -32,7 +32,10 @@ def from_nets(init: NetDef | None, predict: NetDef, *, name: str = "") -> Model:
     the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists. Outputs are the external
     outputs of `predict` or, when it lists none, the blobs it writes and does not read. Element types and shapes are
     unknown: the files do not hold them. `name` serves where the predict net has no name of its own.
+    Raises ModelFormatError when there is nothing to run: an empty file is a NetDef without operators.
     """
+    if not predict.op:
+        raise ModelFormatError(f"net {predict.name or name!r} has no operators; there is nothing to run")
     filled = {blob for operator in init.op for blob in operator.output} if init is not None else set()
     needed = list(predict.external_input) or _read_before_written(predict)
     placeholders = _placeholders(init, predict) if init is not None and filled.issuperset(needed) else set()

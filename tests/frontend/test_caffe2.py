@@ -113,3 +113,10 @@ def test_a_net_without_lists_takes_what_it_reads_first_and_returns_what_nobody_r
     with dagexec.compile(model) as executor:
         found = executor.run({"a": np.array([-1.0, 2.0], np.float32)})
     np.testing.assert_array_equal(found["c"], [0, 2])
+
+
+def test_a_net_without_operators_is_no_model(tmp_path: Path) -> None:
+    for name in ("init_net.pb", "predict_net.pb"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelFormatError, match="has no operators"):
+        load_caffe2(tmp_path)
