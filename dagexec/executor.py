@@ -165,6 +165,10 @@ class Executor:
         graph = build_graph(net_def, known.__contains__)
         written = {name for definition in graph.operators for name in definition.output}
         constants = frozenset(self._parameters.blobs()) - written - set(model.inputs)
+        for name in constants:
+            blob = self._parameters.get_blob(name)
+            if isinstance(blob.value, Tensor) and not blob.value.is_view:
+                blob.value.freeze()
         self._pool = WorkerPool(num_workers, name=f"dagexec-{net_def.name or 'net'}")
         weakref.finalize(self, self._pool.close).atexit = False  # for an executor that is dropped without being closed
         self._replicas: list[_Replica] = []

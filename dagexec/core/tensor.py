@@ -9,7 +9,9 @@ changed since its steps were prepared, and look closer only when something has.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ShapeError
 
 Shape = tuple[int, ...]
+Derived = TypeVar("Derived")
 
 _epochs = itertools.count(1)
 _epoch = [0]
@@ -46,19 +49,35 @@ class Storage:
         self.writable = writable
 
 
+class Constant:
+    """What was computed from a tensor whose values never change, kept for all who need it: packed weights, say."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Hashable, object] = {}
+
+    def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
+        """The result of `compute`, called once for `key`; callers that come while it is computed wait."""
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = compute()
+            return cast(Derived, self._found[key])
+
+
 class Tensor:
     """An n-dimensional array on a device.
 
     A new tensor is empty: reading `array` raises MissingBlobError until `resize`, `adopt` or `share` gave it content.
     """
 
-    __slots__ = ("_array", "_context", "_is_view", "_storage", "meta", "shape")
+    __slots__ = ("_array", "_constant", "_context", "_is_view", "_storage", "meta", "shape")
 
     def __init__(self, context: Context | None = None) -> None:
         self._context = context or make_context(CPU)
         self._storage: Storage | None = None
         self._array: npt.NDArray[Any] | None = None
         self._is_view = False
+        self._constant: Constant | None = None
         self.shape: Shape = ()
         self.meta: TypeMeta = FLOAT32
 
@@ -88,6 +107,11 @@ class Tensor:
     def is_view(self) -> bool:
         """True when the storage is another tensor's, by `share`."""
         return self._is_view
+
+    @property
+    def constant(self) -> Constant | None:
+        """Where results of these values are kept, for a tensor that `freeze` made constant; otherwise None."""
+        return self._constant
 
     @property
     def nbytes(self) -> int:
@@ -140,6 +164,21 @@ class Tensor:
         flat = contiguous.reshape(-1)
         buffer = flat if meta is STRING else flat.view(np.uint8)
         self._bind(Storage(buffer, buffer.size, writable), contiguous, meta)
+
+    def freeze(self) -> None:
+        """Make the tensor constant: nothing writes to its memory any more, and `array` is read-only.
+
+        Feeding or resizing it gives it other memory, and it is an ordinary tensor again. Raises MissingBlobError when
+        it is empty, and ShapeError for a view, whose memory is another tensor's to write.
+        """
+        if self._is_view:
+            raise ShapeError("a view cannot be made constant: freeze the tensor whose storage it shares")
+        if self._constant is None:
+            array, storage = self.array.view(), self._storage
+            assert storage is not None
+            array.flags.writeable = False
+            self._bind(Storage(storage.buffer, storage.capacity, writable=False), array, self.meta)
+            self._constant = Constant()
 
     def share(self, other: Tensor, shape: Shape | None = None) -> None:
         """Become a view of `other`'s storage, optionally with another shape of as many elements.
@@ -194,6 +233,7 @@ class Tensor:
         self._storage = storage
         self._array = array
         self._is_view = False
+        self._constant = None
         self.shape = tuple(array.shape)
         self.meta = meta
         advance_binding_epoch()

@@ -232,3 +232,49 @@ def test_rebind_returns_to_an_earlier_array() -> None:
     tensor.rebind(array, storage)
     assert tensor.array is array
     assert (tensor.shape, tensor.meta) == ((2, 3), FLOAT32)
+
+
+def test_a_constant_tensor_is_read_only_and_keeps_what_was_derived_from_it() -> None:
+    tensor = filled((3,))
+    before = binding_epoch()
+    tensor.freeze()
+    assert binding_epoch() != before
+    with pytest.raises(ValueError, match="read-only"):
+        tensor.array[0] = 5
+    constant = tensor.constant
+    assert constant is not None
+    calls: list[int] = []
+    for key in ("double", "double", "again"):
+        found = constant.derived(key, lambda: calls.append(1) or tensor.array * 2)  # type: ignore[func-returns-value]
+        assert found.tolist() == [0, 2, 4]
+    assert len(calls) == 2
+    tensor.freeze()
+    assert tensor.constant is constant
+
+
+def test_feeding_a_constant_tensor_makes_it_an_ordinary_one_with_other_memory() -> None:
+    tensor = filled((3,))
+    tensor.freeze()
+    frozen = tensor.array
+    tensor.feed(np.full(3, 7, np.float32))
+    assert tensor.constant is None
+    assert frozen.tolist() == [0, 1, 2]
+    assert tensor.array.tolist() == [7, 7, 7]
+
+
+def test_resizing_a_constant_tensor_leaves_its_memory() -> None:
+    tensor = filled((4,))
+    tensor.freeze()
+    frozen = tensor.array
+    tensor.resize((4,), FLOAT32)[...] = 9
+    assert tensor.constant is None
+    assert frozen.tolist() == [0, 1, 2, 3]
+
+
+def test_only_a_tensor_with_memory_of_its_own_can_be_constant() -> None:
+    view = Tensor()
+    view.share(filled((2,)))
+    with pytest.raises(ShapeError, match="a view cannot be made constant"):
+        view.freeze()
+    with pytest.raises(MissingBlobError):
+        Tensor().freeze()
