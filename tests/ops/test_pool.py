@@ -21,16 +21,15 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
-from dagexec.ops import pool as pool_module
+from dagexec.ops.pool import window as pool_module
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.pooling import FLOATS, onnx_pools, starts_inside
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
     LEGACY,
-    SAMES,
     Array,
     Geometry,
     geometries,
-    onnx_has,
     pool,
     run_onnx,
     to_channels_first,
@@ -38,7 +37,6 @@ from tests.ops.windows import (
 )
 
 Named = dict[str, ArgumentValue]
-FLOATS = ["float32", "float32", "float64", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -93,18 +91,6 @@ def check(case: Case) -> None:
             attributes["count_include_pad"] = int(case.count_include_pad)
         found = run_onnx(case.op_type, [x], attributes)
         np.testing.assert_allclose(y, found, rtol=1e-6, err_msg=f"onnxruntime differs; {reproduction}")
-
-
-def onnx_pools(geometry: Geometry) -> bool:
-    """False where onnxruntime has no such pooling: it refuses SAME when the windows leave pixels over at the end."""
-    ends = zip(geometry.windows(), geometry.size, strict=True)
-    leaves_over = any(axis.taps[-1][-1] < size - 1 for axis, size in ends)
-    return onnx_has(geometry) and not (geometry.legacy_pad in SAMES and leaves_over)
-
-
-def starts_inside(geometry: Geometry) -> bool:
-    """False when a window that Caffe's rounding adds lies wholly behind the image, which is refused."""
-    return all(axis.taps[-1][0] < size for axis, size in zip(geometry.windows(), geometry.size, strict=True))
 
 
 @st.composite

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 
 from dagexec.core.arguments import ArgumentValue
 
@@ -203,20 +203,28 @@ def onnx_has(geometry: Geometry) -> bool:
 
 def run_onnx(op: str, inputs: list[Array], attributes: dict[str, Any], opset: int = 22) -> Array:
     """The output of one ONNX node in onnxruntime."""
+    return run_onnx_outputs(op, inputs, attributes, 1, opset)[0]
+
+
+def run_onnx_outputs(
+    op: str, inputs: list[Array], attributes: dict[str, Any], outputs: int, opset: int = 22
+) -> list[Array]:
+    """All outputs of one ONNX node in onnxruntime."""
     names = [f"x{index}" for index in range(len(inputs))]
     kinds = [helper.np_dtype_to_tensor_dtype(array.dtype) for array in inputs]
     infos = [
         helper.make_tensor_value_info(name, kind, array.shape)
         for name, kind, array in zip(names, kinds, inputs, strict=True)
     ]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT if not kinds else kinds[0], None)
-    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attributes)], "one", infos, [output])
+    results = [f"y{index}" for index in range(outputs)]
+    types = [helper.make_empty_tensor_value_info(name) for name in results]
+    graph = helper.make_graph([helper.make_node(op, names, results, **attributes)], "one", infos, types)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: Array = session.run(None, dict(zip(names, inputs, strict=True)))[0]
+    found: list[Array] = session.run(None, dict(zip(names, inputs, strict=True)))
     return found
 
 
