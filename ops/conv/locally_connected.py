@@ -1,0 +1,353 @@
+"""LC, the locally connected layer: a convolution whose every output position has a filter of its own; and its gradient.
+
+Positions are taken in blocks. A block's windows become rows of taps, one for each image, and one batched matrix
+product multiplies the rows of each position and group with the filter that is there, for all images at once: the
+filters, by far the largest operand, are read once. Blocks bound the working memory, whatever the size of the image.
+LeCun 1989, "Generalization and network design strategies"; Taigman et al. 2014, "DeepFace".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.errors import ArgumentError
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import Scratch, block_indices, compute_dtype
+from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, INPUT, wanted_gradients
+from dagexec.ops.conv.unrolled import (
+    add_to_image,
+    as_slices,
+    columns_window,
+    copy_to_columns,
+    some_windows,
+    spatial_first,
+)
+from dagexec.ops.geometry import WINDOW_ARGS, Axis, output_sizes, tap_count
+
+Array = npt.NDArray[Any]
+
+_BLOCK_BYTES = 2 << 20  # of the largest working array of a block
+_SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes of a locally connected layer, and its arrays as the products need them (P positions, G groups).
+
+    X is N, C, spatial (or N, spatial, C), the filter out, M, C/G, kernel (or out, M, kernel, C/G), the bias out, M, and
+    Y is N, M, out (or N, out, M).
+    """
+
+    axes: tuple[Axis, ...]
+    batch: int
+    channels: int
+    filters: int
+    group: int
+    channels_last: bool
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """Number of positions along each axis."""
+        return output_sizes(self.axes)
+
+    @property
+    def positions(self) -> int:
+        """Number of positions."""
+        return math.prod(self.out)
+
+    @property
+    def depth(self) -> int:
+        """Length of a filter: taps times channels of a group."""
+        return self.channels // self.group * tap_count(self.axes)
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """The shape of the filter."""
+        kernel, channels = [axis.kernel for axis in self.axes], self.channels // self.group
+        return (*self.out, self.filters, *([*kernel, channels] if self.channels_last else [channels, *kernel]))
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of Y."""
+        if self.channels_last:
+            return (self.batch, *self.out, self.filters)
+        return (self.batch, self.filters, *self.out)
+
+    def image(self, x: Array) -> Array:
+        """X, or its gradient, as spatial, G, N, C/G."""
+        view = spatial_first(x, self.channels_last)
+        grouped = view.reshape(*view.shape[:-1], self.group, self.channels // self.group)
+        return np.moveaxis(grouped, -3, -2)
+
+    def rows(self, y: Array) -> Array:
+        """Y, or its gradient, as P, G, N, M/G."""
+        filters = self.filters // self.group
+        if self.channels_last:
+            return y.reshape(self.batch, self.positions, self.group, filters).transpose(1, 2, 0, 3)
+        return y.reshape(self.batch, self.group, filters, self.positions).transpose(3, 1, 0, 2)
+
+    def matrices(self, weights: Array) -> Array:
+        """The filter, or its gradient, as P, G, M/G, depth."""
+        return weights.reshape(self.positions, self.group, self.filters // self.group, self.depth)
+
+    def biases(self, bias: Array) -> Array:
+        """The bias, or its gradient, as P, G, M/G."""
+        return bias.reshape(self.positions, self.group, self.filters // self.group)
+
+    def columns(self, buffer: Array, out: Sequence[int]) -> Array:
+        """Rows of taps (positions of `out`, G, N, depth) as kernel, out, G, N, C/G."""
+        kernel, channels, rank = [axis.kernel for axis in self.axes], self.channels // self.group, len(self.axes)
+        order = (*kernel, channels) if self.channels_last else (channels, *kernel)
+        split = buffer.reshape(*out, self.group, self.batch, *order)
+        first = rank + 2 if self.channels_last else rank + 3
+        taps = range(first, first + rank)
+        return split.transpose(*taps, *range(rank + 2), rank + 2 + (rank if self.channels_last else 0))
+
+    def blocks(self, most: int) -> list[Block]:
+        """All positions, in blocks of at most `most`."""
+        found: list[Block] = []
+        start = 0
+        for index in block_indices(self.out, most):
+            part = as_slices(index, self.out)
+            axes = tuple(some_windows(self.axes, part))
+            stop = start + math.prod(output_sizes(axes))
+            found.append(Block(slice(start, stop), axes))
+            start = stop
+        return found
+
+
+@dataclass(frozen=True)
+class Block:
+    """A range of positions, counted in row-major order, and the axes of their windows."""
+
+    places: slice
+    axes: tuple[Axis, ...]
+
+
+def read_layer(call: OperatorCall) -> Layer:
+    """The layer of a call whose inputs 0 and 1 are X and the filter.
+
+    Raises ShapeError or ArgumentError when types, window, groups or the shape of the filter do not fit.
+    """
+    call.require_types(0, *FLOAT_TYPES)
+    call.require_same_type()
+    suffix = call.definition.type.removeprefix("LC").removesuffix("Gradient")
+    window, axes = columns_window(call, 0, _SPATIAL_AXES[suffix])
+    shape = call.inputs[0].shape
+    channels, group = window.channels(shape), call.arguments.int("group", 1)
+    if group < 1 or channels % group:
+        raise ArgumentError(f"{call.label}: group must divide the {channels} input channels, found {group}")
+    filters = call.require_rank(1, 2 * len(axes) + 2)[len(axes)]
+    if filters % group:
+        raise ArgumentError(f"{call.label}: group {group} must divide the {filters} filters")
+    layer = Layer(axes, shape[0], channels, filters, group, window.channels_last)
+    order = "out, M, kernel, C/group" if window.channels_last else "out, M, C/group, kernel"
+    why = f"{order} for output {layer.out}, {channels} channels in {group} group(s) and kernel {window.kernel}"
+    call.require_shape(1, layer.filter_shape, why)
+    return layer
+
+
+def infer_layer(call: OperatorCall) -> list[TensorType]:
+    """Y is N, M, out. Checks filter and bias against the input, the window and the groups."""
+    layer = read_layer(call)
+    if len(call.inputs) == 3:
+        call.require_shape(2, (*layer.out, layer.filters), "out, M")
+    return [TensorType(layer.output_shape, call.inputs[0].meta)]
+
+
+def layer_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """Two operations for each tap, input channel of the group and output element; one for each bias."""
+    y = outputs[0]
+    flops = 2 * y.elements * read_layer(call).depth + (y.elements if len(call.inputs) == 3 else 0)
+    return Cost(flops, sum(kind.nbytes for kind in call.inputs), y.nbytes)
+
+
+def infer_gradient(call: OperatorCall) -> list[TensorType]:
+    """The gradients have the shapes of what they are gradients of. Checks the filter and dY against X."""
+    layer = read_layer(call)
+    call.require_shape(2, layer.output_shape, "the shape of the layer's output")
+    shapes = {INPUT: call.inputs[0].shape, FILTER: layer.filter_shape, BIAS: (*layer.out, layer.filters)}
+    return [TensorType(shapes[name], call.inputs[0].meta) for name in wanted_gradients(call)]
+
+
+def gradient_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """As many operations for the gradient of the input, and of the filter, as the layer takes; only what is wanted."""
+    elements, depth = call.inputs[2].elements, read_layer(call).depth
+    flops = sum(elements if name == BIAS else 2 * elements * depth for name in wanted_gradients(call))
+    return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
+
+
+class LayerOperator(Operator):
+    """What the layer and its gradient share: blocks, and working arrays as large as the largest block needs."""
+
+    def _begin(self) -> None:
+        self._layer = layer = read_layer(self.call())
+        dtype = self.x(0).dtype
+        self._work = work = compute_dtype(dtype)
+        self._narrow = work != dtype
+        taps, products = layer.batch * layer.group * layer.depth, layer.batch * layer.filters
+        weights = layer.filters * layer.depth
+        largest = max(1, taps, products, weights if self._narrow else 0)
+        most = max(1, _BLOCK_BYTES // (largest * work.itemsize))
+        self._blocks = layer.blocks(most)
+        most = min(most, layer.positions)
+        self._taps = Scratch(self, most * taps, work)
+        self._products = Scratch(self, most * products, work)
+        self._weights = Scratch(self, most * weights, work)
+        self._biases = Scratch(self, most * layer.filters, work)
+
+    def _row_buffer(self, block: Block) -> Array:
+        """The rows of taps of a block: P, G, N, depth."""
+        layer = self._layer
+        places = block.places.stop - block.places.start
+        return self._taps(0, (places, layer.group, layer.batch, layer.depth))
+
+    def _direct(self) -> bool:
+        """True when Y, or dY, can be an operand of a product as it is: channels last, and of the type to compute in."""
+        return self._layer.channels_last and not self._narrow
+
+    def _staged(self, array: Array, scratch: Scratch) -> tuple[Array, list[Step]]:
+        """`array` in the type to compute in, and the steps that bring its present values there."""
+        if not self._narrow:
+            return array, []
+        wide = scratch(0, array.shape)
+        return wide, [partial(np.copyto, wide, array)]
+
+
+class LocallyConnected(LayerOperator):
+    """A batched matrix product over positions and groups, all images in one."""
+
+    def prepare(self) -> Step:
+        """For each block: unroll the windows, multiply, add the bias."""
+        self._begin()
+        layer = self._layer
+        image, rows, matrices = layer.image(self.x(0)), layer.rows(self.y(0)), layer.matrices(self.x(1))
+        bias = layer.biases(self.x(2)) if len(self.input_blobs) == 3 else None
+        steps: list[Step] = []
+        for block in self._blocks:
+            taps, target = self._row_buffer(block), rows[block.places]
+            steps += copy_to_columns(image, layer.columns(taps, output_sizes(block.axes)), block.axes)
+            weights, load = self._staged(matrices[block.places], self._weights)
+            product = target if self._direct() else self._products(0, target.shape)
+            steps += [*load, partial(np.matmul, taps, weights.swapaxes(2, 3), out=product)]
+            if bias is not None:
+                offsets, load = self._staged(bias[block.places], self._biases)
+                total = product if self._narrow else target
+                steps += [*load, partial(np.add, product, offsets[:, :, None], out=total)]
+                product = total
+            if product is not target:
+                steps.append(partial(np.copyto, target, product, casting="same_kind"))
+        return in_sequence(steps)
+
+
+class LocallyConnectedGradient(LayerOperator):
+    """Batched matrix products over positions and groups, for what is wanted and nothing else.
+
+    With rows of taps A (N, depth), filters W (M, depth) and output gradients D (N, M) of a position and group:
+    dW = D^T A, dA = D W, and dX is the sum of dA over the windows that read a pixel.
+    """
+
+    def prepare(self) -> Step:
+        """For each block: the output gradients, then each wanted gradient; the parts of dX add up block by block."""
+        self._begin()
+        layer = self._layer
+        targets = {name: self.y(number) for number, name in enumerate(wanted_gradients(self.call()))}
+        rows = layer.rows(self.x(2))
+        steps: list[Step] = []
+        total: Array | None = None
+        if INPUT in targets:
+            total = self.scratch(targets[INPUT].shape, self._work) if self._narrow else targets[INPUT]
+            steps.append(partial(total.fill, 0))
+        for block in self._blocks:
+            gradient = rows[block.places]
+            if not self._direct():
+                staged = self._products(0, gradient.shape)
+                steps.append(partial(np.copyto, staged, gradient))
+                gradient = staged
+            if FILTER in targets:
+                steps += self._filter_steps(block, gradient, layer.matrices(targets[FILTER])[block.places])
+            if BIAS in targets:
+                steps += self._bias_steps(gradient, layer.biases(targets[BIAS])[block.places])
+            if total is not None:
+                steps += self._input_steps(block, gradient, layer.image(total))
+        if total is not None and self._narrow:
+            steps.append(partial(np.copyto, targets[INPUT], total, casting="same_kind"))
+        return in_sequence(steps)
+
+    def _filter_steps(self, block: Block, gradient: Array, target: Array) -> list[Step]:
+        """dW = D^T A; for one image that is an outer product, which needs no BLAS."""
+        taps = self._row_buffer(block)
+        multiply = np.multiply if self._layer.batch == 1 else np.matmul
+        columns = self._layer.columns(taps, output_sizes(block.axes))
+        steps = copy_to_columns(self._layer.image(self.x(0)), columns, block.axes)
+        return steps + self._narrowed(target, self._weights, partial(multiply, gradient.swapaxes(2, 3), taps))
+
+    def _bias_steps(self, gradient: Array, target: Array) -> list[Step]:
+        """The sum of D over the images."""
+        return self._narrowed(target, self._biases, partial(np.add.reduce, gradient, axis=2))
+
+    def _input_steps(self, block: Block, gradient: Array, total: Array) -> list[Step]:
+        """dA = D W, and its sum into dX."""
+        taps = self._row_buffer(block)
+        weights, load = self._staged(self._layer.matrices(self.x(1))[block.places], self._weights)
+        columns = self._layer.columns(taps, output_sizes(block.axes))
+        return [*load, partial(np.matmul, gradient, weights, out=taps), *add_to_image(columns, total, block.axes)]
+
+    def _narrowed(self, target: Array, scratch: Scratch, compute: Callable[..., Any]) -> list[Step]:
+        """The steps that compute into `target`, through scratch memory if it is of a 16-bit type."""
+        if not self._narrow:
+            return [partial(compute, out=target)]
+        wide = scratch(0, target.shape)
+        return [partial(compute, out=wide), partial(np.copyto, target, wide, casting="same_kind")]
+
+
+_LAYER_ARGS = WINDOW_ARGS | {"group": "groups that input channels and filters are divided into (default 1)"}
+
+
+def _layer_schema(name: str) -> OpSchema:
+    return OpSchema(
+        name,
+        inputs=(2, 3),
+        outputs=(1, 1),
+        infer=infer_layer,
+        doc="A convolution whose every output position has filters and a bias of its own. X is N, C, spatial, filter "
+        "out, M, C/group, kernel, bias out, M, Y is N, M, out. With order NHWC, X is N, spatial, C, filter out, M, "
+        "kernel, C/group, Y is N, out, M. 1, 2 or 3 spatial axes. Taigman et al. 2014, DeepFace.",
+        input_names=("X", "filter", "bias"),
+        output_names=("Y",),
+        args=_LAYER_ARGS,
+        cost=layer_cost,
+    )
+
+
+def _gradient_schema(name: str) -> OpSchema:
+    return OpSchema(
+        name,
+        inputs=(3, 3),
+        outputs=(1, 3),
+        infer=infer_gradient,
+        doc=f"The gradients of {name.removesuffix('Gradient')}, whose arguments it takes, from that of its output: "
+        "dfilter, dbias and, if it has an output, dX; with no_bias=1, dfilter and dX; or what wanted names. 16-bit "
+        "floats are summed in float32.",
+        input_names=("X", "filter", "dY"),
+        output_names=("dfilter", "dbias", "dX"),
+        args=_LAYER_ARGS | GRADIENT_ARGS,
+        cost=gradient_cost,
+    )
+
+
+for _suffix in _SPATIAL_AXES:
+    _name = f"LC{_suffix}"
+    operator(_layer_schema(_name))(type(_name, (LocallyConnected,), {"__doc__": f"{_name} on the CPU."}))
+    _name += "Gradient"
+    operator(_gradient_schema(_name))(type(_name, (LocallyConnectedGradient,), {"__doc__": f"{_name} on the CPU."}))
