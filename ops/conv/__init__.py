@@ -4,6 +4,6 @@
 nothing else), `depthwise` (sums of shifted images) and `im2col` (windows unrolled into columns, then a matrix product).
 """
 
-from dagexec.ops.conv import convolution
+from dagexec.ops.conv import convolution, locally_connected, unrolled
 
-__all__ = ["convolution"]
+__all__ = ["convolution", "locally_connected", "unrolled"]
