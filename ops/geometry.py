@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall
@@ -27,6 +27,15 @@ WINDOW_ARGS = {
 POOL_ARGS = WINDOW_ARGS | {
     "global_pooling": "1: the window is the whole image, whatever the kernel; no stride, pad or dilation beside it",
     "ceil_mode": "1: a last window may reach over the end, if it starts before it (default 0)",
+}
+
+TRANSPOSED_ARGS = {
+    "adjs": "pixels added at the tail of each axis of the output (default 0); or adj, or adj_h and adj_w; less than the "
+    "stride or the dilation",
+    "output_sizes": "the spatial sizes of the output, from which the pads are found, instead of pads; an odd pixel is at "
+    "the tail with legacy_pad SAME_UPPER, and at the head otherwise",
+    "legacy_pad": "0 NOTSET: as given, 1 VALID and 2 SAME: no pads, 4 and 5, SAME_UPPER and SAME_LOWER: out = in * "
+    "stride",
 }
 
 _LIMIT = 1 << 31  # no argument of a window is larger
@@ -80,9 +89,20 @@ class Axis:
         return (self.out - 1) * self.stride + self.extent if self.out else 0
 
     @property
+    def leaves_input(self) -> bool:
+        """True when some tap lies outside the input."""
+        return self.head > 0 or self.covered - self.head > self.size
+
+    @property
     def reads_padding(self) -> bool:
         """True when some tap lies outside the input, or the first window does not start at pixel 0."""
         return self.head != 0 or self.covered > self.size
+
+    def part(self, start: int, stop: int) -> Axis:
+        """The windows from `start` to before `stop`, as an axis over the same pixels."""
+        head = self.head - start * self.stride
+        tail = (stop - start - 1) * self.stride + self.extent - head - self.size
+        return replace(self, head=head, tail=tail, out=stop - start)
 
     def tap(self, tap: int) -> tuple[slice, slice]:
         """The windows whose tap `tap` lies inside the input, and the pixels it reads there."""
@@ -211,6 +231,52 @@ def read_window(call: OperatorCall, rank: int) -> Window:
         global_pooling=global_pooling,
         channels_last=channels_last(call),
     )
+
+
+def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[Window, tuple[Axis, ...]]:
+    """The window of a transposed convolution over input 0 of `shape`, and the axes of the convolution it transposes.
+
+    Of these, `axis.out` is the size of the input and `axis.size` that of the output: (in - 1) * stride + extent + adj
+    - head - tail. VALID and SAME of Caffe2 mean no pads here; SAME_UPPER and SAME_LOWER of ONNX, and `output_sizes`,
+    give the output's size, and divide what is too much between head and tail. Raises ArgumentError.
+    """
+    rank = len(shape) - 2
+    window = read_window(call, rank)
+    if window.global_pooling or window.ceil_mode:
+        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
+    if window.legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING:
+        raise ArgumentError(f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING is for pooling")
+    adjs = _per_axis(call, "adj", rank, 0, least=0)
+    wanted = call.arguments.ints("output_sizes") if "output_sizes" in call.arguments else None
+    if wanted is not None:
+        _checked(call, "output_size", wanted, rank, 1)
+        if any(window.head + window.tail):
+            raise ArgumentError(f"{call.label}: output_sizes gives the pads; found pads {window.head + window.tail}")
+    axes = []
+    for number, size in enumerate(window.spatial(shape)):
+        stride, dilation, adj = window.stride[number], window.dilation[number], adjs[number]
+        if adj >= max(stride, dilation):
+            raise ArgumentError(
+                f"{call.label}: adj of axis {number} must be less than stride {stride} or dilation {dilation}, found {adj}"
+            )
+        if size == 0:
+            raise call.fail(f"axis {number} has no pixels")
+        extent = dilation * (window.kernel[number] - 1) + 1
+        full = (size - 1) * stride + extent + adj
+        head, tail = window.head[number], window.tail[number]
+        out = full - head - tail
+        if wanted is not None or window.legacy_pad in (LegacyPad.SAME_UPPER, LegacyPad.SAME_LOWER):
+            out = wanted[number] if wanted is not None else size * stride
+            most = max(0, full - out)
+            head = most // 2 if window.legacy_pad is LegacyPad.SAME_UPPER else most - most // 2
+            tail = most - head
+        if out < 1:
+            raise ArgumentError(
+                f"{call.label}: axis {number} of the output has no pixels: ({size} - 1) * stride {stride} + {extent} for "
+                f"the kernel + adj {adj} - pads {head} and {tail} is {out}"
+            )
+        axes.append(Axis(out, window.kernel[number], stride, dilation, head, tail, size))
+    return window, tuple(axes)
 
 
 def tap_count(axes: Sequence[Axis]) -> int:

@@ -1,116 +1,206 @@
-"""The Conv operators: schema, shape and cost inference, and the choice of how to compute."""
+"""The Conv operators: schema, shape and cost inference; and ConvOperator, what all of the family share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.shared_buffer import SharedBuffer, SharedStep, find_shared_buffer, shared_buffer_forced
+from dagexec.core.workspace import Workspace
 from dagexec.ops.blocks import compute_dtype
-from dagexec.ops.conv import depthwise, im2col, one_by_one
-from dagexec.ops.conv.problem import ConvProblem
+from dagexec.ops.conv.choice import ENGINES, named_algorithm
+from dagexec.ops.conv.problem import DEFAULT_LIMIT, Algorithm, Allocate, Array, ConvProblem, add_bias
+from dagexec.ops.conv.search import searched_algorithm
 from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
+from dagexec.ops.layout import channels_last
 
-_SPATIAL_AXES = {"Conv": (1, 2, 3), "Conv1D": (1,), "Conv2D": (2,), "Conv3D": (3,)}
+SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
+"""How many spatial axes the operators have whose names end so."""
+
+COMPUTE_ARGS = {
+    "shared_buffer": "1: working memory is the workspace's shared buffer, one operator at a time (default 0); "
+    "create_shared_buffer makes it",
+    "ws_nbytes_limit": f"the most bytes of working memory an algorithm may take (default {DEFAULT_LIMIT})",
+    "float16_compute": "1: float16 data is multiplied and summed in float16, every result rounded (default 0: float32)",
+    "exhaustive_search": "1: measure the algorithms once for this geometry and take the fastest (default 0)",
+    "deterministic": "1: measure nothing; of exhaustive_search only choices loaded from a file are used (default 0)",
+}
+CONV_ARGS = (
+    WINDOW_ARGS | {"group": "groups that input channels and filters are divided into (default 1)"} | COMPUTE_ARGS
+)
+
+
+class ConvOperator(Operator):
+    """What convolutions, transposed convolutions and their gradients share: the working memory and the algorithm.
+
+    Attributes:
+        engine: the engine that the class is registered for; "" for the default one.
+        shared_buffer: the buffer its working memory is taken from, None when it has its own.
+    """
+
+    engine: ClassVar[str] = ""
+
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Raises MissingBlobError when it is to use a shared buffer and none was created."""
+        super().__init__(definition, workspace, index=index, net=net)
+        self.shared_buffer: SharedBuffer | None = None
+        if self.arguments.bool("shared_buffer") or shared_buffer_forced():
+            self.shared_buffer = find_shared_buffer(workspace, self.context.device, self.label)
+
+    @property
+    def channels_last(self) -> bool:
+        """True for order NHWC."""
+        return channels_last(self.call())
+
+    def problem(self, x: Array, weights: Array, bias: Array | None, y: Array, axes: tuple[Axis, ...]) -> ConvProblem:
+        """The arrays of a convolution with this operator's arguments; input 1 must be the filter."""
+        half = self.arguments.bool("float16_compute") and x.dtype == np.float16
+        return ConvProblem(
+            x=x,
+            weights=weights,
+            bias=bias,
+            y=y,
+            axes=axes,
+            group=self.arguments.int("group", 1),
+            channels_last=self.channels_last,
+            work=x.dtype if half else compute_dtype(x.dtype),
+            limit=self.arguments.int("ws_nbytes_limit", DEFAULT_LIMIT),
+            constant=self.input(1).constant,
+        )
+
+    def algorithm(self, problem: ConvProblem) -> Algorithm:
+        """The algorithm that computes `problem` forward."""
+        if self.arguments.bool("exhaustive_search") and not self.engine:
+            return searched_algorithm(problem, self.label, measure=not self.arguments.bool("deterministic"))
+        return named_algorithm(problem, self.engine, self.label)
+
+    def forward(self, problem: ConvProblem) -> Step:
+        """The step that computes y with the algorithm that fits."""
+        algorithm = self.algorithm(problem)
+        if algorithm.own_memory:
+            return in_sequence(algorithm.steps(problem, self.scratch))
+        return self.with_memory(lambda allocate: in_sequence(algorithm.steps(problem, allocate)))
+
+    def with_memory(self, build: Callable[[Allocate], Step]) -> Step:
+        """The step that `build` makes over working memory: the shared buffer's, or this operator's own."""
+        if self.shared_buffer is None:
+            return build(self.scratch)
+        return SharedStep(self.shared_buffer, build, self.label)
+
+
+def check_compute_args(call: OperatorCall) -> None:
+    """Raises ArgumentError for values of COMPUTE_ARGS that make no sense."""
+    args = call.arguments
+    for name in ("shared_buffer", "float16_compute", "exhaustive_search", "deterministic"):
+        args.bool(name)
+    limit = args.int("ws_nbytes_limit", DEFAULT_LIMIT)
+    if limit < 1:
+        raise ArgumentError(f"{call.label}: argument 'ws_nbytes_limit' must be at least 1 byte, found {limit}")
 
 
 def conv_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
-    """The window of a convolution, and its axes over the input's size. Raises ArgumentError or ShapeError."""
-    ranks = [rank + 2 for rank in _SPATIAL_AXES[call.definition.type]]
-    shape = call.require_rank(0, *ranks)
+    """The window of a convolution or its gradient, and its axes over the input's size.
+
+    Raises ArgumentError or ShapeError.
+    """
+    suffix = call.definition.type.removeprefix("Conv").removesuffix("Gradient")
+    shape = call.require_rank(0, *(rank + 2 for rank in SPATIAL_AXES[suffix]))
     window = read_window(call, len(shape) - 2)
     if window.global_pooling or window.ceil_mode:
         raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
     return window, window.over(window.spatial(shape))
 
 
-def infer_conv(call: OperatorCall) -> list[TensorType]:
-    """Y is N, M, out. Checks filter and bias against the input, the kernel and the groups."""
+def conv_output(call: OperatorCall) -> TensorType:
+    """The type of Y = N, M, out, from the types of X and the filter, which are checked against each other."""
     call.require_types(0, *FLOAT_TYPES)
     meta = call.require_same_type()
+    check_compute_args(call)
     window, axes = conv_window(call)
     shape = call.inputs[0].shape
     channels, group = window.channels(shape), call.arguments.int("group", 1)
     if group < 1 or channels % group:
         raise ArgumentError(f"{call.label}: group must divide the {channels} input channels, found {group}")
-    filter_shape = call.require_rank(1, len(shape))
-    filters = filter_shape[0]
+    filters = call.require_rank(1, len(shape))[0]
     if filters % group:
         raise ArgumentError(f"{call.label}: group {group} must divide the {filters} filters")
     expected = window.image_shape(filters, channels // group, window.kernel)
     layout = "M, kernel, C/group" if window.channels_last else "M, C/group, kernel"
     call.require_shape(1, expected, f"{layout} for {channels} channels in {group} group(s) and kernel {window.kernel}")
+    return TensorType(window.image_shape(shape[0], filters, output_sizes(axes)), meta)
+
+
+def infer_conv(call: OperatorCall) -> list[TensorType]:
+    """Y is N, M, out. Checks filter and bias against the input, the kernel and the groups."""
+    y = conv_output(call)
     if len(call.inputs) == 3:
-        call.require_shape(2, (filters,), "one entry for each filter")
-    return [TensorType(window.image_shape(shape[0], filters, output_sizes(axes)), meta)]
+        call.require_shape(2, call.inputs[1].shape[:1], "one entry for each filter")
+    return [y]
 
 
-def conv_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-    """Two operations for each tap, input channel of the group and output element; one for each bias."""
-    weights, y = call.inputs[1], outputs[0]
-    taps = weights.elements // max(1, weights.shape[0])  # C/G * kernel
-    flops = 2 * y.elements * taps + (y.elements if len(call.inputs) == 3 else 0)
+def conv_flops(y: TensorType, weights: TensorType) -> int:
+    """Two operations for each tap, input channel of the group and output element; `weights` are M, C/G * kernel."""
+    return 2 * y.elements * (weights.elements // max(1, weights.shape[0]))
+
+
+def _conv_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """The products and sums, and one operation for each bias."""
+    y = outputs[0]
+    flops = conv_flops(y, call.inputs[1]) + (y.elements if len(call.inputs) == 3 else 0)
     return Cost(flops, sum(kind.nbytes for kind in call.inputs), y.nbytes)
 
 
-def conv_schema(name: str) -> OpSchema:
-    """The schema of `Conv` and its fixed-rank forms."""
-    return OpSchema(
-        name,
-        inputs=(2, 3),
-        outputs=(1, 1),
-        infer=infer_conv,
-        doc="Convolution (cross-correlation, without flipping the filter) over 1, 2 or 3 spatial axes: X is N, C, "
-        "spatial, filter M, C/group, kernel, bias M, Y is N, M, out. With order NHWC channels come last, in the filter "
-        "too. Dumoulin and Visin 2016, arXiv:1603.07285.",
-        input_names=("X", "filter", "bias"),
-        output_names=("Y",),
-        args=WINDOW_ARGS | {"group": "groups that input channels and filters are divided into (default 1)"},
-        cost=conv_cost,
-    )
-
-
-class Convolution(Operator):
-    """Chooses by geometry, which fixes the order of summation: results never depend on the values."""
+class Convolution(ConvOperator):
+    """Y = X * filter + bias. The geometry fixes the order of summation: results never depend on the values."""
 
     def prepare(self) -> Step:
-        """The steps of the way that fits."""
+        """The steps of the algorithm that fits."""
         call = self.call()
-        window, axes = conv_window(call)
+        _, axes = conv_window(call)
         x, y = self.x(0), self.y(0)
-        if not math.prod(y.shape):
+        bias = self.x(2) if len(call.inputs) == 3 else None
+        problem = self.problem(x, self.x(1), bias, y, axes)
+        if not y.size:
             return nothing_to_do
-        problem = ConvProblem(
-            x=x,
-            weights=self.x(1),
-            bias=self.x(2) if len(call.inputs) == 3 else None,
-            y=y,
-            axes=axes,
-            group=self.arguments.int("group", 1),
-            channels_last=window.channels_last,
-            work=compute_dtype(x.dtype),
-            allocate=self.scratch,
-        )
-        if not math.prod(x.shape):
-            return _only_bias(problem)
-        if one_by_one.applies(problem):
-            return in_sequence(one_by_one.steps(problem))
-        if depthwise.applies(problem):
-            return in_sequence(depthwise.steps(problem))
-        return in_sequence(im2col.steps(problem))
+        return self.forward(problem) if x.size else only_bias(y, bias, problem.channels_last)
 
 
-def _only_bias(problem: ConvProblem) -> Step:
-    """The output of an input without elements (no channels): zeros, plus the bias."""
-    y = problem.y
-    flat_shape = (-1, problem.filters) if problem.channels_last else (problem.filters, -1)
-    flat = y.reshape(problem.batch, *flat_shape)
-    return in_sequence([lambda: y.fill(0), *problem.add_bias(flat, problem.bias)])
+def only_bias(y: Array, bias: Array | None, channels_last: bool) -> Step:
+    """The step for an output of an input without elements (no channels): zeros, plus the bias."""
+    rows = y.reshape(-1, y.shape[-1]) if channels_last else y.reshape(*y.shape[:2], math.prod(y.shape[2:]))
+    return in_sequence([lambda: y.fill(0), *add_bias(rows, bias, channels_last)])
 
 
-for _name in _SPATIAL_AXES:
-    operator(conv_schema(_name))(type(_name, (Convolution,), {"__doc__": f"{_name} on the CPU."}))
+def register_engines(schema: OpSchema, base: type[ConvOperator]) -> None:
+    """Register `base` as the operator of `schema`, for the default engine and for each that has an algorithm."""
+    for engine in ("", *ENGINES):
+        members = {"__doc__": base.__doc__, "engine": engine}
+        operator(schema, engine=engine)(type(f"{schema.type}{engine.title()}", (base,), members))
+
+
+for _suffix in SPATIAL_AXES:
+    register_engines(
+        OpSchema(
+            f"Conv{_suffix}",
+            inputs=(2, 3),
+            outputs=(1, 1),
+            infer=infer_conv,
+            doc="Convolution (cross-correlation, without flipping the filter) over 1, 2 or 3 spatial axes: X is N, C, "
+            "spatial, filter M, C/group, kernel, bias M, Y is N, M, out. With order NHWC channels come last, in the "
+            "filter too. Dumoulin and Visin 2016, arXiv:1603.07285.",
+            input_names=("X", "filter", "bias"),
+            output_names=("Y",),
+            args=CONV_ARGS,
+            cost=_conv_cost,
+        ),
+        Convolution,
+    )

@@ -15,9 +15,10 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv.problem import Array, ConvProblem
+from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, add_bias, wide_weights
 from dagexec.ops.geometry import Axis
 
 _BLOCK_BYTES = 256 << 10
@@ -25,18 +26,19 @@ Load = Callable[[int], list[Step]]
 """The steps that bring image n where it is read."""
 
 
-def applies(problem: ConvProblem) -> bool:
-    """True when every channel is a group of its own."""
-    return problem.group == problem.channels > 1
+def _refusal(problem: ConvProblem) -> str:
+    if problem.group == problem.channels > 1:
+        return ""
+    return f"the {problem.channels} channels are divided into {problem.group} group(s)"
 
 
-def steps(problem: ConvProblem) -> list[Step]:
+def forward(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     """Image by image, block by block."""
-    weights, calls = problem.staged(problem.weights)
-    bias, load_bias = (None, []) if problem.bias is None else problem.staged(problem.bias)
-    output = problem.allocate(problem.y.shape[1:], problem.work) if problem.narrow else None
-    sums = _ChannelsLast(problem, weights, bias) if problem.channels_last else _ChannelsFirst(problem, weights, bias)
-    calls = [*calls, *load_bias, *sums.before]
+    weights, calls = wide_weights(problem, allocate)
+    output = allocate(problem.y.shape[1:], problem.work) if problem.work != problem.y.dtype else None
+    way = _ChannelsLast if problem.channels_last else _ChannelsFirst
+    sums = way(problem, weights, allocate)
+    calls = [*calls, *sums.before]
     for image in range(problem.batch):
         calls += sums.image(image, problem.y[image] if output is None else output)
         if output is not None:
@@ -44,25 +46,28 @@ def steps(problem: ConvProblem) -> list[Step]:
     return calls
 
 
+DEPTHWISE = Algorithm("DEFAULT", _refusal, forward, own_memory=True)
+
+
 class _ChannelsFirst:
     """Sums over phases of C, H, W images, in blocks of channels."""
 
-    def __init__(self, problem: ConvProblem, weights: Array, bias: Array | None) -> None:
+    def __init__(self, problem: ConvProblem, weights: Array, allocate: Allocate) -> None:
         self._problem = problem
         self._multiplier = problem.filters // problem.channels
         self._factors = weights.reshape(problem.channels, self._multiplier, -1)
-        self._bias = None if bias is None else bias.reshape(problem.channels, self._multiplier)
+        self._bias = None if problem.bias is None else problem.bias.reshape(problem.channels, self._multiplier)
         self.before: list[Step] = []
         self._phases: Array | None = None
         self._load: Load | None = None
-        if problem.needs_source or any(axis.stride > 1 for axis in problem.axes):
-            self._phases, self._load = self._make_phases()
+        if _needs_source(problem) or not problem.unit_strides:
+            self._phases, self._load = self._make_phases(allocate)
         sizes = [axis.size if self._phases is None else _phase_size(axis) for axis in problem.axes]
         self._pitches = [math.prod(sizes[number + 1 :]) for number in range(len(sizes))]
         reach = (axis.out - 1 for axis in problem.axes)
         self._length = sum(count * pitch for count, pitch in zip(reach, self._pitches, strict=True)) + 1
         self._block = min(problem.channels, max(1, _BLOCK_BYTES // problem.work.itemsize // self._length))
-        self._part, self._total = (problem.allocate((self._block, self._length), problem.work) for _ in range(2))
+        self._part, self._total = (allocate((self._block, self._length), problem.work) for _ in range(2))
 
     def image(self, number: int, y: Array) -> list[Step]:
         """The steps that compute `y` (M, out) from image `number`."""
@@ -84,7 +89,7 @@ class _ChannelsFirst:
                 calls.append(self._finish(total, bias, outputs[channels, filter_number]))
         return calls
 
-    def _make_phases(self) -> tuple[Array, Load]:
+    def _make_phases(self, allocate: Allocate) -> tuple[Array, Load]:
         """The phases, zero where padding is, and the steps that put an image there.
 
         Pixel `q` of the padded image is pixel `q // stride` of phase `q % stride`.
@@ -92,7 +97,7 @@ class _ChannelsFirst:
         problem = self._problem
         strides = tuple(axis.stride for axis in problem.axes)
         sizes = tuple(_phase_size(axis) for axis in problem.axes)
-        phases = problem.allocate((*strides, problem.channels, *sizes), problem.work)
+        phases = allocate((*strides, problem.channels, *sizes), problem.work)
         phases.fill(0)
         read = [sorted({tap * axis.dilation % axis.stride for tap in range(axis.kernel)}) for axis in problem.axes]
         copies = []
@@ -124,7 +129,7 @@ class _ChannelsFirst:
     def _finish(self, total: Array, bias: Array | None, target: Array) -> Step:
         """The step that takes the pixels of the output from the long rows, and adds the bias."""
         strides = (total.strides[0], *(pitch * total.itemsize for pitch in self._pitches))
-        pixels = np.lib.stride_tricks.as_strided(total, target.shape, strides, writeable=False)
+        pixels = as_strided(total, target.shape, strides, writeable=False)
         if bias is None:
             return partial(np.copyto, target, pixels)
         return partial(np.add, pixels, bias.reshape(-1, *(1,) * len(self._problem.axes)), out=target)
@@ -133,26 +138,25 @@ class _ChannelsFirst:
 class _ChannelsLast:
     """Sums over windows of H, W, C images, in blocks of rows."""
 
-    def __init__(self, problem: ConvProblem, weights: Array, bias: Array | None) -> None:
+    def __init__(self, problem: ConvProblem, weights: Array, allocate: Allocate) -> None:
         self._problem = problem
         self._multiplier = problem.filters // problem.channels
-        taps = problem.allocate((weights[0].size, problem.filters), problem.work)
+        taps = allocate((weights[0].size, problem.filters), problem.work)
         self.before: list[Step] = [partial(np.copyto, taps, weights.reshape(problem.filters, -1).T)]
         self._factors = taps.reshape(-1, problem.channels, self._multiplier)
-        self._bias = bias
         self._source: Array | None = None
         self._load: Load | None = None
-        if problem.needs_source:
-            self._source, self._load = problem.image_source()
+        if _needs_source(problem):
+            self._source, self._load = _padded_image(problem, allocate)
         row = problem.channels * math.prod(problem.out[1:])
         self._block = min(problem.out[0], max(1, _BLOCK_BYTES // problem.work.itemsize // row))
-        self._part = problem.allocate((self._block, *problem.out[1:], problem.channels), problem.work)
+        self._part = allocate((self._block, *problem.out[1:], problem.channels), problem.work)
 
     def image(self, number: int, y: Array) -> list[Step]:
         """The steps that compute `y` (out, M) from image `number`."""
         problem = self._problem
         calls = [] if self._load is None else self._load(number)
-        windows = problem.windows(problem.x[number] if self._source is None else self._source)
+        windows = _windows(problem, problem.x[number] if self._source is None else self._source)
         outputs = y.reshape(*problem.out, problem.channels, self._multiplier)
         every = (slice(None),) * (len(problem.axes) - 1)
         taps = list(product(*(range(axis.kernel) for axis in problem.axes)))
@@ -162,7 +166,33 @@ class _ChannelsLast:
                 shifts = [_at(windows, rows, *every, *tap) for tap in taps]
                 target = outputs[rows, ..., filter_number]
                 calls += _weighted_sum(shifts, self._factors[..., filter_number], self._part[: len(target)], target)
-        return [*calls, *problem.add_bias(y.reshape(-1, problem.filters), self._bias)]
+        return [*calls, *add_bias(y.reshape(-1, problem.filters), problem.bias, channels_last=True)]
+
+
+def _needs_source(problem: ConvProblem) -> bool:
+    """True when an image must be copied before its windows can be viewed."""
+    return problem.work != problem.x.dtype or any(axis.reads_padding for axis in problem.axes)
+
+
+def _padded_image(problem: ConvProblem, allocate: Allocate) -> tuple[Array, Load]:
+    """Memory for one H, W, C image with its padding, and the steps that put image n there.
+
+    The border is zero from the start and is never written.
+    """
+    padded = allocate((*(axis.covered for axis in problem.axes), problem.channels), problem.work)
+    padded.fill(0)
+    parts = [replace(axis, kernel=1, stride=1, dilation=1, out=axis.covered).tap(0) for axis in problem.axes]
+    target = padded[tuple(inside for inside, _ in parts)]
+    source = tuple(pixels for _, pixels in parts)
+    return padded, lambda image: [partial(np.copyto, target, problem.x[image][source])]
+
+
+def _windows(problem: ConvProblem, image: Array) -> Array:
+    """All windows of an H, W, C image as a view: out, kernel, C."""
+    steps = [stride * axis.stride for stride, axis in zip(image.strides, problem.axes, strict=False)]
+    taps = [stride * axis.dilation for stride, axis in zip(image.strides, problem.axes, strict=False)]
+    shape = (*problem.out, *problem.kernel, problem.channels)
+    return as_strided(image, shape, (*steps, *taps, image.strides[-1]), writeable=False)
 
 
 def _at(array: Array, *index: int | slice) -> Array:

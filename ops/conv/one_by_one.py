@@ -1,4 +1,4 @@
-"""1x1 convolution with stride 1 and no padding: the image is the column buffer already, so it is one matrix product."""
+"""1x1 convolution with stride 1 and no padding: the image is the column matrix already, so it is one matrix product."""
 
 from __future__ import annotations
 
@@ -7,41 +7,90 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv.problem import Array, ConvProblem
+from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, add_bias, wide_weights
+from dagexec.ops.conv.product import product
 
 
-def applies(problem: ConvProblem) -> bool:
-    """True when every window is one pixel and the windows are the pixels."""
-    return all(axis.kernel == 1 and axis.stride == 1 and not axis.reads_padding for axis in problem.axes)
+def refusal(problem: ConvProblem) -> str:
+    """Why some window is not just its pixel; "" when all are."""
+    if any(axis.kernel > 1 or axis.stride > 1 or axis.head or axis.out != axis.size for axis in problem.axes):
+        return "the windows are not the pixels"
+    return ""
 
 
-def steps(problem: ConvProblem) -> list[Step]:
-    """One batched product over images and groups: Y = W X, or Y = X W^T for NHWC."""
-    x, calls = problem.staged(problem.x)
-    weights, load_weights = problem.staged(problem.weights)
-    bias, load_bias = (None, []) if problem.bias is None else problem.staged(problem.bias)
-    y = problem.allocate(problem.y.shape, problem.work) if problem.narrow else problem.y
-    calls = [*calls, *load_weights, *load_bias]
-    groups, batch = problem.group, problem.batch
-    per_group, filters = problem.channels // groups, problem.filters // groups
-    matrix = weights.reshape(groups, filters, per_group)
+def forward(problem: ConvProblem, allocate: Allocate) -> list[Step]:
+    """Y = W X, or Y = X W^T for NHWC, for all images and groups."""
+    weights, calls = wide_weights(problem, allocate)
+    x, load = _wide(problem.x, problem.work, allocate)
+    y, store = _wide_result(problem.y, problem.work, allocate)
+    images, outputs, matrix = _images(problem, x), _images(problem, y), _matrix(problem, weights)
+    left, right = (images, matrix.swapaxes(1, 2)) if problem.channels_last else (matrix, images)
+    biased = add_bias(_rows(problem, y), problem.bias, problem.channels_last)
+    return [*calls, *load, product(left, right, outputs), *biased, *store]
+
+
+ONE_BY_ONE = Algorithm("DEFAULT", refusal, forward)
+
+
+def data_gradient(problem: ConvProblem, allocate: Allocate) -> list[Step]:
+    """X = W^T Y, or X = Y W for NHWC; then the bias of a transposed convolution."""
+    weights, calls = wide_weights(problem, allocate)
+    y, load = _wide(problem.y, problem.work, allocate)
+    x, store = _wide_result(problem.x, problem.work, allocate)
+    images, outputs, matrix = _images(problem, x), _images(problem, y), _matrix(problem, weights)
+    left, right = (outputs, matrix) if problem.channels_last else (matrix.swapaxes(1, 2), outputs)
+    biased = add_bias(_rows(problem, x), problem.bias, problem.channels_last)
+    return [*calls, *load, product(left, right, images), *biased, *store]
+
+
+def filter_gradient(problem: ConvProblem, allocate: Allocate) -> list[Step]:
+    """W = Y^T X over all pixels for NHWC; otherwise the sum of Y X^T over the images, in order."""
+    x, load = _wide(problem.x, problem.work, allocate)
+    y, load_y = _wide(problem.y, problem.work, allocate)
+    weights, store = _wide_result(problem.weights, problem.work, allocate)
+    images, outputs, matrix = _images(problem, x), _images(problem, y), _matrix(problem, weights)
+    calls = [*load, *load_y]
     if problem.channels_last:
-        pixels = x.size // problem.channels
-        rows = x.reshape(pixels, groups, per_group).transpose(1, 0, 2)
-        output: Array = y.reshape(pixels, problem.filters)
-        grouped = output.reshape(pixels, groups, filters).transpose(1, 0, 2)
-        columns = matrix.transpose(0, 2, 1)
-        product: Step = partial(np.matmul, rows, columns, out=grouped)
-        if groups == 1:
-            product = partial(np.matmul, rows[0], columns[0], out=output)  # two axes: one call of the BLAS
-    else:
-        pixels = x.size // (batch * problem.channels)
-        output = y.reshape(batch, problem.filters, pixels)
-        images = x.reshape(batch, groups, per_group, pixels)
-        product = partial(np.matmul, matrix, images, out=y.reshape(batch, groups, filters, pixels))
-        if groups == 1:
-            product = partial(np.matmul, matrix[0], images[:, 0], out=output)
-    calls += [product, *problem.add_bias(output, bias)]
-    if problem.narrow:
-        calls.append(partial(np.copyto, problem.y, y, casting="same_kind"))
-    return calls
+        return [*calls, product(outputs.swapaxes(1, 2), images, matrix), *store]
+    part = allocate(matrix.shape, problem.work) if problem.batch > 1 else matrix
+    for number, (image, output) in enumerate(zip(images, outputs, strict=True)):
+        calls.append(product(output, image.swapaxes(1, 2), part if number else matrix))
+        if number:
+            calls.append(partial(np.add, matrix, part, out=matrix))
+    return [*calls, *store]
+
+
+def _images(problem: ConvProblem, array: Array) -> Array:
+    """N, G, C/G, pixels; or G, N * pixels, C/G for NHWC."""
+    groups = problem.group
+    if problem.channels_last:
+        return array.reshape(-1, groups, array.shape[-1] // groups).swapaxes(0, 1)
+    return array.reshape(len(array), groups, array.shape[1] // groups, -1)
+
+
+def _rows(problem: ConvProblem, array: Array) -> Array:
+    """N, C, pixels; or N * pixels, C for NHWC."""
+    if problem.channels_last:
+        return array.reshape(-1, array.shape[-1])
+    return array.reshape(*array.shape[:2], -1)
+
+
+def _matrix(problem: ConvProblem, weights: Array) -> Array:
+    """G, M/G, C/G."""
+    return weights.reshape(problem.group, problem.filters // problem.group, -1)
+
+
+def _wide(array: Array, work: np.dtype[np.generic], allocate: Allocate) -> tuple[Array, list[Step]]:
+    """An array to read in the work dtype, and the steps that fill it."""
+    if array.dtype == work:
+        return array, []
+    wide = allocate(array.shape, work)
+    return wide, [partial(np.copyto, wide, array)]
+
+
+def _wide_result(array: Array, work: np.dtype[np.generic], allocate: Allocate) -> tuple[Array, list[Step]]:
+    """An array to write in the work dtype, and the steps that bring it to `array`."""
+    if array.dtype == work:
+        return array, []
+    wide = allocate(array.shape, work)
+    return wide, [partial(np.copyto, array, wide, casting="same_kind")]

@@ -1,0 +1,156 @@
+"""SharedBuffer: working memory that the operators of a workspace take turns to use, instead of each having its own.
+
+`create_shared_buffer` puts one into a workspace, under a blob name for each device; child workspaces find their
+parent's. The operators that use it run one at a time. Its lock is the last one a thread takes: whoever holds it waits
+for nothing, so it cannot be part of a deadlock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.device import CPU, Context, Device, check_fits, make_context
+from dagexec.core.errors import MissingBlobError
+
+if TYPE_CHECKING:
+    from dagexec.core.operator import Step
+    from dagexec.core.workspace import Workspace
+
+Array = npt.NDArray[Any]
+Allocate = Callable[[Sequence[int], npt.DTypeLike], Array]
+_ALIGNMENT = 64  # bytes: a cache line
+
+_forced = [False]
+
+
+class SharedBuffer:
+    """A block of device memory with a lock, as large as the largest need announced by `reserve`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._use = threading.Lock()
+        self._announce = threading.Lock()
+        self._needed = 0
+        self._memory = context.allocate(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it holds at present."""
+        return int(self._memory.nbytes)
+
+    @property
+    def in_use(self) -> bool:
+        """True while an operator is using it."""
+        return self._use.locked()
+
+    def reserve(self, nbytes: int, what: str) -> None:
+        """Announce that a coming use needs `nbytes`. Nothing is allocated before that use, and nobody is waited for.
+
+        Raises ResourceError, naming `what`, when the machine cannot hold it.
+        """
+        check_fits(nbytes, what)
+        with self._announce:
+            self._needed = max(self._needed, nbytes)
+
+    @contextmanager
+    def use(self) -> Iterator[Array]:
+        """The memory, as bytes, for this thread alone until the block ends. Its content is undefined.
+
+        Another array than at the last use has other memory: it has grown in between.
+        """
+        with self._use:
+            if self._memory.nbytes < self._needed:
+                self._memory = self._context.allocate(0)  # the old memory goes before the new one comes
+                self._memory = self._context.allocate(self._needed)
+            yield self._memory
+
+
+class SharedStep:
+    """A step whose working memory is a shared buffer, held while it runs."""
+
+    def __init__(self, buffer: SharedBuffer, build: Callable[[Allocate], Step], label: str) -> None:
+        """`build` makes the step over memory from an Allocate; it is called again whenever the buffer has moved.
+
+        It must not touch that memory: the step does.
+        """
+        self._buffer = buffer
+        self._build = build
+        self._memory: Array | None = None
+        self._step: Step | None = None
+        counted = _Pieces(None)
+        build(counted)
+        buffer.reserve(counted.used, f"{label}: shared working memory")
+
+    def __call__(self) -> None:
+        """Run once, alone on the buffer."""
+        with self._buffer.use() as memory:
+            step = self._step
+            if step is None or memory is not self._memory:
+                step = self._step = self._build(_Pieces(memory))
+                self._memory = memory
+            step()
+
+
+class _Pieces:
+    """Aligned arrays one after another in a block of memory; without one, the count of the bytes they would take."""
+
+    def __init__(self, memory: Array | None) -> None:
+        self._memory = memory
+        self.used = 0
+
+    def __call__(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """An array of `shape` and `dtype` behind the others."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        start = self.used
+        self.used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        if self._memory is None:
+            return np.empty(tuple(shape), dtype)  # never touched, so it takes no memory
+        return self._memory[start : start + nbytes].view(dtype).reshape(tuple(shape))
+
+
+def shared_buffer_name(device: Device) -> str:
+    """The blob that holds the shared buffer of a device; the name is Caffe2's."""
+    suffix = device.kind.upper() + (f"_{device.index}" if device.index else "")
+    return f"__CAFFE2_SHARED_CONV_BUFFER_{suffix}__"
+
+
+def create_shared_buffer(workspace: Workspace, device: str | Device = CPU) -> SharedBuffer:
+    """Give `workspace` a shared buffer for `device`, or return the one it has. Child workspaces use it too.
+
+    Operators with the argument `shared_buffer=1` then take their working memory from it. It is released with the
+    workspace and its nets. Raises DeviceError for an unknown device.
+    """
+    place = Device.parse(device) if isinstance(device, str) else device
+    blob = workspace.create_local_blob(shared_buffer_name(place))
+    if not isinstance(blob.value, SharedBuffer):
+        blob.value = SharedBuffer(make_context(place))
+    assert isinstance(blob.value, SharedBuffer)
+    return blob.value
+
+
+def find_shared_buffer(workspace: Workspace, device: Device, label: str) -> SharedBuffer:
+    """The shared buffer that an operator in `workspace` uses. Raises MissingBlobError when none was created."""
+    blob = workspace.get_blob_or_none(shared_buffer_name(device))
+    if blob is None or blob.value is None:
+        raise MissingBlobError(
+            f"{label}: shared_buffer=1 needs a shared buffer for {device} in the workspace, and there is none: "
+            f"call dagexec.create_shared_buffer(workspace, {str(device)!r}) before the net is created"
+        )
+    return blob.get(SharedBuffer)
+
+
+def force_shared_buffer(enabled: bool = True) -> None:
+    """Make every operator that can, and that is created from now on, use the shared buffer, whatever its arguments."""
+    _forced[0] = enabled
+
+
+def shared_buffer_forced() -> bool:
+    """True after `force_shared_buffer()`."""
+    return _forced[0]

@@ -1,0 +1,173 @@
+"""exhaustive_search: the algorithms that apply to a geometry are measured once, and the fastest one is kept.
+
+A choice holds for one processor, geometry, dtype, layout and limit. Choices are kept for the process; `save_choices`
+and `load_choices` carry them to others. Two threads that measure the same geometry at once end with the same choice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import threading
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.net_file import write_atomically
+from dagexec.core.operator import Step, in_sequence
+from dagexec.core.tensor import Constant
+from dagexec.ops.conv.choice import ENGINES, default_algorithm
+from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
+
+logger = logging.getLogger("dagexec")
+
+_ROUNDS = 7
+_GAIN = 0.95  # another algorithm than the default must take at most this part of its time: measured times vary
+_FORMAT = "dagexec convolution choices"
+
+_lock = threading.Lock()
+_measured: dict[str, str] = {}
+_loaded: dict[str, str] = {}
+
+
+def searched_algorithm(problem: ConvProblem, label: str, *, measure: bool) -> Algorithm:
+    """The algorithm chosen for `problem`: loaded, measured before, or measured now (if `measure`); else the default."""
+    default = default_algorithm(problem, label)
+    key = _key(problem)
+    with _lock:
+        name = _loaded.get(key) or (_measured.get(key) if measure else None)
+    if name is None and measure:
+        found = _fastest(problem, default, label)
+        with _lock:
+            name = _measured.setdefault(key, found)
+    algorithm = ENGINES.get(name or "", default)
+    return default if algorithm.refusal(problem) else algorithm
+
+
+def save_choices(path: str | Path) -> int:
+    """Write all choices, measured and loaded, to a JSON file, atomically. Returns how many there are.
+
+    Raises ModelFormatError when the file cannot be written.
+    """
+    with _lock:
+        choices = _measured | _loaded
+    content = {"format": _FORMAT, "version": 1, "choices": dict(sorted(choices.items()))}
+    write_atomically(Path(path), json.dumps(content, indent=1).encode())
+    return len(choices)
+
+
+def load_choices(path: str | Path) -> int:
+    """Read choices that `save_choices` wrote; they go before measured ones. Returns how many there are.
+
+    Choices of other processors are kept, and not used. Raises ModelFormatError when the file cannot be read or is
+    something else.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"{path}: choices of algorithms cannot be read: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != 1:
+        raise ModelFormatError(f"{path}: expected a file of {_FORMAT}, version 1")
+    choices = content.get("choices")
+    names = {"DEFAULT", *ENGINES}
+    if not isinstance(choices, dict) or not all(name in names for name in choices.values()):
+        raise ModelFormatError(f"{path}: choices must map geometries to one of {', '.join(sorted(names))}")
+    with _lock:
+        _loaded.update(choices)
+    return len(choices)
+
+
+def forget_choices() -> None:
+    """Drop all choices, measured and loaded."""
+    with _lock:
+        _measured.clear()
+        _loaded.clear()
+
+
+def choices() -> dict[str, str]:
+    """All choices, by the key of their geometry."""
+    with _lock:
+        return _measured | _loaded
+
+
+def _key(problem: ConvProblem) -> str:
+    """What a choice depends on, as text: processor, shapes, dtype, layout, geometry, limit, constant filters."""
+    axes = ";".join(f"{axis.stride},{axis.dilation},{axis.head},{axis.tail}" for axis in problem.axes)
+    parts = [
+        _processor(),
+        f"x {_shape(problem.x)}",
+        f"filter {_shape(problem.weights)}",
+        f"stride,dilation,head,tail {axes}",
+        f"group {problem.group}",
+        "NHWC" if problem.channels_last else "NCHW",
+        f"{problem.x.dtype} in {problem.work}",
+        f"limit {problem.limit}",
+        "constant" if problem.constant is not None else "variable",
+    ]
+    return " | ".join(parts)
+
+
+def _shape(array: Array) -> str:
+    return "x".join(map(str, array.shape))
+
+
+@cache
+def _processor() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
+    """The name of the fastest algorithm, measured in turns on arrays of random numbers."""
+    trial = _trial(problem)
+    candidates = {"DEFAULT": default} | {
+        name: algorithm for name, algorithm in ENGINES.items() if not algorithm.refusal(trial)
+    }
+    best: dict[str, float] = {}
+    steps = {}
+    for name, algorithm in candidates.items():
+        steps[name] = in_sequence(algorithm.steps(trial, np.empty))
+        steps[name]()
+        best[name] = _seconds(steps[name])
+        if best[name] > 2 * best["DEFAULT"]:
+            del steps[name]
+    for _ in range(_ROUNDS):
+        for name, step in steps.items():
+            best[name] = min(best[name], _seconds(step))
+    fastest = min(best, key=best.__getitem__)
+    chosen = fastest if best[fastest] < _GAIN * best["DEFAULT"] else "DEFAULT"
+    logger.info("%s: measured %s; chosen: %s", label, {name: f"{t * 1e3:.3f} ms" for name, t in best.items()}, chosen)
+    return chosen
+
+
+def _seconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _trial(problem: ConvProblem) -> ConvProblem:
+    """The same problem on arrays of its own."""
+    rng = np.random.default_rng(0)
+
+    def normal(array: Array) -> Array:
+        return rng.standard_normal(array.shape, np.float32).astype(array.dtype)
+
+    return replace(
+        problem,
+        x=normal(problem.x),
+        weights=normal(problem.weights),
+        bias=None if problem.bias is None else normal(problem.bias),
+        y=np.empty_like(problem.y),
+        constant=None if problem.constant is None else Constant(),
+    )

@@ -1,0 +1,204 @@
+"""The gradients of convolution and transposed convolution, against central differences in float64.
+
+The loss is linear in each input, the values are small integers and the step is a power of two: so the differences are
+exact, and results are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from tests.ops.gradients import numerical_gradients
+from tests.ops.running import operator_def, run_operator
+from tests.ops.test_conv import CUBE, DILATED, LINE, SPARSE, SQUARE, STRIDED, Case, Named, cases, cost_of
+from tests.ops.test_conv_transposed import TransposedCase, transposed_cases
+from tests.ops.windows import Array
+
+STEP = 2.0**-4
+AnyCase = Case | TransposedCase
+
+
+def forward_type(case: AnyCase) -> str:
+    return "Conv" if isinstance(case, Case) else "ConvTranspose"
+
+
+def output_gradient(case: AnyCase) -> Array:
+    """dY in the layout of the case, in float64."""
+    (y,) = run_operator(forward_type(case), list(case.fed()), **case.arguments())
+    return np.random.default_rng(case.seed + 1).integers(-3, 4, y.shape).astype(np.float64)
+
+
+def expected_gradients(case: AnyCase, gradient: Array) -> list[Array]:
+    """dfilter, dbias (with a bias) and dX, by central differences."""
+    inputs = case.fed()
+    names = [f"x{index}" for index in range(len(inputs))]
+    forward = operator_def(forward_type(case), names, ["y"], **case.arguments())
+    order = [1, 2, 0] if case.bias else [1, 0]
+    return numerical_gradients(forward, inputs, [gradient], order, step=STEP)
+
+
+def found_gradients(case: AnyCase, gradient: Array, outputs: int = 0, engine: str = "", **more: object) -> list[Array]:
+    x, weights, *_ = case.fed()
+    arguments: Named = {**case.arguments(), **({} if case.bias else {"no_bias": 1}), **more}  # type: ignore[dict-item]
+    count = outputs or (3 if case.bias else 2)
+    kind = f"{forward_type(case)}Gradient"
+    return run_operator(kind, [x, weights, gradient.astype(x.dtype)], count, engine=engine, **arguments)
+
+
+def check(case: AnyCase) -> None:
+    reproduction = f"reproduce with: check({case})"
+    gradient = output_gradient(case)
+    found = found_gradients(case, gradient)
+    for name, one, other in zip(["dfilter", "dbias", "dX"][:: 1 if case.bias else 2], found,
+                                expected_gradients(replace(case, dtype="float64"), gradient), strict=True):  # fmt: skip
+        assert one.dtype == np.dtype(case.dtype), reproduction
+        np.testing.assert_array_equal(one, other.astype(case.dtype), err_msg=f"{name}; {reproduction}")
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_the_gradients_of_every_convolution_are_its_differences(case: Case) -> None:
+    check(case)
+
+
+@given(transposed_cases())
+@settings(max_examples=150, deadline=None)
+def test_the_gradients_of_every_transposed_convolution_are_its_differences(case: TransposedCase) -> None:
+    check(case)
+
+
+GEOMETRIES = {"line": LINE, "square": SQUARE, "dilated": DILATED, "strided": STRIDED, "sparse": SPARSE, "cube": CUBE}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("group", "per_group", "multiplier"), [(1, 3, 4), (2, 3, 2), (4, 1, 1), (4, 1, 2)])
+@pytest.mark.parametrize("geometry", ["line", "square", "sparse"])
+def test_every_type_order_and_group_has_gradients(
+    geometry: str, group: int, per_group: int, multiplier: int, order: str, dtype: str
+) -> None:
+    check(Case(GEOMETRIES[geometry], 2, group, per_group, multiplier, order=order, dtype=dtype))
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_blocks_of_a_few_pixels_give_the_same_gradients(geometry: object, order: str) -> None:
+    case = Case(geometry, 3, 2, 2, 2, order=order)  # type: ignore[arg-type]
+    gradient = output_gradient(case)
+    depth = 4 * int(np.prod(case.geometry.kernel))
+    for pixels in (1, 2, 7, 40):
+        found = found_gradients(case, gradient, ws_nbytes_limit=pixels * (depth + 4 * 200) * 4)
+        for one, other in zip(found, found_gradients(case, gradient), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+CASES = {
+    "3x3": Case(SQUARE, 2),
+    "strided": Case(SPARSE, 2, order="NHWC"),
+    "1x1": Case(replace(SQUARE, kernel=(1, 1), pads=(0, 0, 0, 0)), 3),
+    "no bias": Case(SQUARE, 2, bias=False),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_only_the_gradients_that_are_wanted_are_given(case: Case) -> None:
+    gradient = output_gradient(case)
+    names = ["filter", "bias", "input"] if case.bias else ["filter", "input"]
+    every = dict(zip(names, found_gradients(case, gradient), strict=True))
+    leaving_out = found_gradients(case, gradient, len(names) - 1)
+    for name, array in zip(names, leaving_out, strict=False):
+        np.testing.assert_array_equal(array, every[name])
+    for wanted in (["input"], ["filter"], ["input", "filter"], names[1:], names[::-1]):
+        found = found_gradients(case, gradient, len(wanted), wanted=wanted)
+        for name, array in zip(wanted, found, strict=True):
+            np.testing.assert_array_equal(array, every[name])
+
+
+@pytest.mark.parametrize("op_type", ["Conv1D", "Conv2D", "Conv3D"])
+def test_names_of_fixed_rank_have_gradients(op_type: str) -> None:
+    case = Case({"Conv1D": LINE, "Conv2D": SQUARE, "Conv3D": CUBE}[op_type])
+    gradient = output_gradient(case).astype(np.float32)
+    x, weights, _ = case.fed()
+    found = run_operator(f"{op_type}Gradient", [x, weights, gradient], 3, **case.arguments())
+    for one, other in zip(found, found_gradients(case, gradient), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_no_images_give_zero_gradients_of_the_parameters(op_type: str) -> None:
+    x, weights = np.zeros((0, 2, 5, 5), np.float32), np.ones((2, 2, 3, 3), np.float32)
+    y = np.zeros((0, 2, 3, 3) if op_type == "Conv" else (0, 2, 7, 7), np.float32)
+    dfilter, dbias, dx = run_operator(f"{op_type}Gradient", [x, weights, y], 3, kernel=3)
+    assert not dfilter.any()
+    assert not dbias.any()
+    assert dx.shape == x.shape
+
+
+def rounded_products(a: Array, b: Array) -> Array:
+    """a b with every product and every sum rounded to float16, in order."""
+    out = np.zeros((len(a), b.shape[1]), np.float16)
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            for k in range(a.shape[1]):
+                out[i, j] = np.float16(out[i, j] + np.float16(a[i, k] * b[k, j]))
+    return out
+
+
+def test_float16_compute_rounds_every_product_and_sum() -> None:
+    rng = np.random.default_rng(3)
+    x, weights = rng.normal(size=(1, 3, 4, 4)).astype(np.float16), rng.normal(size=(2, 3, 2, 2)).astype(np.float16)
+    columns = np.stack(
+        [x[0, c, i : i + 3, j : j + 3].reshape(-1) for c in range(3) for i in range(2) for j in range(2)]
+    )
+    expected = rounded_products(weights.reshape(2, -1), columns)
+    (half,) = run_operator("Conv", [x, weights], kernel=2, float16_compute=1)
+    (full,) = run_operator("Conv", [x, weights], kernel=2)
+    np.testing.assert_array_equal(half.reshape(2, -1), expected)
+    assert (half != full).any()
+    gradient = rng.normal(size=(1, 2, 3, 3)).astype(np.float16)
+    arguments: Named = {"kernel": 2, "no_bias": 1, "float16_compute": 1}
+    dfilter, dx = run_operator("ConvGradient", [x, weights, gradient], 2, **arguments)
+    np.testing.assert_array_equal(dfilter.reshape(2, -1), rounded_products(gradient.reshape(2, -1), columns.T))
+    assert dx.dtype == np.float16
+
+
+def test_float16_compute_leaves_other_types_alone() -> None:
+    case = Case(SQUARE)
+    (plain,) = run_operator("Conv", list(case.fed()), **case.arguments())
+    (found,) = run_operator("Conv", list(case.fed()), **case.arguments(), float16_compute=1)
+    assert plain.tobytes() == found.tobytes()
+
+
+def test_the_cost_counts_products_once_for_each_gradient_that_is_wanted() -> None:
+    shapes = ((2, 4, 6, 5), (6, 2, 3, 3), (2, 6, 4, 3))
+    products = 2 * (2 * 6 * 4 * 3) * (2 * 9)
+    for wanted, flops in {("filter",): products, ("filter", "input"): 2 * products, ("bias",): 2 * 6 * 4 * 3}.items():
+        cost = cost_of(shapes, "ConvGradient", len(wanted), kernel=3, group=2, wanted=list(wanted), no_bias=0)
+        assert cost.flops == flops
+
+
+IMAGE, FILTER, GRADIENT = (2, 4, 6, 5), (6, 4, 3, 3), (2, 6, 4, 3)
+Refused = tuple[str, tuple[tuple[int, ...], ...], int, Named, type[DagexecError], str]
+REFUSED: dict[str, Refused] = {
+    "dY": ("ConvGradient", (IMAGE, FILTER, IMAGE), 3, {"kernel": 3}, ShapeError,
+           r"'x2' must have shape \(2, 6, 4, 3\).*found \(2, 4, 6, 5\)"),
+    "filter": ("ConvGradient", (IMAGE, (6, 4, 2, 3), GRADIENT), 3, {"kernel": 3}, ShapeError, r"\(6, 4, 3, 3\)"),
+    "outputs": ("ConvGradient", (IMAGE, FILTER, GRADIENT), 1, {"kernel": 3}, ArgumentError, "found 1 output"),
+    "stride": ("ConvGradient", (IMAGE, FILTER, GRADIENT), 3, {"kernel": 3, "stride": 0}, ArgumentError, r"\[0, 0\]"),
+    "limit": ("ConvGradient", (IMAGE, FILTER, GRADIENT), 3, {"kernel": 3, "ws_nbytes_limit": 0}, ArgumentError,
+              "'ws_nbytes_limit' must be at least 1 byte, found 0"),
+    "transposed dY": ("ConvTransposeGradient", (IMAGE, (4, 6, 3, 3), (2, 6, 8, 8)), 3, {"kernel": 3}, ShapeError,
+                      r"'x2' must have shape \(2, 6, 8, 7\).*found \(2, 6, 8, 8\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused_with_the_numbers(refused: Refused) -> None:
+    op_type, shapes, outputs, arguments, error, message = refused
+    with pytest.raises(error, match=f"(?s){op_type} 'y0'.*({message})"):
+        run_operator(op_type, [np.ones(shape, np.float32) for shape in shapes], outputs, **arguments)
