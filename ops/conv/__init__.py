@@ -1,9 +1,10 @@
-"""Convolution: one schema, a module a way to compute it.
+"""Convolution: one problem, an algorithm a module, an operator type a module.
 
-`convolution` has the schema and the operator, which chooses by geometry among `one_by_one` (a matrix product and
-nothing else), `depthwise` (sums of shifted images) and `im2col` (windows unrolled into columns, then a matrix product).
+- `problem`: the arrays of a convolution, and what an Algorithm is; `column_blocks`, `product`: what algorithms share.
+- Algorithms: `one_by_one`, `depthwise` and `im2col` for the default engine; `choice` picks one, `search` measures them.
+- Operators: `convolution`, `gradient`, `transposed`, `locally_connected` and `unrolled` (Im2Col, Col2Im).
 """
 
-from dagexec.ops.conv import convolution, locally_connected, unrolled
+from dagexec.ops.conv import convolution, gradient, locally_connected, transposed, unrolled
 
-__all__ = ["convolution", "locally_connected", "unrolled"]
+__all__ = ["convolution", "gradient", "locally_connected", "transposed", "unrolled"]

@@ -43,7 +43,7 @@ class Block:
     @property
     def pixels(self) -> int:
         """Number of windows, over all images."""
-        return self.count * math.prod(part.stop - part.start for part in self.windows)
+        return self.count * math.prod(int(part.stop - part.start) for part in self.windows)
 
     def start(self, out: Sequence[int]) -> int:
         """The number of the first window in an image's windows of sizes `out`; the others follow it without a gap."""
@@ -82,9 +82,10 @@ class ColumnBlocks:
         images = problem.x[block.images]
         axes = block.axes(problem.axes)
         shape = _tile_shape(problem, block)
+        elements = math.prod(shape)
         calls: list[Step] = []
-        if self._tile is not None and math.prod(shape):
-            tile = self._tile[: math.prod(shape)].reshape(shape)
+        if self._tile is not None and elements:
+            tile = self._tile[:elements].reshape(shape)
             calls = _load_tile(images, tile, axes, 1 if problem.channels_last else 2)
             images, axes = tile, tuple(replace(axis, size=axis.covered, head=0, tail=0) for axis in axes)
         view = _windows(images, axes, problem.channels_last)
@@ -102,18 +103,20 @@ class ColumnBlocks:
         out, taps = output_sizes(axes), problem.kernel
         matrix = self.matrix(block)
         every = slice(None)
+        index: tuple[slice | int, ...]
         calls: list[Step] = []
         for tap in product(*map(range, taps)):
             parts = [axis.tap(index) for axis, index in zip(axes, tap, strict=True)]
             inside, pixels = [part for part, _ in parts], [part for _, part in parts]
             if problem.channels_last:
                 columns = matrix.reshape(groups, block.count, *out, *taps, -1)
-                index: tuple[slice | int, ...] = (every, every, *inside, *tap)
+                index = (every, every, *inside, *tap)
                 source = np.moveaxis(columns[index], 0, -2)  # n, windows, G, C/G
                 target = _split_last(images[(every, *pixels)], groups)
             else:
                 columns = matrix.reshape(problem.channels, *taps, block.count, *out)
-                source = columns[(every, *tap, every, *inside)].swapaxes(0, 1)  # n, C, windows
+                index = (every, *tap, every, *inside)
+                source = columns[index].swapaxes(0, 1)  # n, C, windows
                 target = images[(every, every, *pixels)]
             if target.size:
                 calls.append(partial(np.add, target, source, out=target))
