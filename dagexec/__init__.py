@@ -7,11 +7,23 @@ from dagexec import scheduler as _scheduler
 from dagexec.core.errors import DagexecError
 from dagexec.core.net_file import load_net, save_net
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor, compile
 
 __version__ = version("dagexec")
 
-__all__ = ["DagexecError", "Executor", "NetDef", "OperatorDef", "Workspace", "compile", "load_net", "save_net"]
+__all__ = [
+    "DagexecError",
+    "Executor",
+    "NetDef",
+    "OperatorDef",
+    "Workspace",
+    "compile",
+    "create_shared_buffer",
+    "force_shared_buffer",
+    "load_net",
+    "save_net",
+]
 
 del _ops, _scheduler

@@ -25,11 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.proto import NetDef
+from dagexec.core.shared_buffer import create_shared_buffer, shared_buffer_forced
 from dagexec.core.tensor import Tensor, as_bytes_objects
 from dagexec.core.workspace import Workspace
 from dagexec.model_source import ModelSource, load_model
@@ -57,6 +60,7 @@ def compile(
     replicas: int = 1,
     device: str = "cpu",
     intra_op_threads: int = 1,
+    operator_arguments: Mapping[str, ArgumentValue] | None = None,
 ) -> Executor:
     """Load a model and make it ready to run.
 
@@ -69,9 +73,11 @@ def compile(
         device: where the net runs.
         intra_op_threads: BLAS threads inside one operator. With more than 1, results may differ in the last bits
             from those with 1.
+        operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
+            all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
 
-    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, and ValueError
-    for a count below 1.
+    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, ArgumentError
+    for an argument that no operator knows, and ValueError for a count below 1.
     """
     loaded = load_model(model)
     if net_type not in ("simple", "dag", "async_dag"):
@@ -86,6 +92,8 @@ def compile(
     workers = num_workers or max(1, intra_op.available_cores() // intra_op_threads)
     if num_workers is None and net_type == "simple":
         workers = min(workers, replicas)
+    if operator_arguments:
+        loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
     return Executor(loaded, net_type, workers, replicas, Device.parse(device), intra_op_threads)
 
 
@@ -165,6 +173,8 @@ class Executor:
         graph = build_graph(net_def, known.__contains__)
         written = {name for definition in graph.operators for name in definition.output}
         constants = frozenset(self._parameters.blobs()) - written - set(model.inputs)
+        if _uses_shared_buffer(net_def):
+            create_shared_buffer(self._parameters, device)
         for name in constants:
             blob = self._parameters.get_blob(name)
             if isinstance(blob.value, Tensor) and not blob.value.is_view:
@@ -459,6 +469,12 @@ def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -
             expected_shape = tuple("any" if size is None else size for size in info.shape)
             raise FeedError(f"{prefix}: input {name!r} must have shape {expected_shape}, found {array.shape}")
     return array
+
+
+def _uses_shared_buffer(net: NetDef) -> bool:
+    return shared_buffer_forced() or any(
+        argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
+    )
 
 
 def _parameter_workspace(model: Model) -> Workspace:
