@@ -18,6 +18,8 @@ from dagexec.frontend.onnx import from_model_proto
 RNG = np.random.default_rng(7)
 IMAGE = RNG.standard_normal((2, 3, 7, 6)).astype(np.float32)
 
+TIES = np.round(IMAGE)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -88,6 +90,15 @@ CASES = [
     Case("AveragePool", 7, (IMAGE,), {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1]}),
     Case("AveragePool", 19, (IMAGE,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
     Case("AveragePool", 10, (IMAGE,), {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    Case("MaxPool", 8, (TIES,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, outputs=2),
+    Case("MaxPool", 12, (TIES,), {"kernel_shape": [2, 3], "strides": [2, 1], "storage_order": 1}, outputs=2),
+    Case("MaxPool", 12, (TIES,), {"kernel_shape": [2, 2], "dilations": [2, 3], "ceil_mode": 1}, outputs=2),
+    Case("MaxPool", 22, (TIES[:, :, None],), {"kernel_shape": [1, 2, 2], "storage_order": 1}, outputs=2),
+    Case("LpPool", 2, (IMAGE,), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}),
+    Case("LpPool", 11, (IMAGE,), {"kernel_shape": [3, 2], "p": 1, "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    Case("LpPool", 18, (IMAGE,), {"kernel_shape": [3, 2], "p": 3, "dilations": [1, 2], "ceil_mode": 1}),
+    Case("GlobalLpPool", 2),
+    Case("GlobalLpPool", 2, (IMAGE,), {"p": 3}),
     Case("GlobalAveragePool", 7),
     Case("GlobalMaxPool", 7),
     Case("BatchNormalization", 7, (IMAGE, *CHANNELS), {"epsilon": 1e-3}),
@@ -212,7 +223,7 @@ REFUSED = [
     (Case("BatchNormalization", 7, (IMAGE, *CHANNELS), {"spatial": 0}), "spatial=0"),
     (Case("BatchNormalization", 15, (IMAGE, *CHANNELS), {"training_mode": 1}), "training_mode=1"),
     (Case("Dropout", 13, (IMAGE, None, Const(np.bool_(True)))), "training_mode=true"),
-    (Case("MaxPool", 12, (IMAGE,), {"kernel_shape": [2, 2]}, outputs=2), "only its first output"),
+    (Case("LayerNormalization", 17, (ROWS, floats(*ROWS[0]), floats(*ROWS[0])), outputs=2), "only its first output"),
     (Case("Slice", 13, (IMAGE, np.array([0]), np.array([1]))), "starts must be a constant"),
     (Case("Resize", 13, (IMAGE, None, None, ints(2, 3, 9, 9))), "sizes are not supported"),
     (Case("Resize", 13, (IMAGE, None, floats(1, 1, 1.5, 2))), "nearest_mode"),
@@ -238,6 +249,23 @@ def test_old_attributes_of_batch_normalization_are_understood() -> None:
         proto, feeds = build(Case("BatchNormalization", opset, (IMAGE, *CHANNELS), attributes))
         with dagexec.compile(from_model_proto(proto)) as executor:
             np.testing.assert_allclose(executor.run(feeds)["out0"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_exponent_of_an_old_norm_is_a_float() -> None:
+    """Opset 1 predates every runtime at hand; the reference is the formula."""
+    proto, feeds = build(Case("GlobalLpPool", 1, (IMAGE,), {"p": 1.5}))
+    expected = (np.abs(IMAGE.astype(np.float64)) ** 1.5).sum(axis=(2, 3), keepdims=True) ** (1 / 1.5)
+    with dagexec.compile(from_model_proto(proto)) as executor:
+        np.testing.assert_allclose(executor.run(feeds)["out0"], expected, rtol=1e-5)
+
+
+def test_the_indices_of_maxima_alone_are_given() -> None:
+    nodes = [helper.make_node("MaxPool", ["x"], ["m", "i"], kernel_shape=[2, 2])]
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 2])]
+    graph = helper.make_graph(nodes, "g", infos, [helper.make_empty_tensor_value_info("i")])
+    with dagexec.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])) as executor:
+        [indices] = executor.run({"x": np.array([[[[0, 1], [2, 0]]]], np.float32)}).values()
+    assert indices.tolist() == [[[[2]]]]
 
 
 def test_broadcast_by_axis_of_old_operator_sets_is_understood() -> None:

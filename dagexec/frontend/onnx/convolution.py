@@ -50,9 +50,31 @@ def convolution(node: Node) -> list[OperatorDef]:
 
 @converts("MaxPool")
 def max_pool(node: Node) -> list[OperatorDef]:
-    """MaxPool without the indices."""
+    """MaxPool, with the indices where someone uses them."""
     window = _window(node, node.integers("kernel_shape") or [])
-    return node.unary("MaxPool", ceil_mode=node.integer("ceil_mode", 0), **window)
+    window["ceil_mode"] = node.integer("ceil_mode", 0)
+    if not node.is_read(1):
+        return node.unary("MaxPool", **window)
+    storage_order = node.integer("storage_order", 0)
+    inputs, outputs = [node.inputs[0]], [node.outputs[0] or node.new_name("maximum"), node.outputs[1]]
+    return [node.operator("MaxPoolWithIndex", inputs, outputs, flat_indices=1, storage_order=storage_order, **window)]
+
+
+@converts("LpPool")
+def lp_pool(node: Node) -> list[OperatorDef]:
+    """LpPool; the exponent is a float in opset 1 and an integer from opset 2 on."""
+    window = _window(node, node.integers("kernel_shape") or [])
+    return node.unary("LpPool", p=_exponent(node), ceil_mode=node.integer("ceil_mode", 0), **window)
+
+
+@converts("GlobalLpPool")
+def global_lp_pool(node: Node) -> list[OperatorDef]:
+    """The p-norm of each channel."""
+    return node.unary("LpPool", p=_exponent(node), global_pooling=1)
+
+
+def _exponent(node: Node) -> float:
+    return node.number("p", 2.0) if node.opset < 2 else float(node.integer("p", 2))
 
 
 @converts("AveragePool")
