@@ -52,6 +52,11 @@ class MinimalFilter:
         """t: numbers in a tile, values at points, and multiplications."""
         return self.outputs + self.taps - 1
 
+    @property
+    def unit(self) -> int:
+        """The multiplication whose product A^T adds to every output as it is: the one at the point 1."""
+        return next(column for column in range(self.tile) if all(row[column] == 1 for row in self.output))
+
 
 @cache
 def minimal_filter(outputs: int, taps: int) -> MinimalFilter:

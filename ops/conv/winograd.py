@@ -1,27 +1,24 @@
 """WINOGRAD: convolution with few multiplications, for kernels of 3 taps and stride 1.
 
 Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015, arXiv:1509.09308; the matrices come from
-`toom_cook`. The output is cut into tiles of m pixels along each axis, which read t = m + 2 pixels each. A tile is
-transformed by B^T along every axis, each of its f = t^d frequencies is a matrix product over the channels, and A^T
-brings the products back to the m^d pixels:
+`toom_cook`, the tiles from `tiles`. A tile of t pixels along each axis gives m pixels of the output, with f = t^d
+multiplications for each channel and filter. For a block of tiles:
 
-    d: f, tiles, C      the pixels of the tiles, copied from an image with zeros around it
-    v: f, tiles, C      v = B^T d, all axes at once by the Kronecker product of their matrices
-    z: f, M, tiles      z = u v^T for every frequency, u = G w: f, M, C/G the transformed filter
-    y: M, tiles, m^d    y = A^T z
+    x: images, pixels, C          the pixels that the tiles read, with zeros around the image
+    d: t, images, H, tiles, C     the tiles of the last axis
+    v: f, tiles, C                B^T along every axis
+    z: f, M, tiles                a matrix product over the channels for every frequency, u v^T or for NHWC v u^T
+    y: m, M, tiles, m             A^T along every axis; m, m, tiles, M for NHWC
 
-F(2, 3), F(4, 3) or both are taken along the axes, whichever makes the fewest multiplications in all. Values that are
-not finite spread from a pixel to all pixels of its tile.
-
-Rows of f are an odd number of cache lines apart: with a power of two they would all fall into the same few sets of the
-cache, and the transforms take half as long again.
+u (f, M, C/G) is the filter with G along every axis. All of these are matrix products, of small matrices with long
+rows; two buffers hold them in turn. F(2, 3), F(4, 3) or both are taken along the axes, whichever makes the fewest
+multiplications in all. Values that are not finite spread from a pixel to all pixels of the tiles that read it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -31,224 +28,171 @@ from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem
+from dagexec.ops.conv.tiles import Block, Tiling, cut, gather, load, needs_staging, row_pitch, store
 from dagexec.ops.conv.toom_cook import MinimalFilter, kronecker, minimal_filter
 
 _OUTPUTS = {1: (1,), 3: (2, 4)}  # taps: pixels of a tile
-_LINE = 64  # bytes
-_TILES = 64  # wanted in a block at least: every block reads the whole transformed filter
-_BLOCK_BYTES = 1 << 20
+_SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without copying its operands first
+_PART, _LEAST_PART = 64, 8  # filters in a product
+_NARROW = 60  # tiles in a product: with fewer, reading the transformed filter takes longer than multiplying with it
+_TILES = 192  # wanted in a block
+_BLOCK_BYTES = 1 << 20  # more tiles, where there are so few channels and filters that these fit
 _READ = 16  # multiplications in the time that one number of the transformed filter is read from memory
+_COLUMNS = 16384  # of a product with a matrix of up to 6 x 6, to be small
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    """F(m, r) along each axis, and the tiles that cover an output."""
-
-    filters: tuple[MinimalFilter, ...]
-    counts: tuple[int, ...]
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """m of each axis."""
-        return tuple(one.outputs for one in self.filters)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """t of each axis."""
-        return tuple(one.tile for one in self.filters)
-
-    @property
-    def frequencies(self) -> int:
-        """f: numbers in a transformed tile."""
-        return math.prod(self.sizes)
-
-    @property
-    def pixels(self) -> int:
-        """Output pixels of a tile."""
-        return math.prod(self.outputs)
+_Stage = tuple[tuple[int, ...], int]
+"""The shape of an array that a stage writes: rows, and their width. Rows lie apart as `row_pitch` says."""
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Some images of a batch, and the tiles of them that are transformed together."""
-
-    images: slice
-    tiles: tuple[slice, ...]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Images, then tiles along each axis."""
-        return tuple(part.stop - part.start for part in (self.images, *self.tiles))
-
-    @property
-    def size(self) -> int:
-        """Tiles in all."""
-        return math.prod(self.counts)
-
-
-class _Workspace:
-    """The memory that all blocks use in turn: pixels, and two buffers that every stage reads and writes in turn."""
-
-    def __init__(self, problem: ConvProblem, tiling: _Tiling, blocks: Sequence[_Block], allocate: Allocate) -> None:
-        sizes = [_elements(problem, tiling, block) for block in blocks]
-        self._pixels, self._even, self._odd = (allocate((max(column),), problem.work) for column in zip(*sizes, strict=True))
-        self._rows = tiling.frequencies
-
-    def pixels(self, shape: tuple[int, ...]) -> Array:
-        """The pixels of a block."""
-        return self._pixels[: math.prod(shape)].reshape(shape)
-
-    def tiles(self, width: int) -> Array:
-        """d, and later z: f rows of `width` numbers."""
-        return _rows(self._even, self._rows, width)
-
-    def transformed(self, width: int) -> Array:
-        """v: f rows of `width` numbers."""
-        return _rows(self._odd, self._rows, width)
-
-    def results(self, shape: tuple[int, ...]) -> Array:
-        """y, in the memory of v."""
-        return self._odd[: math.prod(shape)].reshape(shape)
+def _stages(problem: ConvProblem, block: Block) -> list[_Stage]:
+    """What the stages of a block write: staged pixels, pixels, d, v after each axis, z, y after each axis."""
+    tiling, channels = block.tiling, problem.channels
+    shape = list(block.pixels)
+    staged = math.prod(shape) if needs_staging(problem) else 0
+    found: list[_Stage] = [((channels,), staged), ((), math.prod(shape) * channels)]
+    axes = len(tiling.sizes)
+    for number in reversed(range(axes)):
+        shape[number + 1] = block.counts[number + 1]
+        stage = tiling.sizes[number:], math.prod(shape) * channels
+        found += [stage] if number < axes - 1 else [stage, stage]
+    width = block.size * problem.filters
+    found.append((tiling.sizes, width))
+    found += [((*tiling.outputs[:number], *tiling.sizes[number:]), width) for number in range(1, axes)]
+    return [*found, ((), math.prod(tiling.outputs) * width)]
 
 
-def _elements(problem: ConvProblem, tiling: _Tiling, block: _Block) -> tuple[int, int, int]:
-    """The numbers of pixels, d and z, v and y of a block."""
-    channels, filters, rows = problem.channels, problem.filters, tiling.frequencies
-    data = rows * _pitch(block.size * channels, problem.work.itemsize)
-    products = rows * _pitch(block.size * filters, problem.work.itemsize)
-    results = tiling.pixels * block.size * filters
-    return math.prod(_pixel_shape(tiling, block)) * channels, max(data, products), max(data, results)
+class _Buffers:
+    """Two buffers, of which every stage reads one and writes the other; shared by all blocks."""
+
+    def __init__(self, problem: ConvProblem, blocks: Sequence[Block], allocate: Allocate) -> None:
+        self._problem = problem
+        self._pair = [allocate((size,), problem.work) for size in _buffer_sizes(problem, blocks)]
+
+    def arrays(self, block: Block) -> list[Array]:
+        """The arrays that the stages of a block write, in turn."""
+        return [_rows(self._pair[i % 2], *stage) for i, stage in enumerate(_stages(self._problem, block))]
 
 
-def _pixel_shape(tiling: _Tiling, block: _Block) -> tuple[int, ...]:
-    """Images, and pixels that the tiles of a block read along each axis."""
-    images, *tiles = block.counts
-    return (images, *(one.outputs * count + one.taps - 1 for one, count in zip(tiling.filters, tiles, strict=True)))
+def _buffer_sizes(problem: ConvProblem, blocks: Sequence[Block]) -> tuple[int, int]:
+    """The elements that the largest even and the largest odd stage write."""
+    itemsize = problem.work.itemsize
+    sizes = [[math.prod(rows) * row_pitch(width, itemsize) for rows, width in _stages(problem, block)] for block in blocks]
+    return max(max(block[0::2]) for block in sizes), max(max(block[1::2]) for block in sizes)
 
 
-def _pitch(width: int, itemsize: int) -> int:
-    """Elements from row to row: an odd number of cache lines."""
-    line = _LINE // itemsize
-    return (-(-width // line) | 1) * line
+def _rows(buffer: Array, rows: tuple[int, ...], width: int) -> Array:
+    """The first elements of `buffer` as (*rows, width)."""
+    pitch = row_pitch(width, buffer.itemsize)
+    return buffer[: math.prod(rows) * pitch].reshape(*rows, pitch)[..., :width]
 
 
-def _rows(buffer: Array, count: int, width: int) -> Array:
-    """`count` rows of `width` elements."""
-    pitch = _pitch(width, buffer.itemsize)
-    return buffer[: count * pitch].reshape(count, pitch)[:, :width]
-
-
-def _load(problem: ConvProblem, tiling: _Tiling, block: _Block, pixels: Array) -> list[Step]:
-    """The steps that write the pixels of a block, channels last, with zeros where no window reads any."""
-    images = problem.x if problem.channels_last else np.moveaxis(problem.x, 1, -1)
-    inside, source = [slice(None)], [block.images]
-    calls: list[Step] = []
-    for axis, part, one in zip(problem.axes, block.tiles, tiling.filters, strict=True):
-        number = len(inside)
-        length = pixels.shape[number]
-        origin = part.start * one.outputs - axis.head
-        start = min(max(0, -origin), length)
-        stop = max(start, min(length, min(axis.size, axis.covered - axis.head) - origin))
-        every = (slice(None),) * number
-        calls += [partial(gap.fill, 0) for gap in (pixels[(*every, slice(0, start))], pixels[(*every, slice(stop, None))]) if gap.size]
-        inside.append(slice(start, stop))
-        source.append(slice(start + origin, stop + origin))
-    target = pixels[tuple(inside)]
-    if target.size:
-        calls.append(partial(np.copyto, target, images[tuple(source)]))
-    return calls
-
-
-def _gather(tiling: _Tiling, block: _Block, pixels: Array, tiles: Array) -> Step:
-    """The step that copies the pixels of each tile: t of each axis, images, tiles, C."""
-    image, *steps, channel = pixels.strides
-    strides = [one.outputs * step for one, step in zip(tiling.filters, steps, strict=True)]
-    shape = (*tiling.sizes, *block.counts, pixels.shape[-1])
-    view = as_strided(pixels, shape, (*steps, image, *strides, channel), writeable=False)
-    return partial(np.copyto, tiles.reshape(shape), view)
-
-
-def _store(problem: ConvProblem, tiling: _Tiling, block: _Block, results: Array) -> list[Step]:
-    """The steps that write `results` (images, tiles, m of each axis, M) to their pixels of y.
-
-    The last tile of an axis may hold pixels that y does not have.
-    """
-    output = (problem.y if problem.channels_last else np.moveaxis(problem.y, 1, -1))[block.images]
-    *steps, filters = output.strides[1:]
-    choices = []
-    for axis, part, one in zip(problem.axes, block.tiles, tiling.filters, strict=True):
-        whole, rest = divmod(min(part.stop * one.outputs, axis.out) - part.start * one.outputs, one.outputs)
-        choices.append([(slice(0, whole), one.outputs)] * bool(whole) + [(slice(whole, whole + 1), rest)] * bool(rest))
-    calls: list[Step] = []
-    for pieces in product(*choices):
-        tiles, pixels = [part for part, _ in pieces], [count for _, count in pieces]
-        source = results[(slice(None), *tiles, *(slice(0, count) for count in pixels))]
-        starts = [(part.start + tile.start) * one.outputs for part, tile, one in zip(block.tiles, tiles, tiling.filters, strict=True)]
-        first = output[(slice(None), *(slice(start, None) for start in starts))]
-        strides = [one.outputs * step for one, step in zip(tiling.filters, steps, strict=True)]
-        target = as_strided(first, source.shape, (output.strides[0], *strides, *steps, filters))
-        calls.append(_copy_runs(np.moveaxis(target, -2, -1), np.moveaxis(source, -2, -1)))
-    return calls
-
-
-def _copy_runs(target: Array, source: Array) -> Step:
-    """The step that copies `source`, the last axis as one element if it is contiguous in both.
-
-    NumPy moves such an element at once, where its loop over a short axis costs more than its elements.
-    """
-    run = target.shape[-1]
-    if run > 1 and target.dtype == source.dtype and {target.strides[-1], source.strides[-1]} == {target.itemsize}:
-        whole = np.dtype((np.void, run * target.itemsize))
-        target, source = target.view(whole)[..., 0], source.view(whole)[..., 0]
-    return partial(np.copyto, target, source, casting="same_kind")
-
-
-def _block_steps(
-    problem: ConvProblem, tiling: _Tiling, block: _Block, filters: Array, workspace: _Workspace
-) -> list[Step]:
+def _block_steps(problem: ConvProblem, block: Block, filters: Array, buffers: _Buffers) -> list[Step]:
     """The steps that compute the pixels of one block. `filters` is f, G, M/G, C/G."""
-    groups, channels, outputs, tiles = problem.group, problem.channels, problem.filters, block.size
-    data, output = _data_matrix(tiling.filters, problem.work), _output_matrix(tiling.filters, problem.work)
-    pixels = workspace.pixels((*_pixel_shape(tiling, block), channels))
-    d, v, z = workspace.tiles(tiles * channels), workspace.transformed(tiles * channels), workspace.tiles(tiles * outputs)
-    calls = [*_load(problem, tiling, block, pixels), _gather(tiling, block, pixels, d), partial(np.matmul, data, d, out=v)]
-    left = v.reshape(-1, tiles, groups, channels // groups).swapaxes(1, 2)
+    staged, flat, *arrays = buffers.arrays(block)
+    pixels = flat.reshape(*block.pixels, problem.channels)
+    axes = len(problem.axes)
+    calls = [*load(problem, block, pixels, staged), gather(block, pixels, arrays[0])]
+    calls += _transform_data(problem, block, arrays[: axes + 1])
+    v, z = (array.reshape(-1, array.shape[-1]) for array in arrays[axes : axes + 2])
+    calls += [_multiply(problem, block, filters, v, z), *_add_bias(problem, block, z)]
+    calls += _transform_products(problem, block, arrays[axes + 1 : -1])
+    transform, results = _transform_last(problem, block, arrays[-2], arrays[-1])
+    return [*calls, transform, *store(problem, block, results)]
+
+
+def _transform_data(problem: ConvProblem, block: Block, arrays: Sequence[Array]) -> list[Step]:
+    """The steps of v = B^T d, from the last axis to the first; `arrays` are d and what each axis gives."""
+    filters, images, channels = block.tiling.filters, block.counts[0], problem.channels
+    spans, counts = block.pixels[1:], block.counts[1:]
+    calls: list[Step] = []
+    for number, one in reversed(list(enumerate(filters))):
+        source, target = arrays[len(calls)], arrays[len(calls) + 1]
+        matrix = _data_matrix(one, problem.work)
+        width = math.prod(counts[number + 1 :]) * channels
+        if not calls:  # d has the t pixels of a tile already
+            lines = math.prod(block.pixels[:-1])
+            split = [array.reshape(one.tile, lines, -1).swapaxes(0, 1) for array in (source, target)]
+            calls.append(_small_product(matrix, split[0], split[1], counts[number]))
+            continue
+        outer = images * math.prod(spans[:number])
+        pitch, step = source.strides[-2], width * source.itemsize
+        rows = math.prod(source.shape[:-1])
+        shape = (rows, outer, counts[number], one.tile, width)
+        strides = (pitch, spans[number] * step, one.outputs * step, step, source.itemsize)
+        tiles = as_strided(source, shape, strides, writeable=False)
+        out = target.reshape(one.tile, rows, outer, counts[number], width)
+        calls.append(_small_product(matrix, tiles, np.moveaxis(out, 0, -2), counts[-1]))
+    return calls
+
+
+def _small_product(matrix: Array, source: Array, target: Array, lead: int, *, transposed: bool = False) -> Step:
+    """The step of target = matrix @ source over their last two axes; the target may be transposed.
+
+    The last axis of the source is a multiple of `lead`, and is taken in parts.
+    """
+    width = source.shape[-1]
+    parts = next(n for n in range(1, lead + 1) if lead % n == 0 and (width // n <= _COLUMNS or n == lead))
+    source = source.reshape(*source.shape[:-1], parts, -1).swapaxes(-3, -2)
+    if transposed:
+        target = target.reshape(*target.shape[:-2], parts, -1, target.shape[-1])
+        return partial(np.matmul, source.swapaxes(-2, -1), matrix.T, out=target)
+    target = target.reshape(*target.shape[:-1], parts, -1).swapaxes(-3, -2)
+    return partial(np.matmul, matrix, source, out=target)
+
+
+def _multiply(problem: ConvProblem, block: Block, filters: Array, v: Array, z: Array) -> Step:
+    """The step of z = u^T v^T for every frequency, group and part, or z = v u for NHWC."""
+    groups, tiles, part = problem.group, block.size, filters.shape[-1]
+    data = v.reshape(len(v), tiles, groups, 1, -1)  # one axis for the parts
+    if problem.channels_last:
+        out = np.moveaxis(z.reshape(len(z), tiles, groups, -1, part), 1, 3)
+        return partial(np.matmul, np.moveaxis(data, 1, 3), filters, out=out)
+    out = z.reshape(len(z), groups, -1, part, tiles)
+    return partial(np.matmul, filters.swapaxes(-2, -1), np.moveaxis(data, 1, -1), out=out)
+
+
+def _add_bias(problem: ConvProblem, block: Block, z: Array) -> list[Step]:
+    """The step that adds the bias at the one frequency, of the points 1, which A^T adds to every pixel as it is."""
+    if problem.bias is None:
+        return []
+    tiling = block.tiling
+    frequency = int(np.ravel_multi_index([one.unit for one in tiling.filters], tiling.sizes))
+    rows = z[frequency].reshape(block.size, -1) if problem.channels_last else z[frequency].reshape(-1, block.size).T
+    return [partial(np.add, rows, problem.bias, out=rows, casting="same_kind")]
+
+
+def _transform_products(problem: ConvProblem, block: Block, arrays: Sequence[Array]) -> list[Step]:
+    """The steps of A^T z along all axes but the last; `arrays` are z and what each axis gives."""
+    lead = block.size if problem.channels_last else problem.filters
+    calls = []
+    for number, one in enumerate(block.tiling.filters[:-1]):
+        source, target = (np.moveaxis(array, number, -2) for array in (arrays[number], arrays[number + 1]))
+        calls.append(_small_product(_output_matrix(one, problem.work), source, target, lead))
+    return calls
+
+
+def _transform_last(problem: ConvProblem, block: Block, source: Array, flat: Array) -> tuple[Step, Array]:
+    """The step of A^T z along the last axis, and its results as (images, tiles, m of each axis, M).
+
+    With channels last they are m, m, tiles, M in memory; otherwise m, M, tiles, m, so that the pixels of a tile that are
+    neighbours in y are neighbours here too.
+    """
+    matrix = _output_matrix(block.tiling.filters[-1], problem.work)
+    *outputs, last = block.tiling.outputs
     axes = len(problem.axes)
     if problem.channels_last:
-        products = z.reshape(-1, tiles, groups, outputs // groups).swapaxes(1, 2)
-        calls.append(_product(left, filters.swapaxes(2, 3), products))
-        y = workspace.results((*tiling.outputs, *block.counts, outputs))
-        calls += _add_bias(z.reshape(-1, tiles, outputs), problem.bias, output)
-        calls.append(partial(np.matmul, output, z, out=y.reshape(len(output), -1)))
-        y = np.moveaxis(y, range(axes), range(axes + 1, 2 * axes + 1))
-    else:
-        products = z.reshape(-1, groups, outputs // groups, tiles)
-        calls.append(_product(filters, left.swapaxes(2, 3), products))
-        y = workspace.results((outputs, *block.counts, *tiling.outputs))
-        calls += _add_bias(z.reshape(-1, outputs, tiles).swapaxes(1, 2), problem.bias, output)
-        calls.append(partial(np.matmul, z.T, output.T, out=y.reshape(-1, len(output))))
-        y = np.moveaxis(y, 0, -1)
-    return [*calls, *_store(problem, tiling, block, y)]
+        target = flat.reshape(*outputs, last, -1)
+        results = target.reshape(*outputs, last, *block.counts, problem.filters)
+        return _small_product(matrix, source, target, block.size), np.moveaxis(results, range(axes), range(axes + 1, 2 * axes + 1))
+    target = flat.reshape(*outputs, -1, last)
+    results = target.reshape(*outputs, problem.filters, *block.counts, last)
+    order = (*range(axes, 2 * axes + 1), *range(axes - 1), 2 * axes + 1, axes - 1)
+    return _small_product(matrix, source, target, problem.filters, transposed=True), results.transpose(order)
 
 
-def _product(left: Array, right: Array, out: Array) -> Step:
-    """The step of the products f, G; one axis less where there is one group."""
-    if out.shape[1] == 1:
-        left, right, out = left[:, 0], right[:, 0], out[:, 0]
-    return partial(np.matmul, left, right, out=out)
-
-
-def _add_bias(products: Array, bias: Array | None, output: Array) -> list[Step]:
-    """The step that adds the bias at the one frequency (points 1) that A^T adds to every pixel as it is."""
-    if bias is None:
-        return []
-    frequency = int(np.flatnonzero((output == 1).all(axis=0))[0])
-    target = products[frequency]
-    return [partial(np.add, target, bias, out=target, casting="same_kind")]
-
-
-def _filters(problem: ConvProblem, tiling: _Tiling, allocate: Allocate) -> tuple[Array, list[Step]]:
-    """The transformed filter, f, G, M/G, C/G, and the steps that compute it in a run; none when it is kept."""
+def _filters(problem: ConvProblem, tiling: Tiling, allocate: Allocate) -> tuple[Array, list[Step]]:
+    """The transformed filter, f, G, parts, C/G, M/G/parts, and the steps that compute it; none when it is kept."""
     if problem.constant is None:
         return _transform_filters(problem, tiling, allocate)
 
@@ -258,109 +202,107 @@ def _filters(problem: ConvProblem, tiling: _Tiling, allocate: Allocate) -> tuple
             call()
         return found
 
-    key = ("winograd", tiling.filters, problem.group, problem.channels_last, problem.work)
+    key = ("winograd", tiling.outputs, problem.kernel, problem.group, problem.channels_last, problem.work)
     return problem.constant.derived(key, compute), []
 
 
-def _transform_filters(problem: ConvProblem, tiling: _Tiling, allocate: Allocate) -> tuple[Array, list[Step]]:
-    """u = G w along every axis, and the steps that compute it."""
-    filters, channels = problem.filters, problem.channels // problem.group
-    weights, calls = problem.weights, []
-    if weights.dtype != problem.work:
-        weights = allocate(weights.shape, problem.work)
-        calls.append(partial(np.copyto, weights, problem.weights))
-    matrix = _filter_matrix(tiling.filters, problem.work)
-    width = filters * channels
-    rows = _rows(allocate((len(matrix) * _pitch(width, problem.work.itemsize),), problem.work), len(matrix), width)
-    if problem.channels_last:
-        target = rows.reshape(-1, filters, channels).swapaxes(0, 1)
-        calls.append(partial(np.matmul, matrix, weights.reshape(filters, -1, channels), out=target))
-    else:
-        calls.append(partial(np.matmul, matrix, weights.reshape(width, -1).T, out=rows))
-    return rows.reshape(-1, problem.group, filters // problem.group, channels), calls
+def _transform_filters(problem: ConvProblem, tiling: Tiling, allocate: Allocate) -> tuple[Array, list[Step]]:
+    """u = G w along every axis, and the steps that compute it from the weights as taps, G, parts, C/G, M/G/parts."""
+    part, channels = _part(problem), problem.channels // problem.group
+    weights = problem.weights if problem.channels_last else np.moveaxis(problem.weights, 1, -1)
+    ordered = np.moveaxis(weights.reshape(-1, part, *weights.shape[1:]), (1, -1), (-1, -2))  # parts, kernel, C/G, part
+    ordered = np.moveaxis(ordered, 0, -3)
+    matrix = kronecker([one.filter for one in tiling.filters], problem.work)
+    width = problem.filters * channels
+    (taps,), (frequencies,) = ((matrix.shape[axis],) for axis in (1, 0))
+    pitch = row_pitch(width, problem.work.itemsize)
+    w, u = (_rows(allocate((rows * pitch,), problem.work), (rows,), width) for rows in (taps, frequencies))
+    shape = (frequencies, problem.group, -1, channels, part)
+    load_weights = partial(np.copyto, w.reshape(ordered.shape), ordered)
+    return u.reshape(shape), [load_weights, _small_product(matrix, w, u, problem.filters // part)]
 
 
-def _filter_nbytes(problem: ConvProblem, tiling: _Tiling) -> int:
-    """Bytes of workspace that the transformed filter takes."""
+def _part(problem: ConvProblem) -> int:
+    """Filters that are multiplied together: a divisor of those of a group, few enough for small products.
+
+    It depends on the weights alone, so that all who keep what is derived from these can share it.
+    """
+    per_group = problem.filters // problem.group
+    most = min(_PART, _SMALL // (_NARROW * (problem.channels // problem.group)))
+    return next((part for part in range(most, _LEAST_PART - 1, -1) if per_group % part == 0), per_group)
+
+
+def _filter_nbytes(problem: ConvProblem, tiling: Tiling) -> int:
+    """Bytes of workspace that the filter takes."""
     if problem.constant is not None:
         return 0
-    rows = tiling.frequencies * _pitch(problem.weights.size // math.prod(problem.kernel), problem.work.itemsize)
-    return (rows + (problem.weights.size if problem.weights.dtype != problem.work else 0)) * problem.work.itemsize
+    taps, itemsize = math.prod(problem.kernel), problem.work.itemsize
+    return (math.prod(tiling.sizes) + taps) * row_pitch(problem.weights.size // taps, itemsize) * itemsize
 
 
-def _tilings(problem: ConvProblem) -> list[_Tiling]:
+def _tilings(problem: ConvProblem) -> list[Tiling]:
     """The choices of F(m, r) along the axes, the one with the fewest multiplications first."""
     found = []
     for outputs in product(*(_OUTPUTS[axis.kernel] for axis in problem.axes)):
         filters = tuple(minimal_filter(m, axis.kernel) for m, axis in zip(outputs, problem.axes, strict=True))
         counts = tuple(-(-axis.out // m) for m, axis in zip(outputs, problem.axes, strict=True))
-        found.append(_Tiling(filters, counts))
+        found.append(Tiling(filters, counts))
     return sorted(found, key=lambda tiling: _multiplications(problem, tiling))
 
 
-def _multiplications(problem: ConvProblem, tiling: _Tiling) -> int:
-    """Multiplications of the products and the transforms; reading the transformed filter counts as some."""
-    tiles, rows = problem.batch * math.prod(tiling.counts), tiling.frequencies
-    products = rows * problem.filters * (problem.channels // problem.group) * (tiles + _READ)
-    return products + rows * tiles * (rows * problem.channels + tiling.pixels * problem.filters)
+def _multiplications(problem: ConvProblem, tiling: Tiling) -> int:
+    """About the multiplications of products and transforms; reading the transformed filter counts as some."""
+    tiles, frequencies = problem.batch * math.prod(tiling.counts), math.prod(tiling.sizes)
+    products = problem.filters * (problem.channels // problem.group) * (tiles + _READ)
+    transforms = tiles * (problem.channels * sum(tiling.sizes) + problem.filters * sum(tiling.outputs))
+    return frequencies * (products + transforms)
 
 
-def _cut(problem: ConvProblem, tiling: _Tiling, most: int) -> list[_Block]:
-    """Blocks of at most `most` tiles, each a range of the tiles of an image, or all tiles of several images."""
-    ranges: list[list[slice]] = []
-    room = most
-    for count in (*reversed(tiling.counts), problem.batch):
-        length = max(1, min(count, room))
-        length = -(-count // -(-count // length))  # as many blocks, but even ones
-        ranges.insert(0, [slice(start, min(start + length, count)) for start in range(0, count, length)])
-        room = room // count if length == count else 1
-    return [_Block(images, tuple(tiles)) for images, *tiles in product(*ranges)]
+def _nbytes(problem: ConvProblem, blocks: Sequence[Block]) -> int:
+    """Bytes of workspace for these blocks and the filter."""
+    buffers = sum(_buffer_sizes(problem, blocks)) * problem.work.itemsize
+    return buffers + _filter_nbytes(problem, blocks[0].tiling)
 
 
-def _nbytes(problem: ConvProblem, tiling: _Tiling, blocks: Sequence[_Block]) -> int:
-    """Bytes of workspace, without the transformed filter."""
-    sizes = (_elements(problem, tiling, block) for block in blocks)
-    return sum(max(column) for column in zip(*sizes, strict=True)) * problem.work.itemsize
-
-
-def _blocks(problem: ConvProblem, tiling: _Tiling) -> list[_Block]:
-    """Blocks that stay in the cache, but not so small that the products are narrow, and within the limit."""
-    tile = tiling.frequencies * (problem.channels + problem.filters) * problem.work.itemsize
-    most = max(_TILES, _BLOCK_BYTES // max(1, tile))
-    room = problem.limit - _filter_nbytes(problem, tiling)
+def _blocks(problem: ConvProblem, tiling: Tiling) -> list[Block]:
+    """Blocks that stay in the cache and make small products, but not too narrow ones, within the limit."""
+    tile = math.prod(tiling.sizes) * (problem.channels + problem.filters) * problem.work.itemsize
+    small = _SMALL // (_part(problem) * problem.channels // problem.group)
+    most = max(_NARROW, min(small, max(_TILES, _BLOCK_BYTES // tile)))
     while True:
-        blocks = _cut(problem, tiling, most)
-        if most == 1 or _nbytes(problem, tiling, blocks) <= room:
+        blocks = cut(tiling, problem.batch, most)
+        if most == 1 or _nbytes(problem, blocks) <= problem.limit:
             return blocks
         most -= max(1, most // 8)
 
 
-def _tiling(problem: ConvProblem) -> _Tiling | None:
-    """The tiling with the fewest multiplications whose workspace for a single tile is within the limit."""
-    for tiling in _tilings(problem):
-        if _least_nbytes(problem, tiling) <= problem.limit:
-            return tiling
-    return None
+def _least_nbytes(problem: ConvProblem, tiling: Tiling) -> int:
+    """Bytes of workspace for blocks of a single tile."""
+    return _nbytes(problem, cut(tiling, problem.batch, 1)[:1])
 
 
-def _least_nbytes(problem: ConvProblem, tiling: _Tiling) -> int:
-    return _nbytes(problem, tiling, _cut(problem, tiling, 1)[:1]) + _filter_nbytes(problem, tiling)
+def _tiling(problem: ConvProblem) -> Tiling | None:
+    """The tiling with the fewest multiplications, of those whose workspace can be within the limit."""
+    fitting = (tiling for tiling in _tilings(problem) if _least_nbytes(problem, tiling) <= problem.limit)
+    return next(fitting, None)
 
 
 def _refusal(problem: ConvProblem) -> str:
     """Why Winograd does not apply: the window, depthwise groups, float16 sums or the workspace limit."""
     if any(axis.stride != 1 or axis.dilation != 1 for axis in problem.axes):
         strides, dilations = ([getattr(axis, name) for axis in problem.axes] for name in ("stride", "dilation"))
-        return f"it needs stride 1 and dilation 1, found strides {strides} and dilations {dilations}"
+        return f"it needs strides and dilations of 1, found strides {strides} and dilations {dilations}"
     if any(axis.kernel not in _OUTPUTS for axis in problem.axes) or max(problem.kernel) == 1:
-        return f"it needs 3 taps along the axes (or 1 along some), found kernel {problem.kernel}"
+        return f"it needs 3 taps along an axis, and 3 or 1 along the others, found kernel {list(problem.kernel)}"
     if problem.half:
-        return "its sums lose too much in float16"
+        return "its transforms would lose too much in float16"
     if problem.group > 1 and problem.group == problem.channels:
-        return f"each of the {problem.group} groups has one channel: there is nothing to sum over"
+        return f"each of the {problem.group} groups has one channel, so there are no channels to sum over"
+    if not problem.x.size or not problem.y.size:
+        return f"there is nothing to compute from {problem.x.shape} to {problem.y.shape}"
     if _tiling(problem) is None:
         least = min(_least_nbytes(problem, tiling) for tiling in _tilings(problem))
-        return f"it needs at least {least} bytes of workspace, the limit is {problem.limit}"
+        return f"it needs {least} bytes of workspace, the limit is {problem.limit}"
     return ""
 
 
@@ -370,25 +312,20 @@ def _steps(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     assert tiling is not None, _refusal(problem)
     blocks = _blocks(problem, tiling)
     filters, calls = _filters(problem, tiling, allocate)
-    workspace = _Workspace(problem, tiling, blocks, allocate)
+    buffers = _Buffers(problem, blocks, allocate)
     for block in blocks:
-        calls += _block_steps(problem, tiling, block, filters, workspace)
+        calls += _block_steps(problem, block, filters, buffers)
     return calls
 
 
 @cache
-def _data_matrix(filters: tuple[MinimalFilter, ...], dtype: np.dtype[Any]) -> Array:
-    return kronecker([one.data for one in filters], dtype)
+def _data_matrix(one: MinimalFilter, dtype: np.dtype[Any]) -> Array:
+    return kronecker([one.data], dtype)
 
 
 @cache
-def _filter_matrix(filters: tuple[MinimalFilter, ...], dtype: np.dtype[Any]) -> Array:
-    return kronecker([one.filter for one in filters], dtype)
-
-
-@cache
-def _output_matrix(filters: tuple[MinimalFilter, ...], dtype: np.dtype[Any]) -> Array:
-    return kronecker([one.output for one in filters], dtype)
+def _output_matrix(one: MinimalFilter, dtype: np.dtype[Any]) -> Array:
+    return kronecker([one.output], dtype)
 
 
 WINOGRAD = Algorithm(name="WINOGRAD", refusal=_refusal, steps=_steps)
