@@ -2,7 +2,8 @@
 
 Positions are taken in blocks. A block's windows become rows of taps, one for each image, and one batched matrix
 product multiplies the rows of each position and group with the filter that is there, for all images at once: the
-filters, by far the largest operand, are read once. Blocks bound the working memory, whatever the size of the image.
+filters, by far the largest operand, are read once. Blocks bound the working memory, whatever the size of the image;
+only dX may be summed in an image of its own, where X is not of the layout or type of the products.
 LeCun 1989, "Generalization and network design strategies"; Taigman et al. 2014, "DeepFace".
 """
 
@@ -29,6 +30,8 @@ from dagexec.ops.conv.unrolled import (
     as_slices,
     columns_window,
     copy_to_columns,
+    read_pixels,
+    some_pixels,
     some_windows,
     spatial_first,
 )
@@ -202,6 +205,7 @@ class LayerOperator(Operator):
         self._blocks = layer.blocks(most)
         most = min(most, layer.positions)
         self._taps = Scratch(self, most * taps, work)
+        self._tiles = Scratch(self, most * taps, work)
         self._products = Scratch(self, most * products, work)
         self._weights = Scratch(self, most * weights, work)
         self._biases = Scratch(self, most * layer.filters, work)
@@ -212,8 +216,22 @@ class LayerOperator(Operator):
         places = block.places.stop - block.places.start
         return self._taps(0, (places, layer.group, layer.batch, layer.depth))
 
+    def _unroll(self, block: Block, taps: Array) -> list[Step]:
+        """The steps that fill the rows of taps of a block from X.
+
+        Pixels that are apart in memory for each image and channel are first brought together, once for all taps.
+        """
+        image, axes = self._layer.image(self.x(0)), block.axes
+        columns = self._layer.columns(taps, output_sizes(axes))
+        pixels = tuple(read_pixels(axis) for axis in axes)
+        read = image[pixels]
+        if self._layer.channels_last or self._layer.batch == 1 or read.size > taps.size:
+            return copy_to_columns(image, columns, axes)
+        tile = self._tiles(0, read.shape)
+        return [partial(np.copyto, tile, read), *copy_to_columns(tile, columns, some_pixels(axes, pixels))]
+
     def _direct(self) -> bool:
-        """True when Y, or dY, can be an operand of a product as it is: channels last, and of the type to compute in."""
+        """True when images can be used as they are, with the channels last and of the type to compute in."""
         return self._layer.channels_last and not self._narrow
 
     def _staged(self, array: Array, scratch: Scratch) -> tuple[Array, list[Step]]:
@@ -231,12 +249,12 @@ class LocallyConnected(LayerOperator):
         """For each block: unroll the windows, multiply, add the bias."""
         self._begin()
         layer = self._layer
-        image, rows, matrices = layer.image(self.x(0)), layer.rows(self.y(0)), layer.matrices(self.x(1))
+        rows, matrices = layer.rows(self.y(0)), layer.matrices(self.x(1))
         bias = layer.biases(self.x(2)) if len(self.input_blobs) == 3 else None
         steps: list[Step] = []
         for block in self._blocks:
             taps, target = self._row_buffer(block), rows[block.places]
-            steps += copy_to_columns(image, layer.columns(taps, output_sizes(block.axes)), block.axes)
+            steps += self._unroll(block, taps)
             weights, load = self._staged(matrices[block.places], self._weights)
             product = target if self._direct() else self._products(0, target.shape)
             steps += [*load, partial(np.matmul, taps, weights.swapaxes(2, 3), out=product)]
@@ -258,15 +276,14 @@ class LocallyConnectedGradient(LayerOperator):
     """
 
     def prepare(self) -> Step:
-        """For each block: the output gradients, then each wanted gradient; the parts of dX add up block by block."""
+        """For each block: dY, then each wanted gradient; the parts of dX add up block by block."""
         self._begin()
         layer = self._layer
         targets = {name: self.y(number) for number, name in enumerate(wanted_gradients(self.call()))}
         rows = layer.rows(self.x(2))
         steps: list[Step] = []
-        total: Array | None = None
-        if INPUT in targets:
-            total = self.scratch(targets[INPUT].shape, self._work) if self._narrow else targets[INPUT]
+        total, store = self._input_total(targets.get(INPUT))
+        if total is not None:
             steps.append(partial(total.fill, 0))
         for block in self._blocks:
             gradient = rows[block.places]
@@ -279,18 +296,25 @@ class LocallyConnectedGradient(LayerOperator):
             if BIAS in targets:
                 steps += self._bias_steps(gradient, layer.biases(targets[BIAS])[block.places])
             if total is not None:
-                steps += self._input_steps(block, gradient, layer.image(total))
-        if total is not None and self._narrow:
-            steps.append(partial(np.copyto, targets[INPUT], total, casting="same_kind"))
-        return in_sequence(steps)
+                steps += self._input_steps(block, gradient, total)
+        return in_sequence([*steps, *store])
+
+    def _input_total(self, target: Array | None) -> tuple[Array | None, list[Step]]:
+        """Where dX is summed, as spatial, G, N, C/G, and the steps that bring it to the output; None if not wanted."""
+        if target is None:
+            return None, []
+        image = self._layer.image(target)
+        if self._direct():
+            return image, []
+        total = self.scratch(image.shape, self._work)
+        return total, [partial(np.copyto, image, total, casting="same_kind")]
 
     def _filter_steps(self, block: Block, gradient: Array, target: Array) -> list[Step]:
         """dW = D^T A; for one image that is an outer product, which needs no BLAS."""
         taps = self._row_buffer(block)
         multiply = np.multiply if self._layer.batch == 1 else np.matmul
-        columns = self._layer.columns(taps, output_sizes(block.axes))
-        steps = copy_to_columns(self._layer.image(self.x(0)), columns, block.axes)
-        return steps + self._narrowed(target, self._weights, partial(multiply, gradient.swapaxes(2, 3), taps))
+        product = partial(multiply, gradient.swapaxes(2, 3), taps)
+        return [*self._unroll(block, taps), *self._narrowed(target, self._weights, product)]
 
     def _bias_steps(self, gradient: Array, target: Array) -> list[Step]:
         """The sum of D over the images."""

@@ -43,6 +43,12 @@ def some_pixels(axes: Sequence[Axis], ranges: Sequence[slice]) -> list[Axis]:
     ]
 
 
+def read_pixels(axis: Axis) -> slice:
+    """The range of pixels from the first to the last that some window may read."""
+    start = min(max(0, -axis.head), axis.size)
+    return slice(start, max(start, min(axis.size, axis.covered - axis.head)))
+
+
 def copy_to_columns(image: Array, columns: Array, axes: Sequence[Axis]) -> list[Step]:
     """The steps that give each tap of each window the pixel it reads, or 0 for padding, converting the type.
 

@@ -178,13 +178,13 @@ WANTED = st.lists(st.sampled_from(EVERY), min_size=1, max_size=3, unique=True)
 
 
 @given(CASES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
 @given(CASES, WANTED)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_geometry_gives_the_gradients_that_are_wanted(case: Case, wanted: list[str]) -> None:
     check_gradients(case, wanted)
 
@@ -290,7 +290,7 @@ def small_cases(draw: st.DrawFn) -> Case:
 
 
 @given(small_cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_gradients_are_what_central_differences_say(case: Case) -> None:
     definition = operator_def("LC", ["X", "filter", "bias"], ["Y"], **case.arguments())
     inputs = case.fed()
@@ -365,10 +365,11 @@ def traced_peak(case: Case, op_type: str, inputs: list[Array], outputs: list[str
 
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 def test_working_memory_is_bounded_whatever_the_size_of_the_image(order: str) -> None:
-    case = Case(Geometry((300, 201), (3, 3), (1, 1), (1, 1), (1,) * 4), 1, 1, 4, 1, order=order)
-    assert case.arrays()[1].nbytes > 8 << 20
-    assert traced_peak(case, "LC", case.fed(), ["y"]) < 5 << 20
-    assert traced_peak(case, "LCGradient", case.fed_back(), ["dw", "db", "dx"]) < 5 << 20
+    case = Case(Geometry((300, 201), (3, 3), (1, 1), (1, 1), (1,) * 4), 2, 1, 4, 1, order=order)
+    x, weights = case.arrays()[:2]
+    assert 2 * weights.nbytes > 16 << 20  # what all rows of taps would take
+    assert traced_peak(case, "LC", case.fed(), ["y"]) < 6 << 20
+    assert traced_peak(case, "LCGradient", case.fed_back(), ["dw", "db", "dx"]) < (6 << 20) + x.nbytes
 
 
 # Runs after the first.

@@ -121,13 +121,13 @@ CASES = st.builds(
 
 
 @given(CASES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_im2col_gathers_every_geometry(case: Case) -> None:
     check_im2col(case)
 
 
 @given(CASES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_col2im_scatters_every_geometry(case: Case) -> None:
     check_col2im(case)
 
