@@ -72,6 +72,7 @@ def build(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 SLOPES = floats(0.1, 0.2, 0.3)
 FILTER = Const(RNG.standard_normal((4, 3, 3, 3)), np.float32)
+TURNED = Const(RNG.standard_normal((3, 4, 3, 3)), np.float32)
 FILTER_2D = Const(RNG.standard_normal((5, 6)), np.float32)
 ROWS = RNG.standard_normal((4, 6)).astype(np.float32)
 CHANNELS = tuple(Const(RNG.uniform(0.5, 1.5, 3), np.float32) for _ in range(4))
@@ -84,6 +85,14 @@ CASES = [
     Case("Conv", 11, (IMAGE, FILTER), {"auto_pad": "VALID"}),
     Case("Conv", 22, (IMAGE, FILTER, floats(1, 2, 3, 4)), {"pads": [0, 1, 2, 1], "dilations": [2, 1]}),
     Case("Conv", 7, (IMAGE, Const(FILTER.array[:3, :1])), {"group": 3, "kernel_shape": [3, 3]}),
+    Case("ConvTranspose", 1, (IMAGE, TURNED)),
+    Case("ConvTranspose", 11, (IMAGE, TURNED, floats(0, 1, 2, 3)), {"strides": [2, 3], "pads": [1, 0, 0, 2]}),
+    Case("ConvTranspose", 11, (IMAGE, TURNED), {"strides": [2, 2], "output_padding": [1, 0], "dilations": [2, 1]}),
+    Case("ConvTranspose", 11, (IMAGE, TURNED), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    Case("ConvTranspose", 11, (IMAGE, TURNED), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    Case("ConvTranspose", 22, (IMAGE, TURNED), {"strides": [2, 2], "output_shape": [14, 11]}),
+    Case("ConvTranspose", 22, (IMAGE, TURNED), {"output_shape": [8, 7], "auto_pad": "SAME_UPPER"}),
+    Case("ConvTranspose", 22, (DEEP, Const(RNG.standard_normal((12, 2, 2, 2)), np.float32)), {"group": 3}),
     Case("MaxPool", 8, (IMAGE,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]}),
     Case("MaxPool", 12, (IMAGE,), {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
     Case("MaxPool", 12, (IMAGE,), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),

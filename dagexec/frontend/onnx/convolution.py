@@ -48,6 +48,22 @@ def convolution(node: Node) -> list[OperatorDef]:
     return [node.operator("Conv", inputs, node.only_output(), group=node.integer("group", 1), **window)]
 
 
+@converts("ConvTranspose")
+def transposed_convolution(node: Node) -> list[OperatorDef]:
+    """ConvTranspose; with output_shape, the pads are found from it. A missing kernel_shape is taken from the filter."""
+    kernels = node.integers("kernel_shape")
+    if kernels is None:
+        kernels = list(node.full_shape(1, "it has no kernel_shape")[2:])
+    window = _window(node, kernels)
+    sizes = node.integers("output_shape")
+    if sizes is not None:
+        window["output_sizes"] = sizes[-len(kernels) :]
+        window["pads"] = None
+    window["adjs"] = node.integers("output_padding")
+    inputs = [name for name in node.inputs if name]
+    return [node.operator("ConvTranspose", inputs, node.only_output(), group=node.integer("group", 1), **window)]
+
+
 @converts("MaxPool")
 def max_pool(node: Node) -> list[OperatorDef]:
     """MaxPool, with the indices where someone uses them."""
