@@ -34,7 +34,7 @@ class AveragePooling(Pooling):
 
     def prepare(self) -> Step:
         """Sums along one axis after the other, then a division by the number of pixels."""
-        window, axes = pool_window(self.call(), dilations=False)
+        window, axes = pool_window(self.call())
         work = compute_dtype(self.x(0).dtype)
         sizes = window_sizes(axes, window, work, with_padding=self.arguments.bool("count_include_pad"))
 
@@ -49,7 +49,7 @@ class AveragePoolingGradient(Operator):
 
     def prepare(self) -> Step:
         """A division, then sums along one axis after the other. Neither X nor Y is read."""
-        window, axes = pool_window(self.call(), dilations=False)
+        window, axes = pool_window(self.call())
         work = compute_dtype(self.x(0).dtype)
         dy, dx = as_images(self.x(2), window), as_images(self.y(0), window)
         if not dx.size:
@@ -68,7 +68,7 @@ class AveragePoolingGradient(Operator):
 
 
 _ARGS = POOL_ARGS | {"count_include_pad": "1: padding counts as zeros, as far as it reaches (default 0)"}
-_infer = infer_pooling(FLOAT_TYPES, dilations=False)
+_infer = infer_pooling(FLOAT_TYPES)
 
 register_pooling(
     AveragePooling,
@@ -79,7 +79,7 @@ register_pooling(
             outputs=(1, 1),
             infer=_infer,
             doc="Y = the mean of each window of X (N, C, spatial, or N, spatial, C with order NHWC); padding does not "
-            "count, unless count_include_pad is 1.",
+            "count, unless count_include_pad is 1; 0 for a window with nothing that counts.",
             input_names=("X",),
             output_names=("Y",),
             args=_ARGS,

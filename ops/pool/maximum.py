@@ -54,7 +54,7 @@ class MaxPoolingGradient(Operator):
 
     def prepare(self) -> Step:
         """For each tap a comparison of all windows with the pixels it reads, and a sum."""
-        window, axes = pool_window(self.call(), dilations=True)
+        window, axes = pool_window(self.call())
         x, y, dy, dx = (as_images(array, window) for array in (self.x(0), self.x(1), self.x(2), self.y(0)))
         if not dx.size:
             return nothing_to_do
@@ -114,7 +114,7 @@ class MaxPoolingGradient(Operator):
         return in_sequence(steps)
 
 
-_infer = infer_pooling(NUMBER_TYPES, dilations=True)
+_infer = infer_pooling(NUMBER_TYPES)
 
 register_pooling(
     MaxPooling,

@@ -109,7 +109,7 @@ class IndexedMaxPooling(MaxPooling):
     def prepare(self) -> Step:
         """The maxima, then for each tap a comparison of all windows with the pixels it reads."""
         call = self.call()
-        window, axes = pool_window(call, dilations=True)
+        window, axes = pool_window(call)
         sizes = [axis.size for axis in axes]
         self._pitches = pixel_pitches(call, sizes)
         x, y, mask = (as_images(array, window) for array in (self.x(0), self.y(0), self.y(1)))
@@ -234,7 +234,7 @@ class IndexedMaxPoolingGradient(Operator):
     def prepare(self) -> Step:
         """A check of the indices, then sums at them."""
         call = self.call()
-        window, axes = pool_window(call, dilations=True)
+        window, axes = pool_window(call)
         if not self.y(0).size:
             return nothing_to_do
         mask, pixels = self.x(2), math.prod(axis.size for axis in axes)
@@ -292,8 +292,8 @@ class IndexedMaxPoolingGradient(Operator):
 
 
 def _infer(call: OperatorCall) -> list[TensorType]:
-    pooled = pooled_type(call, NUMBER_TYPES, dilations=True)
-    _, axes = pool_window(call, dilations=True)
+    pooled = pooled_type(call, NUMBER_TYPES)
+    _, axes = pool_window(call)
     sizes = [axis.size for axis in axes]
     pixel_pitches(call, sizes)
     if call.arguments.bool("flat_indices"):

@@ -78,7 +78,7 @@ class NormPoolingGradient(Operator):
         """Quotients, sums along one axis after the other, and a product."""
         self._exponent = read_exponent(self.call())
         self._work = compute_dtype(self.x(0).dtype)
-        window, axes = pool_window(self.call(), dilations=True)
+        window, axes = pool_window(self.call())
         x, y, dy, dx = (as_images(array, window) for array in (self.x(0), self.x(1), self.x(2), self.y(0)))
         if not dx.size:
             return nothing_to_do
@@ -134,7 +134,7 @@ class NormPoolingGradient(Operator):
 
 
 def _infer(call: OperatorCall) -> list[TensorType]:
-    pooled = pooled_type(call, FLOAT_TYPES, dilations=True)
+    pooled = pooled_type(call, FLOAT_TYPES)
     read_exponent(call)
     return [pooled]
 

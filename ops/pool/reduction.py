@@ -35,7 +35,7 @@ class Pooling(Operator):
         self, combine: np.ufunc, identity: Any, work: np.dtype[Any], finish: Finish, load: Load | None = None
     ) -> Step:
         """The steps that combine every window of x into y, in `work`; `load` is needed when it is not just a copy."""
-        window, axes = pool_window(self.call(), dilations=True)
+        window, axes = pool_window(self.call())
         if not self.y(0).size:
             return nothing_to_do
         images, targets = as_images(self.x(0), window), as_images(self.y(0), window)
@@ -65,7 +65,7 @@ class Pooling(Operator):
         self, combine: np.ufunc, images: Array, targets: Array, work: np.dtype[Any], finish: Finish, load: Load | None
     ) -> Step:
         """`reduce` when the one window is the image."""
-        rank = len(pool_window(self.call(), dilations=True)[1])
+        rank = len(pool_window(self.call())[1])
         found = self.scratch(targets.shape, work)
         pixels = images.reshape(len(images), math.prod(images.shape[1 : 1 + rank]), *images.shape[1 + rank :])
         totals = found.reshape(len(found), *pixels.shape[2:])

@@ -26,14 +26,12 @@ Array = npt.NDArray[Any]
 RANKS = ("", "1D", "2D", "3D")
 
 
-def pool_window(call: OperatorCall, dilations: bool) -> tuple[Window, tuple[Axis, ...]]:
+def pool_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     """The window of a pooling operator, and its axes over the input's size. Raises ArgumentError or ShapeError."""
     fixed = re.search(r"Pool.*([123])D", call.definition.type)
     ranks = (int(fixed[1]),) if fixed else (1, 2, 3)
     shape = call.require_rank(0, *(rank + 2 for rank in ranks))
     window = read_window(call, len(shape) - 2)
-    if not dilations and any(size != 1 for size in window.dilation):
-        raise ArgumentError(f"{call.label}: dilation must be 1, found {window.dilation}")
     sizes = window.spatial(shape)
     if any(size == 0 for size in sizes):
         raise call.fail("there is nothing to pool over: a spatial size is 0")
@@ -58,20 +56,20 @@ def is_whole(axes: Sequence[Axis]) -> bool:
     return all(axis.kernel == axis.size and axis.out == 1 and not axis.reads_padding for axis in axes)
 
 
-def pooled_type(call: OperatorCall, metas: tuple[TypeMeta, ...], dilations: bool) -> TensorType:
+def pooled_type(call: OperatorCall, metas: tuple[TypeMeta, ...]) -> TensorType:
     """The type of Y for X, input 0, of one of the types `metas`. Raises ArgumentError or ShapeError."""
     meta = call.require_types(0, *metas)
-    window, axes = pool_window(call, dilations)
+    window, axes = pool_window(call)
     call.arguments.bool("count_include_pad")
     shape = call.inputs[0].shape
     return TensorType(window.image_shape(shape[0], window.channels(shape), output_sizes(axes)), meta)
 
 
-def infer_pooling(metas: tuple[TypeMeta, ...], dilations: bool) -> InferFunction:
+def infer_pooling(metas: tuple[TypeMeta, ...]) -> InferFunction:
     """Inference of an operator with one output Y."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
-        return [pooled_type(call, metas, dilations)]
+        return [pooled_type(call, metas)]
 
     return infer
 
@@ -97,7 +95,7 @@ def pooling_cost(flops_per_tap: int, windows: WindowsOf) -> CostFunction:
     """Cost of an operator that does `flops_per_tap` operations for each tap of each element of `windows`, a tensor."""
 
     def cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-        _, axes = pool_window(call, dilations=True)
+        _, axes = pool_window(call)
         flops = windows(call, outputs).elements * tap_count(axes) * flops_per_tap
         return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
 
@@ -121,10 +119,14 @@ def register_pooling(computes: type[Operator], schemas: Sequence[OpSchema]) -> N
 
 
 def window_sizes(axes: Sequence[Axis], window: Window, work: np.dtype[Any], *, with_padding: bool) -> Array:
-    """How many pixels each window has, as an array that divides Y; of no axes when all have the same number."""
+    """How many pixels each window has, as an array that divides Y; of no axes when all have the same number.
+
+    For a window with none, which dilation makes possible, it is 1, so that the mean is 0, as in onnxruntime.
+    """
     sizes = np.ones((), work)
     for axis in axes:
         sizes = sizes[..., None] * np.asarray(axis.window_sizes(with_padding=with_padding), work)
+    sizes = np.maximum(sizes, 1)
     if (sizes == sizes.flat[0]).all():
         return np.asarray(sizes.flat[0])
     return sizes[..., None] if window.channels_last else sizes

@@ -108,6 +108,7 @@ CASES = [
     Case("LpPool", 18, (IMAGE,), {"kernel_shape": [3, 2], "p": 3, "dilations": [1, 2], "ceil_mode": 1}),
     Case("GlobalLpPool", 2),
     Case("GlobalLpPool", 2, (IMAGE,), {"p": 3}),
+    Case("AveragePool", 19, (IMAGE,), {"kernel_shape": [3, 2], "dilations": [2, 3], "strides": [1, 2]}),
     Case("GlobalAveragePool", 7),
     Case("GlobalMaxPool", 7),
     Case("BatchNormalization", 7, (IMAGE, *CHANNELS), {"epsilon": 1e-3}),

@@ -187,8 +187,7 @@ def numbered(pixel: Pixel, case: PoolCase, shape: tuple[int, ...]) -> Array:
 @st.composite
 def pool_cases(draw: st.DrawFn, op_type: str, dtypes: list[str], exponents: tuple[float, ...] = (2.0,)) -> PoolCase:
     """Cases of one operator, one in eight of them global."""
-    dilated = op_type != "AveragePool"
-    geometry = draw(geometries(pooling=True, dilated=dilated).filter(starts_inside))
+    geometry = draw(geometries(pooling=True).filter(starts_inside))
     whole = draw(st.integers(0, 7)) == 7
     if whole:
         rank = geometry.rank

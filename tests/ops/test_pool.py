@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn, op_type: str) -> Case:
     types = FLOATS if op_type == "AveragePool" else [*FLOATS, "int8", "uint8", "int32", "int64"]
     return Case(
         op_type,
-        draw(geometries(pooling=True, dilated=op_type == "MaxPool").filter(starts_inside)),
+        draw(geometries(pooling=True).filter(starts_inside)),
         batch=draw(st.sampled_from([0, 1, 1, 3])),
         channels=draw(st.integers(1, 4)),
         count_include_pad=op_type == "AveragePool" and draw(st.booleans()),
@@ -249,7 +249,6 @@ REFUSED: dict[str, tuple[str, Named, type[DagexecError], str]] = {
     "zero stride": ("MaxPool", {"kernel": 2, "stride": 0}, ArgumentError, r"strides must be at least 1.*\[0, 0\]"),
     "zero kernel": ("AveragePool", {"kernel": 0}, ArgumentError, r"kernels must be at least 1.*\[0, 0\]"),
     "negative pad": ("MaxPool", {"kernel": 2, "pad": -1}, ArgumentError, "pads must be at least 0"),
-    "dilated mean": ("AveragePool", {"kernel": 2, "dilation": 2}, ArgumentError, r"dilation must be 1, found \(2, 2\)"),
     "global with stride": ("MaxPool", {"global_pooling": 1, "stride": 2}, ArgumentError, "global_pooling allows no"),
     "global with pad": ("MaxPool", {"global_pooling": 1, "pad": 1}, ArgumentError, "global_pooling allows no"),
     "no kernel": ("MaxPool", {}, ArgumentError, "'kernel' .*is required"),

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32, INT32, INT64
 from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.pool import window as blocks_module
 from tests.ops.pooling import FLOATS, PoolCase, first_maxima, onnx_pools, pool_cases
-from tests.ops.running import run_operator
+from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Geometry, pool, run_onnx_outputs
 
 OP = "MaxPoolWithIndex"
@@ -138,3 +142,26 @@ def test_types_without_an_order_are_refused() -> None:
 def test_one_output_is_refused() -> None:
     with pytest.raises(Exception, match=r"expected 2 output\(s\), found 1"):
         run_operator(OP, [np.zeros((1, 1, 3, 3), np.float32)], 1, kernel=2)
+
+
+def inferred(shape: tuple[int, ...], **arguments: int) -> tuple[list[TensorType], Cost]:
+    """The types of the outputs for an input that nobody allocates, and the cost."""
+    definition = operator_def(OP, ["x"], ["y", "mask"], **arguments)
+    call = OperatorCall(definition, Arguments(definition, OP), (TensorType(shape, FLOAT32),), (None,), OP)
+    schema = schema_of(OP)
+    assert schema.infer is not None
+    found = list(schema.infer(call))
+    return found, schema.cost(call, found)
+
+
+def test_more_pixels_than_an_int32_can_count_are_refused() -> None:
+    with pytest.raises(ShapeError, match=f"int32 index cannot count {50_000**2} pixels; flat_indices=1 gives int64"):
+        inferred((1, 1, 50_000, 50_000), kernel=2, stride=2)
+    types, _ = inferred((1, 1, 50_000, 50_000), kernel=2, stride=2, flat_indices=1)
+    assert types == [TensorType((1, 1, 25_000, 25_000), FLOAT32), TensorType((1, 1, 25_000, 25_000), INT64)]
+
+
+def test_cost_counts_the_taps() -> None:
+    types, cost = inferred((2, 4, 6, 5), kernel_h=3, kernel_w=2, stride_h=1, stride_w=3)
+    assert types[1] == TensorType((2, 4, 4, 2), INT32)
+    assert cost == Cost(64 * 6 * 2, 4 * 240, (4 + 4) * 64)

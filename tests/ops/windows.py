@@ -157,7 +157,7 @@ def pool(x: Array, geometry: Geometry, kind: str, count_padding: bool = False) -
             count = 1
             for axis, row in zip(axes, taps, strict=True):
                 count *= sum(axis.low <= p < axis.high for p in row)
-        y[(..., *place)] = values.sum(axis=2) / count
+        y[(..., *place)] = values.sum(axis=2) / max(count, 1)  # 0 for a window of nothing but padding
     return y
 
 
