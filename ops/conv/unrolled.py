@@ -29,10 +29,7 @@ Array = npt.NDArray[Any]
 
 def some_windows(axes: Sequence[Axis], ranges: Sequence[slice]) -> list[Axis]:
     """Axes of a range of windows each: the same pixels, fewer windows."""
-    return [
-        replace(axis, head=axis.head - windows.start * axis.stride, out=windows.stop - windows.start)
-        for axis, windows in zip(axes, ranges, strict=True)
-    ]
+    return [axis.part(windows.start, windows.stop) for axis, windows in zip(axes, ranges, strict=True)]
 
 
 def some_pixels(axes: Sequence[Axis], ranges: Sequence[slice]) -> list[Axis]:
