@@ -32,7 +32,10 @@ class Pointwise(Operator):
 
     def prepare(self) -> Step:
         """The passes over the whole tensor, cut into pieces when there are several."""
-        return blockwise(self, self.x(0).reshape(-1), self.y(0).reshape(-1), self._passes)
+        x, y = self.x(0), self.y(0)
+        if x.flags.c_contiguous and y.flags.c_contiguous:
+            x, y = x.reshape(-1), y.reshape(-1)
+        return blockwise(self, x, y, self._passes)
 
     def constant(self, name: str) -> float:
         """The value of float argument `name`."""

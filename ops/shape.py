@@ -68,13 +68,15 @@ def distinct_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
 
 def view_step(x: Array, y: Array) -> Step:
     """A step that puts the elements of `x` into `y` in their order: nothing to do when they share memory."""
-    if x.size == 0 or np.may_share_memory(x, y):
+    if x.size == 0 or (x.flags.c_contiguous and np.may_share_memory(x, y)):
         return nothing_to_do
     return partial(np.copyto, y.reshape(x.shape), x)
 
 
 class View(Operator):
     """An operator whose output 0 holds the elements of input 0 in the same order."""
+
+    reads_strided = True
 
     def prepare(self) -> Step:
         """Nothing to do where output and input share memory, one copy where not."""
@@ -167,6 +169,7 @@ def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]
 class Reshape(Operator):
     """New shape, same elements."""
 
+    reads_strided = True
     _old_shape: tuple[int, ...] = ()
 
     def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False) -> Step:
@@ -289,6 +292,8 @@ def _permutation(call: OperatorCall) -> tuple[int, ...]:
 class Transpose(Operator):
     """Axes in another order."""
 
+    reads_strided = writes_strided = True
+
     def prepare(self) -> Step:
         """One strided copy."""
         return partial(np.copyto, self.y(0), self.x(0).transpose(_permutation(self.call())))
@@ -318,6 +323,8 @@ def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
 class NCHW2NHWC(Operator):
     """Channels last."""
 
+    reads_strided = writes_strided = True
+
     def prepare(self) -> Step:
         """One strided copy."""
         return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), 1, -1))
@@ -326,6 +333,8 @@ class NCHW2NHWC(Operator):
 @operator(order_schema("NHWC2NCHW", -1, 1, "Channels from the end to axis 1: (N, H, W, C) to (N, C, H, W)."))
 class NHWC2NCHW(Operator):
     """Channels first."""
+
+    reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
         """One strided copy."""
@@ -355,6 +364,8 @@ def infer_shape(call: OperatorCall) -> list[TensorType]:
 class Shape(Operator):
     """The sizes of a tensor."""
 
+    reads_strided = True
+
     def prepare(self) -> Step:
         """The sizes are known now; the step writes them."""
         shape = self.x(0).shape
@@ -376,6 +387,8 @@ class Shape(Operator):
 )
 class Size(Operator):
     """The number of elements of a tensor."""
+
+    reads_strided = True
 
     def prepare(self) -> Step:
         """The number is known now; the step writes it."""
@@ -399,6 +412,8 @@ def copy_schema(name: str, doc: str) -> OpSchema:
 @operator(copy_schema("Copy", "A copy of the input, in memory of its own."))
 class Copy(Operator):
     """A copy on one device."""
+
+    reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
         """One copy."""

@@ -14,14 +14,21 @@ from dagexec.ops.blocks import Array, Scratch
 from dagexec.ops.error_function import erf_passes
 from dagexec.ops.pointwise import Pointwise, UfuncOperator, pointwise
 
+_EXACT = (np.sqrt, np.square, np.negative, np.absolute, np.sign, np.floor, np.ceil, np.rint, np.logical_not)
 SIGNED_TYPES = (*FLOAT_TYPES, INT8, INT16, INT32, INT64)
 
 
 def _define(
     name: str, ufunc: Callable[..., Any], doc: str, *, metas: tuple[TypeMeta, ...] = FLOAT_TYPES, flops: float = 10
 ) -> type[UfuncOperator]:
-    """Register operator `name`, computed by one NumPy function."""
-    cls = type(name, (UfuncOperator,), {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__})
+    """Register operator `name`, computed by one NumPy function.
+
+    A function of exact results works on any strides. Others have to see packed arrays: NumPy has loops of its own for
+    them, which may round differently, and results must not depend on the layout.
+    """
+    exact = ufunc in _EXACT
+    members = {"ufunc": staticmethod(ufunc), "reads_strided": exact, "writes_strided": exact}
+    cls = type(name, (UfuncOperator,), {**members, "__doc__": doc, "__module__": __name__})
     return pointwise(name, doc, metas=metas, flops=flops)(cls)
 
 

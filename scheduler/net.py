@@ -131,7 +131,10 @@ class BaseNet(ABC):
     def _prepare(self) -> Preparation:
         tensors = (blob.value for blob in self._inputs)
         signature = tuple(
-            (tensor.shape, tensor.meta.name) if isinstance(tensor, Tensor) else None for tensor in tensors
+            (tensor.shape, tensor.meta.name, None if tensor.is_packed else tensor.array.strides)
+            if isinstance(tensor, Tensor)
+            else None
+            for tensor in tensors
         )
         preparation = self._preparations.pop(signature, None)
         if preparation is None or not preparation.restore(self._own_tensors()):

@@ -42,6 +42,10 @@ class Binding:
         """True while the blob still has that tensor, and the tensor that array."""
         return self.blob.value is self.tensor and self.tensor.current_array() is self.array
 
+    def is_packed(self) -> bool:
+        """True when both that array and the one the tensor has now are packed."""
+        return bool(self.array.flags.c_contiguous) and self.tensor.is_packed
+
     def may_be_written(self) -> bool:
         """True when the array is the tensor's own to write: neither adopted from a caller nor another tensor's."""
         return not self.is_view and (self.storage is None or self.storage.writable)
@@ -81,6 +85,11 @@ class CheckedStep:
         if step is None or self._changed():
             step = self._prepare()
         step()
+
+    def current(self) -> Step:
+        """The operator's step for what its blobs hold now."""
+        step = self._step
+        return self._prepare() if step is None or self._changed() else step
 
     def _changed(self) -> bool:
         arrays = self._arrays
@@ -125,6 +134,8 @@ class Preparation:
 
         Whatever else an operator raises while it is prepared becomes an OperatorError.
         """
+        for operator in operators:
+            operator.check_output_layouts()
         dynamic = _dynamic_operators(graph, constants)
         self.steps: list[Step] = []
         seconds: list[float] = []
@@ -141,7 +152,7 @@ class Preparation:
                 types = tuple(operator.schema.infer(call))
             if len(types) != len(operator.output_blobs):
                 raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
-            planned_bytes += 0 if as_view else _bytes_of(types, operator.label)
+            planned_bytes += 0 if as_view and operator.input(0).is_packed else _bytes_of(types, operator.label)
             check_fits(planned_bytes, f"{operator.label}: with the outputs of the operators before it, the net")
             with _naming(operator.label, graph.name):
                 self.steps.append(operator.bind(types, as_view=as_view))
@@ -170,10 +181,13 @@ class Preparation:
     def restore(self, own: frozenset[int]) -> bool:
         """Bring the tensors back to the arrays of this preparation, with the input values they have now.
 
-        Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere. False when that is
-        not enough; nothing has changed then.
+        Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere, and only from a packed
+        array to a packed one, since another layout was asked for. False when that is not enough; nothing has changed
+        then.
         """
         if any(binding.blob.value is not binding.tensor for binding in (*self.inputs, *self.outputs)):
+            return False
+        if any(not binding.is_packed() for binding in (*self.inputs, *self.outputs) if not binding.holds()):
             return False
         moved = [binding for binding in self.inputs if not binding.holds()]
         if any(

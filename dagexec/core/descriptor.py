@@ -237,6 +237,19 @@ class TensorDescriptor:
             return False
         return _may_return(axes)
 
+    def is_same_layout(self, other: TensorDescriptor) -> bool:
+        """True when shapes are equal, and so are all strides that have a say."""
+        return self.shape == other.shape and all(
+            self.strides[axis] == other.strides[axis] for axis in range(len(self.shape)) if self._has_say(axis)
+        )
+
+    def check_holds(self, shape: tuple[int, ...]) -> None:
+        """Raise ShapeError unless values of `shape` can be written to this layout: an overlapping one holds none."""
+        if self.shape != shape:
+            raise ShapeError(f"values of shape {shape} cannot be laid out as {self}")
+        if self.is_overlapping:
+            raise ShapeError(f"an overlapping layout cannot be written to: shape {shape}, strides {self.strides}")
+
     @property
     def layout(self) -> str:
         """The layout in words: order, what is packed or overlaps, and the strides where the words do not give them."""
@@ -277,10 +290,7 @@ def convert(values: Array, target: TensorDescriptor, out: Array | None = None) -
     Raises ShapeError when shapes or dtypes differ, when `out` is too small, and for an overlapping target, which
     cannot hold one value for each index.
     """
-    if target.shape != tuple(values.shape):
-        raise ShapeError(f"values of shape {values.shape} cannot be laid out as {target}")
-    if target.is_overlapping:
-        raise ShapeError(f"an overlapping layout cannot be written to: shape {target.shape}, strides {target.strides}")
+    target.check_holds(tuple(values.shape))
     buffer = np.empty(target.span, values.dtype) if out is None else out
     if buffer.dtype != values.dtype:
         raise ShapeError(f"values of {values.dtype} cannot be laid out in a buffer of {buffer.dtype}")

@@ -7,9 +7,11 @@ steps call NumPy with `out=`, so a run allocates nothing.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,8 +19,11 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
+from dagexec.core.conversion import Conversion, ConvertedStep
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Context, Device, check_fits, make_context
-from dagexec.core.errors import MissingBlobError
+from dagexec.core.dtypes import STRING
+from dagexec.core.errors import MissingBlobError, ShapeError
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor
@@ -26,7 +31,10 @@ from dagexec.core.tensor import Tensor
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
 
+logger = logging.getLogger("dagexec")
+
 Step = Callable[[], object]
+Array = npt.NDArray[Any]
 
 
 def nothing_to_do() -> None:
@@ -46,6 +54,19 @@ def in_sequence(steps: Sequence[Step]) -> Step:
     return run_all
 
 
+def packed_copy(tensor: Tensor) -> Array:
+    """A read-only packed copy of the tensor's values."""
+    array = tensor.fetch()
+    array.flags.writeable = False
+    return array
+
+
+def _strided(blobs: Sequence[Blob]) -> list[tuple[Blob, Tensor]]:
+    """The blobs that hold a strided tensor, with it; each tensor once."""
+    found = {id(blob.value): blob for blob in blobs if isinstance(blob.value, Tensor) and not blob.value.is_packed}
+    return [(blob, blob.get(Tensor)) for blob in found.values()]
+
+
 class Operator(ABC):
     """An operator of a net, with its input and output blobs looked up.
 
@@ -55,9 +76,13 @@ class Operator(ABC):
         context: its handle on the device it runs on.
         label: how messages name it.
         input_blobs, output_blobs: its blobs, in the def's order.
+        reads_strided, writes_strided: inputs, or outputs, may have any strides when `prepare` is called; by default
+            they are packed there, as copies where the tensors are not.
     """
 
     schema: ClassVar[OpSchema]
+    reads_strided: ClassVar[bool] = False
+    writes_strided: ClassVar[bool] = False
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""
@@ -69,6 +94,8 @@ class Operator(ABC):
         self.context: Context = make_context(Device.from_option(option), seed)
         self.input_blobs = tuple(self._find(workspace, name) for name in definition.input)
         self.output_blobs = tuple(workspace.create_blob(name) for name in definition.output)
+        self._packed_inputs: dict[int, Array] = {}  # by the id of the tensor that each stands for, during `prepare`
+        self._packed_outputs: dict[int, Array] = {}
 
     def _find(self, workspace: Workspace, name: str) -> Blob:
         blob = workspace.get_blob_or_none(name)
@@ -88,15 +115,16 @@ class Operator(ABC):
         return self.output_blobs[index].tensor(self.context)
 
     def x(self, index: int) -> npt.NDArray[Any]:
-        """The array of input `index`."""
+        """The array of input `index`; while `prepare` is called, a packed copy of it unless `reads_strided`."""
         tensor = self.input(index)
         if tensor.is_empty:
             raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} holds nothing yet")
-        return tensor.array
+        return self._packed_inputs.get(id(tensor), tensor.array) if self._packed_inputs else tensor.array
 
     def y(self, index: int) -> npt.NDArray[Any]:
-        """The array of output `index`."""
-        return self.output(index).array
+        """The array of output `index`; while `prepare` is called, a packed one unless `writes_strided`."""
+        tensor = self.output(index)
+        return self._packed_outputs.get(id(tensor), tensor.array) if self._packed_outputs else tensor.array
 
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Memory of this prepared step alone, kept between runs; its content is undefined.
@@ -123,15 +151,70 @@ class Operator(ABC):
         return None if self.schema.infer is None else tuple(self.schema.infer(self.call()))
 
     def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False) -> Step:
-        """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's storage."""
+        """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's packed storage.
+
+        The step converts strided tensors for an operator that works on packed ones. Raises ShapeError when an output
+        has an overlapping layout.
+        """
+        self.check_output_layouts()
         if types is not None:
             first = 0
-            if as_view:
+            if as_view and self.input(0).is_packed:
                 self.output(0).share(self.input(0), types[0].shape)
                 first = 1
             for index in range(first, len(types)):
                 self.output(index).resize(types[index].shape, types[index].meta)
-        return self.prepare()
+        inputs = [] if self.reads_strided else _strided(self.input_blobs)
+        outputs = [] if self.writes_strided else _strided(self.output_blobs)
+        return self._prepare_packed(inputs, outputs) if inputs or outputs else self.prepare()
+
+    def check_output_layouts(self) -> None:
+        """Raise ShapeError, naming the blob, when an output has an overlapping layout."""
+        for blob, tensor in _strided(self.output_blobs):
+            descriptor = tensor.descriptor
+            if descriptor.is_overlapping:
+                raise ShapeError(
+                    f"{self.label}: output blob {blob.name!r} has an overlapping layout, shape {descriptor.shape} and "
+                    f"strides {descriptor.strides}: two results would go to one element; feed it packed, or remove it"
+                )
+
+    def _prepare_packed(self, inputs: list[tuple[Blob, Tensor]], outputs: list[tuple[Blob, Tensor]]) -> Step:
+        """The step of `prepare` on packed memory, with the conversions of these strided tensors around it."""
+        before: list[Conversion] = []
+        after: list[Conversion] = []
+        try:
+            for blob, tensor in inputs:
+                if tensor.constant is not None:
+                    self._packed_inputs[id(tensor)] = tensor.constant.derived("packed", partial(packed_copy, tensor))
+                    continue
+                array = self._packed_inputs[id(tensor)] = self._memory_for(tensor)
+                before.append(self._conversion("input", blob, tensor.array, array))
+                before[-1].copy()  # a step may be prepared from the values
+            for blob, tensor in outputs:
+                known = self._packed_inputs.get(id(tensor))  # in place
+                array = self._memory_for(tensor) if known is None else known
+                self._packed_outputs[id(tensor)] = array
+                after.append(self._conversion("output", blob, array, tensor.array))
+            step = self.prepare()
+        finally:
+            self._packed_inputs, self._packed_outputs = {}, {}
+        if not after and (step is nothing_to_do or not before):
+            return step
+        return ConvertedStep(tuple(before), step, tuple(after))
+
+    def _memory_for(self, tensor: Tensor) -> Array:
+        if tensor.meta is STRING:
+            return np.full(tensor.shape, b"", np.object_)
+        return self.scratch(tensor.shape, tensor.array.dtype)
+
+    def _conversion(self, kind: str, blob: Blob, source: Array, target: Array) -> Conversion:
+        copy = partial(self.context.copy_within, target, source)
+        conversion = Conversion(blob.name, TensorDescriptor.of(source), TensorDescriptor.of(target), copy)
+        logger.info(
+            "%s: %s blob %r of shape %s is converted in every run, from %s to %s",
+            self.label, kind, blob.name, source.shape, conversion.source.layout, conversion.target.layout,
+        )  # fmt: skip
+        return conversion
 
     @abstractmethod
     def prepare(self) -> Step:

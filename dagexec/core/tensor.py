@@ -4,6 +4,9 @@ A tensor's `array` is a NumPy (or, on another device, NumPy-like) array over its
 array, so whoever replaces it (`resize` to another shape, `adopt`, `share`) makes the steps that hold it out of date.
 `binding_epoch` changes with every such replacement anywhere, so that a net can see in one comparison that nothing has
 changed since its steps were prepared, and look closer only when something has.
+
+A tensor is packed unless it was given another layout, by `adopt_strided` or by `feed` with a descriptor; its array has
+these strides then, and operators that cannot read them get a packed copy (see `dagexec.core.conversion`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Context, Device, array_on, check_fits, copy_between, element_count, make_context
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ShapeError
@@ -109,6 +113,16 @@ class Tensor:
         return self._is_view
 
     @property
+    def is_packed(self) -> bool:
+        """True when the elements fill their memory in the order of their indices; also of an empty tensor."""
+        return self._array is None or bool(self._array.flags.c_contiguous)
+
+    @property
+    def descriptor(self) -> TensorDescriptor:
+        """The layout. Raises MissingBlobError when the tensor is empty."""
+        return TensorDescriptor.of(self.array)
+
+    @property
     def constant(self) -> Constant | None:
         """Where results of these values are kept, for a tensor that `freeze` made constant; otherwise None."""
         return self._constant
@@ -130,15 +144,17 @@ class Tensor:
     def resize(self, shape: Shape, meta: TypeMeta) -> npt.NDArray[Any]:
         """Take on `shape` and `meta` and return an array to write to; values are undefined after a change.
 
-        Nothing happens when both are unchanged. Memory is kept while its capacity suffices, so shrinking and growing
-        back allocates nothing. A tensor on memory that is not its own to write, another tensor's or an adopted array,
-        leaves it for new memory, with its values when the dtype and the number of elements stay: so an operator may
-        work on it in place. Raises ResourceError when the size would not fit in memory.
+        Nothing happens when both are unchanged, so that a strided tensor stays strided; otherwise it becomes packed.
+        Memory is kept while its capacity suffices, so shrinking and growing back allocates nothing. A tensor that is
+        strided or on memory that is not its own to write, another tensor's or an adopted array, leaves it for new
+        memory, with its values when the dtype and the number of elements stay: so an operator may work on it in place.
+        Raises ResourceError when the size would not fit in memory.
         """
         previous = self._array
         owned = self._owns_memory()
         if previous is not None and self.shape == shape and self.meta is meta and owned:
             return previous
+        owned = owned and self.is_packed
         count = element_count(shape)
         check_fits(count * meta.itemsize, f"a {meta} tensor of shape {shape}")
         needed = count if meta is STRING else count * meta.itemsize
@@ -155,7 +171,8 @@ class Tensor:
     def adopt(self, array: npt.NDArray[Any], writable: bool = False) -> None:
         """Use `array`'s own memory, without a copy. Unless `writable`, a later `resize` allocates instead of writing.
 
-        Raises ShapeError for a dtype that tensors do not hold. `array` must be C-contiguous, or it is copied.
+        Raises ShapeError for a dtype that tensors do not hold. `array` must be C-contiguous, or it is copied; see
+        `adopt_strided` for other layouts.
         """
         meta = dtypes.from_numpy(array.dtype)
         contiguous = np.ascontiguousarray(array).reshape(array.shape)
@@ -164,6 +181,23 @@ class Tensor:
         flat = contiguous.reshape(-1)
         buffer = flat if meta is STRING else flat.view(np.uint8)
         self._bind(Storage(buffer, buffer.size, writable), contiguous, meta)
+
+    def adopt_strided(self, array: npt.NDArray[Any], writable: bool = False) -> None:
+        """Use `array`'s own memory with its own strides, which may overlap, without a copy.
+
+        A `resize` to its own shape and dtype keeps it when it is `writable`. Any other takes new memory: the gaps
+        between the elements are the caller's. Raises ShapeError for a dtype that tensors do not hold, for strings that
+        are not all `bytes`, and for the strides that `TensorDescriptor.of` refuses.
+        """
+        if array.flags.c_contiguous:
+            self.adopt(array, writable)
+            return
+        meta = dtypes.from_numpy(array.dtype)
+        TensorDescriptor.of(array)
+        if meta is STRING and not all(isinstance(item, bytes) for item in array.flat):
+            raise ShapeError("a strided tensor of strings holds bytes only: encode them, or adopt a packed array")
+        nothing = np.empty(0, np.object_ if meta is STRING else np.uint8)
+        self._bind(Storage(nothing, 0, writable and bool(array.flags.writeable)), array.view(), meta)
 
     def freeze(self) -> None:
         """Make the tensor constant: nothing writes to its memory any more, and `array` is read-only.
@@ -183,9 +217,12 @@ class Tensor:
     def share(self, other: Tensor, shape: Shape | None = None) -> None:
         """Become a view of `other`'s storage, optionally with another shape of as many elements.
 
-        Raises ShapeError when the element counts differ, MissingBlobError when `other` is empty.
+        Raises ShapeError when the element counts differ, or when the shapes do and `other` is strided, and
+        MissingBlobError when `other` is empty.
         """
         target = other.shape if shape is None else shape
+        if target != other.shape and not other.is_packed:
+            raise ShapeError(f"a view of shape {target} needs a packed tensor, found one of {other.descriptor}")
         if element_count(target) != element_count(other.shape):
             raise ShapeError(f"a view of shape {target} cannot share the storage of a tensor of shape {other.shape}")
         self._bind(other._storage, other.array.reshape(target), other.meta)
@@ -204,22 +241,42 @@ class Tensor:
         """The storage, None while empty."""
         return self._storage
 
-    def feed(self, array: npt.NDArray[Any]) -> None:
-        """Copy `array` in. With unchanged shape and dtype the copy goes into the memory already there.
+    def feed(self, array: npt.NDArray[Any], descriptor: TensorDescriptor | None = None) -> None:
+        """Copy `array` in, packed or in the layout of `descriptor`.
 
-        A view takes memory of its own first, so the tensor it viewed keeps its values. Raises ShapeError for a dtype
-        that tensors do not hold.
+        With unchanged shape, dtype and layout the copy goes into the memory already there. A view takes memory of its
+        own first, so the tensor it viewed keeps its values. Raises ShapeError for a dtype that tensors do not hold, for
+        a descriptor of another shape, and for an overlapping one, which cannot hold a value for each index.
         """
         meta = dtypes.from_numpy(array.dtype)
         source = as_bytes_objects(array) if meta is STRING else array
+        if descriptor is not None:
+            descriptor.check_holds(tuple(array.shape))
         if not self._owns_memory():
             self._storage = self._array = None
-        self._context.copy_within(self.resize(tuple(array.shape), meta), source)
+        if descriptor is None or descriptor.is_packed:
+            if not self.is_packed:
+                self._storage = self._array = None
+            target = self.resize(tuple(array.shape), meta)
+        else:
+            target = self._lay_out(descriptor, meta)
+        self._context.copy_within(target, source)
 
     def fetch(self) -> npt.NDArray[Any]:
         """A copy of the values as a NumPy array that owns its memory."""
         self._context.finish()
-        return np.array(self.array, copy=True)
+        return np.array(self.array, copy=True, order="C")
+
+    def _lay_out(self, descriptor: TensorDescriptor, meta: TypeMeta) -> npt.NDArray[Any]:
+        """An array in the layout of `descriptor`: the one already there, or one over new memory."""
+        if self._array is not None and self.meta is meta and self.descriptor.is_same_layout(descriptor):
+            return self._array
+        needed = descriptor.span if meta is STRING else descriptor.span * meta.itemsize
+        check_fits(needed, f"a {meta} tensor of {descriptor}")
+        storage = self._allocate(needed, meta)
+        array = descriptor.view(array_on(storage.buffer, (descriptor.span,), meta))
+        self._bind(storage, array, meta)
+        return array
 
     def _owns_memory(self) -> bool:
         return not self._is_view and (self._storage is None or self._storage.writable)

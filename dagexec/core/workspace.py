@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
@@ -105,21 +106,28 @@ class Workspace:
             if self._blobs.pop(name, None) is None:
                 raise MissingBlobError(f"blob {name!r} is not a blob of this workspace itself")
 
-    def feed_blob(self, name: str, value: npt.ArrayLike) -> None:
+    def feed_blob(self, name: str, value: npt.ArrayLike, descriptor: TensorDescriptor | None = None) -> None:
         """Copy an array (or a number, or nested lists) into tensor blob `name`, which is created if need be.
 
-        Raises ShapeError for what is no array or has a dtype tensors do not hold, BlobTypeError when the blob holds
-        something else.
+        The tensor is packed, or in the layout of `descriptor`. Raises ShapeError for what is no array, has a dtype
+        tensors do not hold or does not go into that layout, BlobTypeError when the blob holds something else.
         """
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:  # lists of unequal lengths
             raise ShapeError(f"blob {name!r} cannot be fed: {error}") from None
-        self.create_blob(name).tensor().feed(array)
+        self.create_blob(name).tensor().feed(array, descriptor)
 
     def adopt_blob(self, name: str, array: npt.NDArray[Any]) -> None:
         """Make `array`'s own memory the content of blob `name`, read-only and without a copy (for parameters)."""
         self.create_local_blob(name).tensor().adopt(array)
+
+    def adopt_strided_blob(self, name: str, array: npt.NDArray[Any], writable: bool = False) -> None:
+        """Make `array`'s own memory, with its own strides, the content of blob `name`, without a copy.
+
+        A net may write its results to it when it is `writable` and no two of its elements are one.
+        """
+        self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
     def fetch_blob(self, name: str) -> npt.NDArray[Any]:
         """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError when it holds no tensor."""
