@@ -74,7 +74,10 @@ class Block:
 
 
 def cut(tiling: Tiling, batch: int, most: int) -> list[Block]:
-    """Blocks of at most `most` tiles, each a range of the tiles of an image, or all tiles of several images."""
+    """Blocks of at most `most` tiles, each a range of the tiles of an image, or all tiles of several images.
+
+    None is larger than the first, along any axis.
+    """
     ranges: list[list[slice]] = []
     room = most
     for count in (*reversed(tiling.counts), batch):
@@ -162,8 +165,8 @@ def store(problem: ConvProblem, block: Block, results: Array) -> list[Step]:
     calls: list[Step] = []
     for pieces in product(*choices):
         source = results[(slice(None), *(tiles for tiles, _ in pieces), *(slice(0, count) for _, count in pieces))]
-        firsts = [(part.start + tiles.start) * m for part, (tiles, _), m in zip(block.tiles, pieces, outputs, strict=True)]
-        corner = output[(slice(None), *(slice(first, None) for first in firsts))]
+        starts = [part.start + tiles.start for part, (tiles, _) in zip(block.tiles, pieces, strict=True)]
+        corner = output[(slice(None), *(slice(start * m, None) for start, m in zip(starts, outputs, strict=True)))]
         target = as_strided(corner, source.shape, strides)
         calls.append(_copy_runs(target.swapaxes(-2, -1), source.swapaxes(-2, -1)))
     return calls

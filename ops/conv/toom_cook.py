@@ -10,23 +10,29 @@ transpose takes t numbers d to m, and is the filter y[i] = sum over j of g[j] d[
 
 Row p of E_t^-T has the coefficients of the polynomial N(x) / N(p), where N(x) is the product of (x - q) over the other
 finite points q; the row of infinity has those of the product over all of them. The divisors N(p) are moved from B^T to
-G, which is applied once to a filter, so the entries of B^T are small integers for integer points.
+G.
 
-All numbers here are fractions; `kronecker` turns them into arrays for any number of axes.
+All numbers here are fractions; `kronecker` turns them into arrays, for any number of axes. The points are 0, 1 and -1
+for up to three, and 0, +-3/4 and +-3/2 for more: of simple ones these magnify rounding errors least, half as much as
+the usual 0, +-1, +-2 (measured in docs/convolution.md), and B^T and A^T still have exact entries in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, reduce
-from itertools import count, islice
 
 import numpy as np
 import numpy.typing as npt
 
 Matrix = tuple[tuple[Fraction, ...], ...]
+
+_POINTS = (
+    (Fraction(0), Fraction(1), Fraction(-1)),
+    (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)),
+)
 
 
 @dataclass(frozen=True)
@@ -52,23 +58,21 @@ class MinimalFilter:
         """t: numbers in a tile, values at points, and multiplications."""
         return self.outputs + self.taps - 1
 
-    @property
-    def unit(self) -> int:
-        """The multiplication whose product A^T adds to every output as it is: the one at the point 1."""
-        return next(column for column in range(self.tile) if all(row[column] == 1 for row in self.output))
-
 
 @cache
 def minimal_filter(outputs: int, taps: int) -> MinimalFilter:
-    """F(outputs, taps) at the points 0, 1, -1, 2, -2, ... and infinity."""
-    tile = outputs + taps - 1
-    points = tuple(islice(_points(), tile - 1))
-    data, scales = [], []
+    """F(outputs, taps). Raises ValueError when it needs more points than there are."""
+    needed = outputs + taps - 2
+    points = next((points[:needed] for points in _POINTS if len(points) >= needed), None)
+    if points is None:
+        raise ValueError(f"F({outputs}, {taps}) needs {needed} finite points, there are {len(_POINTS[-1])}")
+    data: list[tuple[Fraction, ...]] = []
+    scales: list[Fraction] = []
     for point in points:
         row = _product_of_roots([other for other in points if other != point])
-        value = sum(coefficient * point**power for power, coefficient in enumerate(row))
+        value = sum((coefficient * point**power for power, coefficient in enumerate(row)), Fraction(0))
         sign = 1 if value > 0 else -1
-        data.append(tuple(sign * coefficient for coefficient in row) + (Fraction(0),))
+        data.append((*(sign * coefficient for coefficient in row), Fraction(0)))
         scales.append(sign * value)
     data.append(_product_of_roots(points))
     filter_rows = [
@@ -90,13 +94,6 @@ def kronecker(matrices: Sequence[Matrix], dtype: npt.DTypeLike) -> npt.NDArray[n
 
 def _kronecker(left: Matrix, right: Matrix) -> Matrix:
     return tuple(tuple(a * b for a in row for b in other) for row in left for other in right)
-
-
-def _points() -> Iterator[Fraction]:
-    yield Fraction(0)
-    for size in count(1):
-        yield Fraction(size)
-        yield Fraction(-size)
 
 
 def _values(points: Sequence[Fraction], terms: int) -> Matrix:

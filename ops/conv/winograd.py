@@ -27,9 +27,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem
+from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, add_bias
 from dagexec.ops.conv.tiles import Block, Tiling, cut, gather, load, needs_staging, row_pitch, store
-from dagexec.ops.conv.toom_cook import MinimalFilter, kronecker, minimal_filter
+from dagexec.ops.conv.toom_cook import Matrix, kronecker, minimal_filter
 
 _OUTPUTS = {1: (1,), 3: (2, 4)}  # taps: pixels of a tile
 _SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without copying its operands first
@@ -37,7 +37,7 @@ _PART, _LEAST_PART = 64, 8  # filters in a product
 _NARROW = 60  # tiles in a product: with fewer, reading the transformed filter takes longer than multiplying with it
 _TILES = 192  # wanted in a block
 _BLOCK_BYTES = 1 << 20  # more tiles, where there are so few channels and filters that these fit
-_READ = 16  # multiplications in the time that one number of the transformed filter is read from memory
+_READ = 4  # multiplications in the time that one number of the transformed filter is read from memory
 _COLUMNS = 16384  # of a product with a matrix of up to 6 x 6, to be small
 
 
@@ -62,23 +62,11 @@ def _stages(problem: ConvProblem, block: Block) -> list[_Stage]:
     return [*found, ((), math.prod(tiling.outputs) * width)]
 
 
-class _Buffers:
-    """Two buffers, of which every stage reads one and writes the other; shared by all blocks."""
-
-    def __init__(self, problem: ConvProblem, blocks: Sequence[Block], allocate: Allocate) -> None:
-        self._problem = problem
-        self._pair = [allocate((size,), problem.work) for size in _buffer_sizes(problem, blocks)]
-
-    def arrays(self, block: Block) -> list[Array]:
-        """The arrays that the stages of a block write, in turn."""
-        return [_rows(self._pair[i % 2], *stage) for i, stage in enumerate(_stages(self._problem, block))]
-
-
-def _buffer_sizes(problem: ConvProblem, blocks: Sequence[Block]) -> tuple[int, int]:
-    """The elements that the largest even and the largest odd stage write."""
+def _buffer_sizes(problem: ConvProblem, block: Block) -> tuple[int, int]:
+    """The elements of two buffers, of which every stage of a block reads one and writes the other."""
     itemsize = problem.work.itemsize
-    sizes = [[math.prod(rows) * row_pitch(width, itemsize) for rows, width in _stages(problem, block)] for block in blocks]
-    return max(max(block[0::2]) for block in sizes), max(max(block[1::2]) for block in sizes)
+    sizes = [math.prod(rows) * row_pitch(width, itemsize) for rows, width in _stages(problem, block)]
+    return max(sizes[0::2]), max(sizes[1::2])
 
 
 def _rows(buffer: Array, rows: tuple[int, ...], width: int) -> Array:
@@ -87,42 +75,42 @@ def _rows(buffer: Array, rows: tuple[int, ...], width: int) -> Array:
     return buffer[: math.prod(rows) * pitch].reshape(*rows, pitch)[..., :width]
 
 
-def _block_steps(problem: ConvProblem, block: Block, filters: Array, buffers: _Buffers) -> list[Step]:
-    """The steps that compute the pixels of one block. `filters` is f, G, M/G, C/G."""
-    staged, flat, *arrays = buffers.arrays(block)
-    pixels = flat.reshape(*block.pixels, problem.channels)
+def _block_steps(problem: ConvProblem, block: Block, filters: Array, buffers: Sequence[Array]) -> list[Step]:
+    """The steps that compute the pixels of one block. `filters` is f, G, parts, C/G, M/G/parts."""
+    written = [_rows(buffers[i % 2], *stage) for i, stage in enumerate(_stages(problem, block))]
     axes = len(problem.axes)
-    calls = [*load(problem, block, pixels, staged), gather(block, pixels, arrays[0])]
-    calls += _transform_data(problem, block, arrays[: axes + 1])
-    v, z = (array.reshape(-1, array.shape[-1]) for array in arrays[axes : axes + 2])
-    calls += [_multiply(problem, block, filters, v, z), *_add_bias(problem, block, z)]
-    calls += _transform_products(problem, block, arrays[axes + 1 : -1])
-    transform, results = _transform_last(problem, block, arrays[-2], arrays[-1])
-    return [*calls, transform, *store(problem, block, results)]
+    staged, flat_pixels, d, *transformed = written[: axes + 3]
+    z, *partly, flat = written[axes + 3 :]
+    pixels = flat_pixels.reshape(*block.pixels, problem.channels)
+    return [
+        *load(problem, block, pixels, staged),
+        gather(block, pixels, d),
+        *_transform_data(problem, block, [d, *transformed]),
+        _multiply(problem, block, filters, transformed[-1], z),
+        *_transform_products(problem, block, [z, *partly]),
+        *_finish(problem, block, [z, *partly][-1], flat),
+    ]
 
 
 def _transform_data(problem: ConvProblem, block: Block, arrays: Sequence[Array]) -> list[Step]:
     """The steps of v = B^T d, from the last axis to the first; `arrays` are d and what each axis gives."""
-    filters, images, channels = block.tiling.filters, block.counts[0], problem.channels
-    spans, counts = block.pixels[1:], block.counts[1:]
-    calls: list[Step] = []
-    for number, one in reversed(list(enumerate(filters))):
-        source, target = arrays[len(calls)], arrays[len(calls) + 1]
-        matrix = _data_matrix(one, problem.work)
-        width = math.prod(counts[number + 1 :]) * channels
-        if not calls:  # d has the t pixels of a tile already
-            lines = math.prod(block.pixels[:-1])
-            split = [array.reshape(one.tile, lines, -1).swapaxes(0, 1) for array in (source, target)]
-            calls.append(_small_product(matrix, split[0], split[1], counts[number]))
-            continue
-        outer = images * math.prod(spans[:number])
-        pitch, step = source.strides[-2], width * source.itemsize
-        rows = math.prod(source.shape[:-1])
-        shape = (rows, outer, counts[number], one.tile, width)
-        strides = (pitch, spans[number] * step, one.outputs * step, step, source.itemsize)
-        tiles = as_strided(source, shape, strides, writeable=False)
-        out = target.reshape(one.tile, rows, outer, counts[number], width)
-        calls.append(_small_product(matrix, tiles, np.moveaxis(out, 0, -2), counts[-1]))
+    filters, counts, spans = block.tiling.filters, block.counts[1:], block.pixels[1:]
+    last, lines = filters[-1], math.prod(block.pixels[:-1])
+    source, target = (array.reshape(last.tile, lines, -1).swapaxes(0, 1) for array in arrays[:2])
+    calls = [_small_product(_matrix(last.data, problem.work), source, target, counts[-1])]
+    for number in reversed(range(len(filters) - 1)):
+        one, source, target = filters[number], arrays[len(calls)], arrays[len(calls) + 1]
+        rows, outer = math.prod(source.shape[:-1]), block.counts[0] * math.prod(spans[:number])
+        width = math.prod(counts[number + 1 :]) * problem.channels
+        line = width * source.itemsize
+        tiles = as_strided(  # they overlap
+            source,
+            (rows, outer, counts[number], one.tile, width),
+            (source.strides[-2], spans[number] * line, one.outputs * line, line, source.itemsize),
+            writeable=False,
+        )
+        values = np.moveaxis(target.reshape(one.tile, *tiles.shape[:3], width), 0, -2)
+        calls.append(_small_product(_matrix(one.data, problem.work), tiles, values, counts[-1]))
     return calls
 
 
@@ -143,23 +131,13 @@ def _small_product(matrix: Array, source: Array, target: Array, lead: int, *, tr
 
 def _multiply(problem: ConvProblem, block: Block, filters: Array, v: Array, z: Array) -> Step:
     """The step of z = u^T v^T for every frequency, group and part, or z = v u for NHWC."""
-    groups, tiles, part = problem.group, block.size, filters.shape[-1]
-    data = v.reshape(len(v), tiles, groups, 1, -1)  # one axis for the parts
+    frequencies, groups, parts, channels, part = filters.shape
+    data = v.reshape(frequencies, block.size, groups, 1, channels)
     if problem.channels_last:
-        out = np.moveaxis(z.reshape(len(z), tiles, groups, -1, part), 1, 3)
+        out = np.moveaxis(z.reshape(frequencies, block.size, groups, parts, part), 1, 3)
         return partial(np.matmul, np.moveaxis(data, 1, 3), filters, out=out)
-    out = z.reshape(len(z), groups, -1, part, tiles)
+    out = z.reshape(frequencies, groups, parts, part, block.size)
     return partial(np.matmul, filters.swapaxes(-2, -1), np.moveaxis(data, 1, -1), out=out)
-
-
-def _add_bias(problem: ConvProblem, block: Block, z: Array) -> list[Step]:
-    """The step that adds the bias at the one frequency, of the points 1, which A^T adds to every pixel as it is."""
-    if problem.bias is None:
-        return []
-    tiling = block.tiling
-    frequency = int(np.ravel_multi_index([one.unit for one in tiling.filters], tiling.sizes))
-    rows = z[frequency].reshape(block.size, -1) if problem.channels_last else z[frequency].reshape(-1, block.size).T
-    return [partial(np.add, rows, problem.bias, out=rows, casting="same_kind")]
 
 
 def _transform_products(problem: ConvProblem, block: Block, arrays: Sequence[Array]) -> list[Step]:
@@ -167,28 +145,31 @@ def _transform_products(problem: ConvProblem, block: Block, arrays: Sequence[Arr
     lead = block.size if problem.channels_last else problem.filters
     calls = []
     for number, one in enumerate(block.tiling.filters[:-1]):
-        source, target = (np.moveaxis(array, number, -2) for array in (arrays[number], arrays[number + 1]))
-        calls.append(_small_product(_output_matrix(one, problem.work), source, target, lead))
+        source, target = (np.moveaxis(array, number, -2) for array in arrays[number : number + 2])
+        calls.append(_small_product(_matrix(one.output, problem.work), source, target, lead))
     return calls
 
 
-def _transform_last(problem: ConvProblem, block: Block, source: Array, flat: Array) -> tuple[Step, Array]:
-    """The step of A^T z along the last axis, and its results as (images, tiles, m of each axis, M).
+def _finish(problem: ConvProblem, block: Block, source: Array, flat: Array) -> list[Step]:
+    """The steps of A^T z along the last axis, the bias, and writing to y.
 
-    With channels last they are m, m, tiles, M in memory; otherwise m, M, tiles, m, so that the pixels of a tile that are
-    neighbours in y are neighbours here too.
+    With channels last the results are m, m, tiles, M in memory. Otherwise they are m, M, tiles, m: so pixels of a tile
+    that are neighbours in y are neighbours here too.
     """
-    matrix = _output_matrix(block.tiling.filters[-1], problem.work)
+    matrix = _matrix(block.tiling.filters[-1].output, problem.work)
     *outputs, last = block.tiling.outputs
-    axes = len(problem.axes)
+    axes, filters = len(problem.axes), problem.filters
     if problem.channels_last:
-        target = flat.reshape(*outputs, last, -1)
-        results = target.reshape(*outputs, last, *block.counts, problem.filters)
-        return _small_product(matrix, source, target, block.size), np.moveaxis(results, range(axes), range(axes + 1, 2 * axes + 1))
-    target = flat.reshape(*outputs, -1, last)
-    results = target.reshape(*outputs, problem.filters, *block.counts, last)
-    order = (*range(axes, 2 * axes + 1), *range(axes - 1), 2 * axes + 1, axes - 1)
-    return _small_product(matrix, source, target, problem.filters, transposed=True), results.transpose(order)
+        transform = _small_product(matrix, source, flat.reshape(*outputs, last, -1), block.size)
+        results = flat.reshape(*outputs, last, *block.counts, filters)
+        results = np.moveaxis(results, range(axes), range(axes + 1, 2 * axes + 1))
+        pixels: Array = flat.reshape(-1, filters)
+    else:
+        transform = _small_product(matrix, source, flat.reshape(*outputs, -1, last), filters, transposed=True)
+        results = flat.reshape(*outputs, filters, *block.counts, last)
+        results = results.transpose(*range(axes, 2 * axes + 1), *range(axes - 1), 2 * axes + 1, axes - 1)
+        pixels = flat.reshape(math.prod(outputs), filters, -1)
+    return [transform, *add_bias(pixels, problem.bias, problem.channels_last), *store(problem, block, results)]
 
 
 def _filters(problem: ConvProblem, tiling: Tiling, allocate: Allocate) -> tuple[Array, list[Step]]:
@@ -210,16 +191,14 @@ def _transform_filters(problem: ConvProblem, tiling: Tiling, allocate: Allocate)
     """u = G w along every axis, and the steps that compute it from the weights as taps, G, parts, C/G, M/G/parts."""
     part, channels = _part(problem), problem.channels // problem.group
     weights = problem.weights if problem.channels_last else np.moveaxis(problem.weights, 1, -1)
-    ordered = np.moveaxis(weights.reshape(-1, part, *weights.shape[1:]), (1, -1), (-1, -2))  # parts, kernel, C/G, part
-    ordered = np.moveaxis(ordered, 0, -3)
+    ordered = np.moveaxis(weights.reshape(-1, part, *weights.shape[1:]), (0, -1, 1), (-3, -2, -1))
     matrix = kronecker([one.filter for one in tiling.filters], problem.work)
     width = problem.filters * channels
-    (taps,), (frequencies,) = ((matrix.shape[axis],) for axis in (1, 0))
     pitch = row_pitch(width, problem.work.itemsize)
-    w, u = (_rows(allocate((rows * pitch,), problem.work), (rows,), width) for rows in (taps, frequencies))
-    shape = (frequencies, problem.group, -1, channels, part)
-    load_weights = partial(np.copyto, w.reshape(ordered.shape), ordered)
-    return u.reshape(shape), [load_weights, _small_product(matrix, w, u, problem.filters // part)]
+    u, w = (_rows(allocate((rows * pitch,), problem.work), (rows,), width) for rows in matrix.shape)
+    order = partial(np.copyto, w.reshape(ordered.shape), ordered)
+    transform = _small_product(matrix, w, u, problem.filters // part)
+    return u.reshape(-1, problem.group, problem.filters // problem.group // part, channels, part), [order, transform]
 
 
 def _part(problem: ConvProblem) -> int:
@@ -258,10 +237,10 @@ def _multiplications(problem: ConvProblem, tiling: Tiling) -> int:
     return frequencies * (products + transforms)
 
 
-def _nbytes(problem: ConvProblem, blocks: Sequence[Block]) -> int:
-    """Bytes of workspace for these blocks and the filter."""
-    buffers = sum(_buffer_sizes(problem, blocks)) * problem.work.itemsize
-    return buffers + _filter_nbytes(problem, blocks[0].tiling)
+def _nbytes(problem: ConvProblem, largest: Block) -> int:
+    """Bytes of workspace for blocks up to `largest` and the filter."""
+    buffers = sum(_buffer_sizes(problem, largest)) * problem.work.itemsize
+    return buffers + _filter_nbytes(problem, largest.tiling)
 
 
 def _blocks(problem: ConvProblem, tiling: Tiling) -> list[Block]:
@@ -271,14 +250,14 @@ def _blocks(problem: ConvProblem, tiling: Tiling) -> list[Block]:
     most = max(_NARROW, min(small, max(_TILES, _BLOCK_BYTES // tile)))
     while True:
         blocks = cut(tiling, problem.batch, most)
-        if most == 1 or _nbytes(problem, blocks) <= problem.limit:
+        if most == 1 or _nbytes(problem, blocks[0]) <= problem.limit:
             return blocks
         most -= max(1, most // 8)
 
 
 def _least_nbytes(problem: ConvProblem, tiling: Tiling) -> int:
     """Bytes of workspace for blocks of a single tile."""
-    return _nbytes(problem, cut(tiling, problem.batch, 1)[:1])
+    return _nbytes(problem, Block(tiling, slice(0, 1), (slice(0, 1),) * len(tiling.counts)))
 
 
 def _tiling(problem: ConvProblem) -> Tiling | None:
@@ -312,20 +291,15 @@ def _steps(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     assert tiling is not None, _refusal(problem)
     blocks = _blocks(problem, tiling)
     filters, calls = _filters(problem, tiling, allocate)
-    buffers = _Buffers(problem, blocks, allocate)
+    buffers = [allocate((size,), problem.work) for size in _buffer_sizes(problem, blocks[0])]
     for block in blocks:
         calls += _block_steps(problem, block, filters, buffers)
     return calls
 
 
 @cache
-def _data_matrix(one: MinimalFilter, dtype: np.dtype[Any]) -> Array:
-    return kronecker([one.data], dtype)
-
-
-@cache
-def _output_matrix(one: MinimalFilter, dtype: np.dtype[Any]) -> Array:
-    return kronecker([one.output], dtype)
+def _matrix(matrix: Matrix, dtype: np.dtype[Any]) -> Array:
+    return kronecker([matrix], dtype)
 
 
 WINOGRAD = Algorithm(name="WINOGRAD", refusal=_refusal, steps=_steps)
