@@ -13,8 +13,8 @@ import pytest
 import dagexec
 from dagexec import NetDef, Workspace, create_shared_buffer, force_shared_buffer
 from dagexec.core.errors import ArgumentError, MissingBlobError, OperatorError
-from dagexec.core.operator import Operator
-from dagexec.core.shared_buffer import SharedBuffer, SharedStep
+from dagexec.core.operator import Operator, Step
+from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
 from tests.nets import temporary_operator
 from tests.ops.running import Array, operator_def
 
@@ -195,7 +195,11 @@ class Holder:
 
     def __call__(self, operator: Operator) -> None:
         assert self.buffer is not None
-        SharedStep(self.buffer, lambda allocate: self._hold, operator.label)()
+        shared_step(self.buffer, self._build, operator.label)()
+
+    def _build(self, allocate: Allocate) -> Step:
+        allocate((1,), np.float32)
+        return self._hold
 
     def _hold(self) -> None:
         self.inside.set()

@@ -72,21 +72,28 @@ class SharedBuffer:
             yield self._memory
 
 
-class SharedStep:
-    """A step whose working memory is a shared buffer, held while it runs."""
+def shared_step(buffer: SharedBuffer, build: Callable[[Allocate], Step], label: str) -> Step:
+    """A step whose working memory is `buffer`, held while it runs; one that needs no memory is not held up by it.
 
-    def __init__(self, buffer: SharedBuffer, build: Callable[[Allocate], Step], label: str) -> None:
-        """`build` makes the step over memory from an Allocate; it is called again whenever the buffer has moved.
+    `build` makes the step over memory from an Allocate. It is called again whenever the buffer has moved, and must not
+    touch that memory: the step does. Raises ResourceError, naming `label`, when the machine cannot hold so much.
+    """
+    counted = _Pieces(None)
+    step = build(counted)
+    if not counted.used:
+        return step
+    buffer.reserve(counted.used, f"{label}: shared working memory")
+    return _SharedStep(buffer, build)
 
-        It must not touch that memory: the step does.
-        """
+
+class _SharedStep:
+    """See `shared_step`."""
+
+    def __init__(self, buffer: SharedBuffer, build: Callable[[Allocate], Step]) -> None:
         self._buffer = buffer
         self._build = build
         self._memory: Array | None = None
         self._step: Step | None = None
-        counted = _Pieces(None)
-        build(counted)
-        buffer.reserve(counted.used, f"{label}: shared working memory")
 
     def __call__(self) -> None:
         """Run once, alone on the buffer."""

@@ -14,7 +14,7 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.core.shared_buffer import SharedBuffer, SharedStep, find_shared_buffer, shared_buffer_forced
+from dagexec.core.shared_buffer import SharedBuffer, find_shared_buffer, shared_buffer_forced, shared_step
 from dagexec.core.workspace import Workspace
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.conv.choice import ENGINES, named_algorithm
@@ -80,7 +80,7 @@ class ConvOperator(Operator):
     def algorithm(self, problem: ConvProblem) -> Algorithm:
         """The algorithm that computes `problem` forward."""
         if self.arguments.bool("exhaustive_search") and not self.engine:
-            return searched_algorithm(problem, self.label, measure=not self.arguments.bool("deterministic"))
+            return searched_algorithm(problem, self.label, may_measure=not self.arguments.bool("deterministic"))
         return named_algorithm(problem, self.engine, self.label)
 
     def forward(self, problem: ConvProblem) -> Step:
@@ -94,7 +94,7 @@ class ConvOperator(Operator):
         """The step that `build` makes over working memory: the shared buffer's, or this operator's own."""
         if self.shared_buffer is None:
             return build(self.scratch)
-        return SharedStep(self.shared_buffer, build, self.label)
+        return shared_step(self.shared_buffer, build, self.label)
 
 
 def check_compute_args(call: OperatorCall) -> None:

@@ -35,13 +35,13 @@ _measured: dict[str, str] = {}
 _loaded: dict[str, str] = {}
 
 
-def searched_algorithm(problem: ConvProblem, label: str, *, measure: bool) -> Algorithm:
-    """The algorithm chosen for `problem`: loaded, measured before, or measured now (if `measure`); else the default."""
+def searched_algorithm(problem: ConvProblem, label: str, *, may_measure: bool) -> Algorithm:
+    """The algorithm chosen for `problem`: loaded or, if that is allowed, measured before or now; else the default."""
     default = default_algorithm(problem, label)
     key = _key(problem)
     with _lock:
-        name = _loaded.get(key) or (_measured.get(key) if measure else None)
-    if name is None and measure:
+        name = _loaded.get(key) or (_measured.get(key) if may_measure else None)
+    if name is None and may_measure:
         found = _fastest(problem, default, label)
         with _lock:
             name = _measured.setdefault(key, found)
@@ -75,7 +75,7 @@ def load_choices(path: str | Path) -> int:
         raise ModelFormatError(f"{path}: expected a file of {_FORMAT}, version 1")
     choices = content.get("choices")
     names = {"DEFAULT", *ENGINES}
-    if not isinstance(choices, dict) or not all(name in names for name in choices.values()):
+    if not isinstance(choices, dict) or not all(isinstance(name, str) and name in names for name in choices.values()):
         raise ModelFormatError(f"{path}: choices must map geometries to one of {', '.join(sorted(names))}")
     with _lock:
         _loaded.update(choices)
@@ -128,26 +128,29 @@ def _processor() -> str:
 
 
 def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
-    """The name of the fastest algorithm, measured in turns on arrays of random numbers."""
+    """The name of the fastest algorithm on arrays of random numbers, or DEFAULT when none gains enough on that."""
     trial = _trial(problem)
-    candidates = {"DEFAULT": default} | {
-        name: algorithm for name, algorithm in ENGINES.items() if not algorithm.refusal(trial)
-    }
-    best: dict[str, float] = {}
-    steps = {}
-    for name, algorithm in candidates.items():
-        steps[name] = in_sequence(algorithm.steps(trial, np.empty))
-        steps[name]()
-        best[name] = _seconds(steps[name])
-        if best[name] > 2 * best["DEFAULT"]:
-            del steps[name]
-    for _ in range(_ROUNDS):
-        for name, step in steps.items():
-            best[name] = min(best[name], _seconds(step))
-    fastest = min(best, key=best.__getitem__)
-    chosen = fastest if best[fastest] < _GAIN * best["DEFAULT"] else "DEFAULT"
-    logger.info("%s: measured %s; chosen: %s", label, {name: f"{t * 1e3:.3f} ms" for name, t in best.items()}, chosen)
+    applicable = {name: algorithm for name, algorithm in ENGINES.items() if not algorithm.refusal(trial)}
+    candidates = {"DEFAULT": default} | applicable
+    times = measure({name: in_sequence(algorithm.steps(trial, np.empty)) for name, algorithm in candidates.items()})
+    fastest = min(times, key=times.__getitem__)
+    chosen = fastest if times[fastest] < _GAIN * times["DEFAULT"] else "DEFAULT"
+    logger.info("%s: measured %s; chosen: %s", label, {name: f"{t * 1e3:.3f} ms" for name, t in times.items()}, chosen)
     return chosen
+
+
+def measure(steps: dict[str, Step]) -> dict[str, float]:
+    """The least time in seconds of each step, run in turns; one that is twice as slow as another is run no more."""
+    times: dict[str, float] = {}
+    for name, step in steps.items():
+        step()
+        times[name] = _seconds(step)
+    best = min(times.values())
+    contenders = {name: step for name, step in steps.items() if times[name] <= 2 * best}
+    for _ in range(_ROUNDS):
+        for name, step in contenders.items():
+            times[name] = min(times[name], _seconds(step))
+    return times
 
 
 def _seconds(step: Step) -> float:

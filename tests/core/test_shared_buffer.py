@@ -14,7 +14,7 @@ from dagexec import Workspace, create_shared_buffer
 from dagexec.core.device import CPU
 from dagexec.core.errors import DeviceError, MissingBlobError, ResourceError
 from dagexec.core.operator import Step
-from dagexec.core.shared_buffer import Allocate, SharedBuffer, SharedStep, find_shared_buffer, shared_buffer_name
+from dagexec.core.shared_buffer import Allocate, SharedBuffer, find_shared_buffer, shared_buffer_name, shared_step
 
 
 def test_a_workspace_without_a_buffer_says_how_to_make_one() -> None:
@@ -65,8 +65,8 @@ def squares(sizes: list[int], results: list[int]) -> Callable[[Allocate], Step]:
 def test_nothing_is_allocated_before_the_first_use_and_then_the_largest_need() -> None:
     buffer = create_shared_buffer(Workspace())
     results: list[int] = []
-    small = SharedStep(buffer, squares([4], results), "small")
-    large = SharedStep(buffer, squares([100, 7], results), "large")
+    small = shared_step(buffer, squares([4], results), "small")
+    large = shared_step(buffer, squares([100, 7], results), "large")
     assert buffer.nbytes == 0
     small()
     assert buffer.nbytes == 100 * 8 + 32 + 64  # each array begins at a multiple of 64 bytes
@@ -83,7 +83,7 @@ def test_arrays_of_one_step_do_not_overlap_and_are_aligned() -> None:
         arrays = [allocate((3, size), np.float32) for size in (1, 5, 2)]
         return lambda: seen.extend(arrays)
 
-    SharedStep(buffer, build, "three")()
+    shared_step(buffer, build, "three")()
     assert [array.shape for array in seen] == [(3, 1), (3, 5), (3, 2)]
     assert not any(np.shares_memory(a, b) for i, a in enumerate(seen) for b in seen[:i])
     assert all(array.ctypes.data % 64 == 0 for array in seen)
@@ -92,10 +92,10 @@ def test_arrays_of_one_step_do_not_overlap_and_are_aligned() -> None:
 def test_growing_moves_the_steps_that_were_bound_before() -> None:
     buffer = create_shared_buffer(Workspace())
     results: list[int] = []
-    small = SharedStep(buffer, squares([4], results), "small")
+    small = shared_step(buffer, squares([4], results), "small")
     small()
     before = buffer.nbytes
-    SharedStep(buffer, squares([1000], results), "large")()
+    shared_step(buffer, squares([1000], results), "large")()
     assert buffer.nbytes > before
     small()
     assert results == [4, 1000, 4]
@@ -110,10 +110,22 @@ def test_steps_do_not_rebind_while_the_buffer_stays() -> None:
         allocate((8,), np.float32)
         return lambda: None
 
-    step = SharedStep(buffer, build, "counted")
+    step = shared_step(buffer, build, "counted")
     for _ in range(5):
         step()
     assert len(builds) == 2  # once to count, once to bind
+
+
+def test_a_step_that_needs_no_memory_waits_for_nobody() -> None:
+    buffer = create_shared_buffer(Workspace())
+    ran: list[bool] = []
+
+    def build(allocate: Allocate) -> Step:
+        return lambda: ran.append(buffer.in_use)
+
+    with buffer.use():
+        shared_step(buffer, build, "needs nothing")()
+    assert ran == [True]
 
 
 def test_only_one_thread_is_inside_at_a_time() -> None:
@@ -133,7 +145,7 @@ def test_only_one_thread_is_inside_at_a_time() -> None:
 
         return step
 
-    steps = [SharedStep(buffer, build, "one"), SharedStep(buffer, build, "two")]
+    steps = [shared_step(buffer, build, "one"), shared_step(buffer, build, "two")]
     threads = [threading.Thread(target=step) for step in steps]
     for thread in threads:
         thread.start()
@@ -159,10 +171,10 @@ def test_a_step_that_raises_lets_the_next_one_in() -> None:
         return step
 
     with pytest.raises(ZeroDivisionError):
-        SharedStep(buffer, build, "fails")()
+        shared_step(buffer, build, "fails")()
     assert not buffer.in_use
     results: list[int] = []
-    SharedStep(buffer, squares([2], results), "after")()
+    shared_step(buffer, squares([2], results), "after")()
     assert results == [2]
 
 
@@ -171,7 +183,7 @@ def test_a_need_beyond_the_machine_is_refused_by_name_and_changes_nothing() -> N
     with pytest.raises(ResourceError, match=r"Conv 'y': shared working memory.*bytes"):
         buffer.reserve(1 << 60, "Conv 'y': shared working memory")
     results: list[int] = []
-    SharedStep(buffer, squares([2], results), "after")()
+    shared_step(buffer, squares([2], results), "after")()
     assert buffer.nbytes == 64
 
 
