@@ -10,32 +10,36 @@ import logging
 
 from dagexec.core.errors import ResourceError
 from dagexec.ops.conv.depthwise import DEPTHWISE
+from dagexec.ops.conv.direct import DIRECT
+from dagexec.ops.conv.fft import FFT
 from dagexec.ops.conv.im2col import IM2COL
 from dagexec.ops.conv.one_by_one import ONE_BY_ONE
 from dagexec.ops.conv.problem import Algorithm, ConvProblem
+from dagexec.ops.conv.winograd import WINOGRAD
 
 logger = logging.getLogger("dagexec")
 
-ENGINES: dict[str, Algorithm] = {}
+ENGINES = {algorithm.name: algorithm for algorithm in (WINOGRAD, FFT, DIRECT)}
 """The algorithms that an engine name asks for."""
 
 
 def default_algorithm(problem: ConvProblem, label: str) -> Algorithm:
-    """A matrix product if that is all there is to it, sums over taps for depthwise, im2col, or else sums over taps.
+    """A matrix product if that is all there is to it, sums of shifted images for depthwise, or else im2col.
 
-    Raises ResourceError when no algorithm stays within the workspace limit.
+    Raises ResourceError when the columns of a single window are more than the workspace limit.
     """
     for algorithm in (ONE_BY_ONE, DEPTHWISE):
         if not algorithm.refusal(problem):
             return algorithm
-    refusals = []
-    for algorithm in (IM2COL, *ENGINES.values()):
-        why = algorithm.refusal(problem)
-        if not why:
-            return algorithm
-        logger.info("%s: engine %s passed over: %s", label, algorithm.name, why)
-        refusals.append(f"{algorithm.name}: {why}")
-    raise ResourceError(f"{label}: every algorithm refuses: {'; '.join(refusals)}")
+    require_columns(problem, label)
+    return IM2COL
+
+
+def require_columns(problem: ConvProblem, label: str) -> None:
+    """Raise ResourceError unless the columns of a window fit the workspace limit."""
+    why = IM2COL.refusal(problem)
+    if why:
+        raise ResourceError(f"{label}: {why}")
 
 
 def named_algorithm(problem: ConvProblem, engine: str, label: str) -> Algorithm:

@@ -22,6 +22,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.tensor import Constant
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.conv import im2col, one_by_one
+from dagexec.ops.conv.choice import require_columns
 from dagexec.ops.conv.convolution import (
     CONV_ARGS,
     SPATIAL_AXES,
@@ -47,6 +48,7 @@ def data_gradient(owner: ConvOperator, problem: ConvProblem) -> Step:
         return owner.with_memory(lambda allocate: in_sequence(one_by_one.data_gradient(problem, allocate)))
     if problem.unit_strides:
         return _turned(owner, problem)
+    require_columns(problem, owner.label)
     return owner.with_memory(lambda allocate: in_sequence(im2col.data_gradient(problem, allocate)))
 
 
@@ -54,8 +56,10 @@ def filter_gradient(owner: ConvOperator, problem: ConvProblem) -> Step:
     """The step that computes the filter's gradient, `problem.weights`, from x and y."""
     if not (problem.x.size and problem.y.size):
         return partial(problem.weights.fill, 0)
-    way = im2col.filter_gradient if one_by_one.refusal(problem) else one_by_one.filter_gradient
-    return owner.with_memory(lambda allocate: in_sequence(way(problem, allocate)))
+    if not one_by_one.refusal(problem):
+        return owner.with_memory(lambda allocate: in_sequence(one_by_one.filter_gradient(problem, allocate)))
+    require_columns(problem, owner.label)
+    return owner.with_memory(lambda allocate: in_sequence(im2col.filter_gradient(problem, allocate)))
 
 
 def bias_gradient(owner: ConvOperator, gradient: Array, result: Array, channels_last: bool) -> Step:

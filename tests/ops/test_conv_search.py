@@ -1,0 +1,206 @@
+"""exhaustive_search: what is measured once is kept, saved and loaded; deterministic=1 measures nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dagexec import Workspace
+from dagexec.core.errors import ModelFormatError, ResourceError
+from dagexec.core.operator import Step
+from dagexec.ops.conv import search
+from dagexec.ops.conv.choice import ENGINES
+from tests.ops.running import Array, operator_def, run_operator
+
+RNG = np.random.default_rng(4)
+X, FILTER = RNG.normal(size=(2, 8, 12, 12)).astype(np.float32), RNG.normal(size=(6, 8, 3, 3)).astype(np.float32)
+Measure = Callable[[dict[str, Step]], dict[str, float]]
+
+
+class Clock:
+    """Stands for `measure`: gives each algorithm a time that the test sets, and counts the measurements."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self.asked: list[list[str]] = []
+
+    def __call__(self, steps: dict[str, Step]) -> dict[str, float]:
+        self.asked.append(sorted(steps))
+        for step in steps.values():
+            step()
+        return {name: self.times.get(name, 1.0) for name in steps}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(search, "measure", clock)
+    search.forget_choices()
+    yield clock
+    search.forget_choices()
+
+
+def convolve(engine: str = "", x: Array = X, **arguments: int) -> bytes:
+    (y,) = run_operator("Conv", [x, FILTER], kernel=3, pad=1, engine=engine, **arguments)
+    return y.tobytes()
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_the_fastest_algorithm_computes(clock: Clock, engine: str) -> None:
+    clock.times[engine] = 0.5
+    assert convolve(exhaustive_search=1) == convolve(engine)
+    assert clock.asked == [["DEFAULT", "DIRECT", "FFT", "WINOGRAD"]]
+    assert list(search.choices().values()) == [engine]
+
+
+def test_a_gain_within_the_noise_of_measuring_is_none(clock: Clock) -> None:
+    clock.times["WINOGRAD"] = 0.97
+    assert convolve(exhaustive_search=1) == convolve()
+    assert list(search.choices().values()) == ["DEFAULT"]
+
+
+def test_only_the_algorithms_that_apply_are_measured(clock: Clock) -> None:
+    run_operator("Conv", [X, FILTER], kernel=3, stride=2, exhaustive_search=1)
+    assert clock.asked == [["DEFAULT", "DIRECT", "FFT"]]
+
+
+def test_every_geometry_is_measured_once(clock: Clock) -> None:
+    for _ in range(2):
+        convolve(exhaustive_search=1)
+        convolve(exhaustive_search=1, x=X[:1])
+        run_operator("Conv", [X, FILTER], kernel=3, exhaustive_search=1)
+        run_operator("Conv", [X, FILTER], kernel=3, pad=1, ws_nbytes_limit=1 << 20, exhaustive_search=1)
+        run_operator("Conv", [X.astype(np.float64), FILTER.astype(np.float64)], kernel=3, pad=1, exhaustive_search=1)
+    assert len(clock.asked) == len(search.choices()) == 5
+
+
+def test_an_engine_that_is_named_is_not_searched_for(clock: Clock) -> None:
+    convolve("FFT", exhaustive_search=1)
+    assert clock.asked == []
+
+
+def test_gradients_and_transposed_convolutions_search_too(clock: Clock) -> None:
+    clock.times["DIRECT"] = 0.1
+    run_operator("ConvTranspose", [X, FILTER.swapaxes(0, 1).copy()], kernel=3, exhaustive_search=1)
+    y = np.zeros((2, 6, 10, 10), np.float32)
+    run_operator("ConvGradient", [X, FILTER, y], 3, kernel=3, exhaustive_search=1)
+    assert len(clock.asked) == 2
+
+
+def test_deterministic_measures_nothing_and_uses_what_was_loaded(clock: Clock, tmp_path: Path) -> None:
+    clock.times["WINOGRAD"] = 0.1
+    assert convolve(exhaustive_search=1, deterministic=1) == convolve()
+    assert clock.asked == []
+    convolve(exhaustive_search=1)
+    assert convolve(exhaustive_search=1, deterministic=1) == convolve(), "what was measured does not count"
+    assert search.save_choices(tmp_path / "choices.json") == 1
+    search.forget_choices()
+    assert search.load_choices(tmp_path / "choices.json") == 1
+    assert convolve(exhaustive_search=1, deterministic=1) == convolve("WINOGRAD")
+    assert convolve(exhaustive_search=1) == convolve("WINOGRAD")
+    assert len(clock.asked) == 1
+
+
+def test_loaded_choices_go_before_measured_ones(clock: Clock, tmp_path: Path) -> None:
+    clock.times["WINOGRAD"] = 0.1
+    convolve(exhaustive_search=1)
+    path = tmp_path / "choices.json"
+    search.save_choices(path)
+    path.write_text(path.read_text().replace("WINOGRAD", "FFT"))
+    search.load_choices(path)
+    assert convolve(exhaustive_search=1) == convolve("FFT")
+
+
+def test_two_threads_that_measure_at_once_end_with_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    search.forget_choices()
+    both = threading.Barrier(2)
+    winners = iter([{"WINOGRAD": 0.1}, {"FFT": 0.1}])
+
+    def measure(steps: dict[str, Step]) -> dict[str, float]:
+        both.wait(30)
+        times = next(winners)
+        return {name: times.get(name, 1.0) for name in steps}
+
+    monkeypatch.setattr(search, "measure", measure)
+    results: list[bytes] = []
+
+    def run() -> None:
+        workspace = Workspace()
+        workspace.feed_blob("x", X)
+        workspace.feed_blob("w", FILTER)
+        workspace.run_operator_once(operator_def("Conv", ["x", "w"], ["y"], kernel=3, pad=1, exhaustive_search=1))
+        results.append(workspace.fetch_blob("y").tobytes())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    (choice,) = search.choices().values()
+    assert results == [convolve(choice)] * 2
+    search.forget_choices()
+
+
+def test_measuring_runs_each_candidate_and_drops_the_slow_ones() -> None:
+    runs: dict[str, int] = {"quick": 0, "slow": 0}
+    many = np.zeros(1 << 22)
+
+    def count(name: str, rounds: int) -> Step:
+        def step() -> None:
+            runs[name] += 1
+            for _ in range(rounds):
+                many.sum()
+
+        return step
+
+    times = search.measure({"quick": count("quick", 1), "slow": count("slow", 30)})
+    assert times["quick"] < times["slow"]
+    assert runs["slow"] == 2
+    assert runs["quick"] > 5
+
+
+BROKEN = {
+    "not JSON": ("{", "cannot be read"),
+    "another file": ('{"choices": {}}', "expected a file of dagexec convolution choices, version 1"),
+    "unknown engine": (
+        json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": {"a": "MAGIC"}}),
+        "one of DEFAULT, DIRECT, FFT, WINOGRAD",
+    ),
+    "a list": (json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": [["a"]]}), "one of"),
+    "nested": (json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": {"a": []}}), "one of"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "choices.json"
+    path.write_text(content)
+    with pytest.raises(ModelFormatError, match=f"choices.json.*{message}"):
+        search.load_choices(path)
+    assert search.choices() == {}
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match=r"nowhere\.json"):
+        search.load_choices(tmp_path / "nowhere.json")
+
+
+def test_an_engine_that_does_not_apply_is_passed_over_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "dagexec"):
+        (y,) = run_operator("Conv", [X, FILTER], kernel=3, stride=2, engine="WINOGRAD")
+    (expected,) = run_operator("Conv", [X, FILTER], kernel=3, stride=2)
+    assert y.tobytes() == expected.tobytes()
+    assert any("Conv 'y0'" in line and "WINOGRAD passed over: " in line for line in caplog.messages)
+
+
+def test_a_limit_below_one_column_is_an_error_with_the_numbers() -> None:
+    x, weights = np.tile(X, (1, 64, 1, 1)), np.tile(FILTER, (1, 64, 1, 1))
+    run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_432)
+    with pytest.raises(ResourceError, match=r"Conv 'y0'.*one window take 18432 bytes, more than ws_nbytes_limit 18431"):
+        run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_431)
