@@ -125,16 +125,16 @@ class ColumnBlocks:
 
 def column_bytes(problem: ConvProblem) -> int:
     """Bytes of workspace for the window of one pixel: the least that unrolling needs."""
-    return max(_nbytes(problem, block) for block in _cut(1, problem.out, 1))
+    return _nbytes(problem, _cut(1, problem.out, 1))
 
 
 def _blocks(problem: ConvProblem, wanted: int) -> list[Block]:
-    """The blocks of about `wanted` bytes of columns; together with a tile, none takes more than the limit."""
+    """The blocks of about `wanted` bytes of columns; none takes more than the limit."""
     depth = problem.channels * tap_count(problem.axes)
     most = max(1, wanted // (depth * problem.work.itemsize))
     while True:
         blocks = _cut(problem.batch, problem.out, most)
-        if most == 1 or max(_nbytes(problem, block) for block in blocks) <= problem.limit:
+        if most == 1 or _nbytes(problem, blocks) <= problem.limit:
             return blocks
         most -= max(1, most // 8)
 
@@ -152,10 +152,17 @@ def _cut(batch: int, out: tuple[int, ...], most: int) -> list[Block]:
     return [Block(parts[0], parts[1:]) for parts in product(*ranges)]
 
 
-def _nbytes(problem: ConvProblem, block: Block) -> int:
-    """Bytes of workspace that a block takes: its columns and its tile."""
-    depth = problem.channels * tap_count(problem.axes)
-    return (depth * block.pixels + math.prod(_tile_shape(problem, block))) * problem.work.itemsize
+def outputs_are_staged(problem: ConvProblem, block: Block) -> bool:
+    """True when the outputs of a block are no matrix of the work dtype in y, and are copied from or to one."""
+    return problem.work != problem.y.dtype or (block.count > 1 and not problem.channels_last)
+
+
+def _nbytes(problem: ConvProblem, blocks: Sequence[Block]) -> int:
+    """Bytes of workspace that blocks take: the largest columns, tile, and outputs that are staged."""
+    columns = problem.channels * tap_count(problem.axes) * max(block.pixels for block in blocks)
+    tile = max(math.prod(_tile_shape(problem, block)) for block in blocks)
+    staged = max(block.pixels if outputs_are_staged(problem, block) else 0 for block in blocks)
+    return (columns + tile + problem.filters * staged) * problem.work.itemsize
 
 
 def _tile_shape(problem: ConvProblem, block: Block) -> tuple[int, ...]:

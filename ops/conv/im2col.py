@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv.column_blocks import Block, ColumnBlocks, column_bytes
+from dagexec.ops.conv.column_blocks import Block, ColumnBlocks, column_bytes, outputs_are_staged
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, add_bias, wide_weights
 from dagexec.ops.conv.product import product
 
@@ -25,7 +25,7 @@ _MANY_BYTES = 8 << 20
 def _refusal(problem: ConvProblem) -> str:
     least = column_bytes(problem)
     if least > problem.limit:
-        return f"the columns of one window take {least} bytes, more than ws_nbytes_limit {problem.limit}"
+        return f"the columns of one window take {least:,} bytes, more than ws_nbytes_limit {problem.limit:,}"
     return ""
 
 
@@ -118,14 +118,14 @@ class _Outputs:
         self._problem = problem
         self._per_group = problem.filters // problem.group
         self._buffer: Array | None = None
-        staged = [block.pixels for block in columns.blocks if not self._is_matrix(block)]
+        staged = [block.pixels for block in columns.blocks if outputs_are_staged(problem, block)]
         if staged:
             self._buffer = allocate((problem.filters * max(staged),), problem.work)
 
     def target(self, block: Block) -> tuple[Array, list[Step]]:
         """Where a product writes, and the steps that bring it to y."""
         view = self._view(block)
-        if self._is_matrix(block):
+        if not outputs_are_staged(self._problem, block):
             return self._as_matrix(view), []
         stage = self._stage(block, view)
         return self._as_matrix(stage), [partial(np.copyto, view, stage, casting="same_kind")]
@@ -133,14 +133,10 @@ class _Outputs:
     def source(self, block: Block) -> tuple[Array, list[Step]]:
         """Where a product reads, and the steps that bring y there before."""
         view = self._view(block)
-        if self._is_matrix(block):
+        if not outputs_are_staged(self._problem, block):
             return self._as_matrix(view), []
         stage = self._stage(block, view)
         return self._as_matrix(stage), [partial(np.copyto, stage, view)]
-
-    def _is_matrix(self, block: Block) -> bool:
-        problem = self._problem
-        return problem.work == problem.y.dtype and (problem.channels_last or block.count == 1)
 
     def _view(self, block: Block) -> Array:
         """y as (G, M/G, n, pixels), or (n * pixels, G, M/G) for NHWC."""

@@ -138,8 +138,8 @@ for _suffix in SPATIAL_AXES:
             outputs=(1, 1),
             infer=_infer,
             doc="Transposed convolution over 1, 2 or 3 spatial axes: X is N, C, spatial, filter C, M/group, kernel, "
-            "bias M, Y is N, M, out with out = (in - 1) * stride + dilation * (kernel - 1) + 1 + adj - head - tail. With "
-            "order NHWC channels come last, and the filter is C, kernel, M/group.",
+            "bias M, Y is N, M, out with out = (in - 1) * stride + dilation * (kernel - 1) + 1 + adj - head - tail. "
+            "With order NHWC channels come last, and the filter is C, kernel, M/group.",
             input_names=("X", "filter", "bias"),
             output_names=("Y",),
             args=_ARGS,
