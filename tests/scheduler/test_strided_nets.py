@@ -216,8 +216,8 @@ def test_the_trace_says_what_is_converted_within_the_span_of_its_operator(
 def test_operator_seconds_count_a_conversion_once_as_part_of_its_operator() -> None:
     layout = TensorDescriptor.packed((2, 3))
     trace = Trace()
-    trace.spans.append(Span(0, "t", 1, 3, Conversion("x", layout, layout, lambda: None)))
-    trace.spans.append(Span(0, "t", 0, 1000))
+    conversions = [Span(0, "t", start, start + 2, Conversion("x", layout, layout, lambda: None)) for start in (1, 5)]
+    trace.spans.extend([*conversions, Span(0, "t", 0, 1000)])
     assert trace.operator_seconds(1) == [1e-6]
 
 
@@ -282,7 +282,10 @@ def test_results_go_to_the_strided_memory_of_the_caller(net_class: type[BaseNet]
     net_def = net_of(operator_def(op_type, ["x"], ["y"]), operator_def("Abs", ["y"], ["z"]))
     with net_class(net_def, workspace) as net:
         for _ in range(2):
-            net.run()
+            trace = Trace()
+            net.run(trace=trace)
+            found = [(span.operator, span.conversion.blob) for span in trace.spans if span.conversion is not None]
+            assert found == ([(0, "y")] if op_type == "Tanh" else [])
             np.testing.assert_array_equal(memory[:, 2:6], packed.fetch_blob("y"))
             np.testing.assert_array_equal(workspace.fetch_blob("z"), abs(packed.fetch_blob("y")))
             assert (memory[:, :2] == -5).all()
@@ -291,17 +294,20 @@ def test_results_go_to_the_strided_memory_of_the_caller(net_class: type[BaseNet]
         assert converted(net) == ([("Tanh", "y")] if op_type == "Tanh" else [])
 
 
-@pytest.mark.parametrize("op_type", ["Tanh", "Negative", "Softsign"])
-def test_an_operator_works_in_place_on_strided_memory_it_may_write(op_type: str) -> None:
+@pytest.mark.parametrize(
+    ("op_type", "arguments"), [("Tanh", {}), ("Negative", {}), ("Softsign", {}), ("Dropout", {"is_test": 1})]
+)
+def test_an_operator_works_in_place_on_strided_memory_it_may_write(op_type: str, arguments: dict[str, int]) -> None:
     workspace, memory = Workspace(), np.arange(12, dtype=np.float32).reshape(3, 4) / 8
     values = memory[:, 1:3].copy()
     workspace.adopt_strided_blob("x", memory[:, 1:3], writable=True)
     packed = Workspace()
     packed.feed_blob("x", values)
-    with SimpleNet(net_of(operator_def(op_type, ["x"], ["x"])), workspace) as net:
+    definition = operator_def(op_type, ["x"], ["x"], **arguments)
+    with SimpleNet(net_of(definition), workspace) as net:
         for _ in range(3):
             net.run()
-            packed.run_operator_once(operator_def(op_type, ["x"], ["x"]))
+            packed.run_operator_once(definition)
             np.testing.assert_array_equal(memory[:, 1:3], packed.fetch_blob("x"))
     np.testing.assert_array_equal(memory[:, 0], [0, 0.5, 1])
 
@@ -313,6 +319,27 @@ def test_an_operator_in_place_on_memory_it_may_not_write_leaves_it() -> None:
         net.run()
     np.testing.assert_array_equal(workspace.fetch_blob("x"), -np.arange(6).reshape(2, 3).T)
     np.testing.assert_array_equal(memory, np.arange(6).reshape(2, 3))
+
+
+def test_a_view_is_copied_to_memory_between_the_elements_it_reads() -> None:
+    workspace, memory = Workspace(), np.arange(12, dtype=np.float32).reshape(3, 4)
+    workspace.adopt_strided_blob("x", memory[:, 0])
+    workspace.adopt_strided_blob("y", memory[1, 1:4], writable=True)
+    workspace.run_operator_once(operator_def("FlattenToVec", ["x"], ["y"]))
+    assert memory[1].tolist() == [4, 0, 4, 8]
+
+
+def test_a_step_may_be_prepared_from_the_values_of_a_strided_tensor() -> None:
+    workspace, bounds = Workspace(), np.array([[1, 3], [2, 4]])
+    workspace.feed_blob("x", sample((5, 6)))
+    workspace.adopt_strided_blob("starts", bounds[:, 0])
+    workspace.adopt_strided_blob("ends", bounds[:, 1])
+    with SimpleNet(net_of(operator_def("Slice", ["x", "starts", "ends"], ["y"])), workspace) as net:
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), sample((5, 6))[1:3, 2:4])
+        bounds[:, 0] = (0, 3)
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), sample((5, 6))[0:3, 3:4])
 
 
 def test_a_reshape_in_place_keeps_the_values_of_a_strided_tensor() -> None:
@@ -345,6 +372,25 @@ def test_an_earlier_preparation_does_not_take_a_tensor_back_from_its_layout() ->
         net.run()
         np.testing.assert_array_equal(results_in[1], -sample((4, 3), 3).T)
         np.testing.assert_array_equal(source, sample((4, 3), 2).T)
+        workspace.feed_blob("y", np.zeros((3, 4), np.float32))
+        workspace.feed_blob("x", np.zeros((3, 4), np.float32))
+        net.run()
+        assert not workspace.fetch_blob("y").any()
+        for target in results_in:
+            assert target.all()
+
+
+def test_a_strided_run_in_between_does_not_cost_the_packed_preparation() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", sample())
+    with SimpleNet(net_of(operator_def("Tanh", ["x"], ["y"])), workspace) as net:
+        packed = net.prepared()
+        workspace.feed_blob("x", sample(seed=1), LAYOUTS["NHWC"])
+        assert net.prepared() is not packed
+        workspace.feed_blob("x", sample(seed=2))
+        assert net.prepared() is packed
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), np.tanh(sample(seed=2)))
 
 
 @pytest.mark.parametrize("net_class", NETS)
