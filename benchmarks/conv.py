@@ -27,6 +27,7 @@ from environment import describe
 
 import dagexec
 from dagexec import OperatorDef, Workspace
+from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
@@ -249,7 +250,8 @@ def main() -> None:
         for batch in options.batch:
             search.forget_choices()
             contenders = Contenders(layer, batch, torch)
-            times = times_of(contenders.steps, options.seconds)
+            with operator_arithmetic():  # as in a run
+                times = times_of(contenders.steps, options.seconds)
             rows.append(
                 {
                     "kind": layer.kind,

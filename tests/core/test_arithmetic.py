@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.scheduler.arithmetic import operator_arithmetic
+from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.running import operator_def
