@@ -216,6 +216,12 @@ def test_filters_are_multiplied_in_parts(group: int, per_group: int, filters: in
     check(Case(geometry((9, 10), (1, 1, 1, 1)), 1, group, per_group, filters, order=order, dtype="float64"))
 
 
+def test_parts_divide_the_filters_and_are_neither_few_nor_many() -> None:
+    sizes = [(24, 96), (150, 128), (512, 512), (2, 67), (4000, 64)]
+    found = [winograd._part(Case(SQUARE, 1, 1, channels, filters).problem()) for channels, filters in sizes]
+    assert found == [48, 64, 32, 67, 64]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_channels_a_power_of_two_apart_are_staged(dtype: str) -> None:
     case = Case(ALIASED, 2, 1, 16, 2, dtype=dtype)
@@ -275,16 +281,13 @@ def test_the_transform_of_constant_weights_is_kept(window: Geometry, order: str)
 
 
 def test_a_constant_serves_several_sizes_and_both_orders() -> None:
-    constant = Constant()
-    sizes = [((6, 6), "NCHW"), ((28, 28), "NCHW"), ((28, 28), "NHWC"), ((6, 6), "NCHW")]
-    for size, order in sizes:
-        weights = np.arange(4 * 4 * 9).reshape(4, 4, 3, 3).astype(np.float64)
-        case = Case(geometry(size, (1, 1, 1, 1)), 1, 1, 4, 4, order=order, dtype="float64", bias=False)
-        problem = case.problem()
-        laid_out = weights if order == "NCHW" else to_channels_last(weights)
-        y = run_algorithm(WINOGRAD, replace(problem, weights=laid_out, constant=constant))
-        expected = convolve(case.arrays()[0], weights, None, case.geometry, 1)
-        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-9)
+    constant, weights = Constant(), np.random.default_rng(0).standard_normal((4, 3, 3, 3))
+    for size, order in [(6, "NCHW"), (28, "NCHW"), (28, "NHWC"), (6, "NCHW"), (6, "NHWC")]:
+        case = Case(geometry((size, size), (1, 1, 1, 1)), 1, 1, 3, 4, order=order, dtype="float64", bias=False)
+        y = run_algorithm(WINOGRAD, replace(case.problem(), weights=weights, constant=constant))
+        first = weights if order == "NCHW" else to_channels_first(weights)
+        expected = convolve(case.arrays()[0], first, None, case.geometry, 1)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-12)
 
 
 def test_weights_that_are_not_constant_are_read_in_every_run() -> None:
@@ -300,7 +303,11 @@ def test_weights_that_are_not_constant_are_read_in_every_run() -> None:
 
 
 REFUSED = {
-    "stride": (Geometry((9, 9), (3, 3), (2, 1), (1, 1), (0,) * 4), {}, r"found strides \[2, 1\] and dilations \[1, 1\]"),
+    "stride": (
+        Geometry((9, 9), (3, 3), (2, 1), (1, 1), (0,) * 4),
+        {},
+        r"found strides \[2, 1\] and dilations \[1, 1\]",
+    ),
     "dilation": (Geometry((9, 9), (3, 3), (1, 1), (1, 2), (0,) * 4), {}, r"strides \[1, 1\] and dilations \[1, 2\]"),
     "kernel": (geometry((9, 9), (0,) * 4, (3, 5)), {}, r"needs 3 taps along an axis.*found kernel \[3, 5\]"),
     "one tap": (geometry((9, 9), (0,) * 4, (1, 1)), {}, r"needs 3 taps along an axis.*found kernel \[1, 1\]"),
@@ -387,7 +394,6 @@ def test_an_operator_that_it_cannot_compute_says_why(caplog: pytest.LogCaptureFi
         [y] = run_operator("Conv", [x, weights], engine="WINOGRAD", kernel=5)
     np.testing.assert_array_equal(y, np.full((1, 1, 5, 5), 50))
     assert "engine WINOGRAD passed over: it needs 3 taps along an axis" in caplog.text
-
 
 
 def relative_error(case: Case, algorithm: Any, y64: Array) -> float:
