@@ -30,10 +30,10 @@ POOL_ARGS = WINDOW_ARGS | {
 }
 
 TRANSPOSED_ARGS = {
-    "adjs": "pixels added at the tail of each axis of the output (default 0); or adj, or adj_h and adj_w; less than the "
-    "stride or the dilation",
-    "output_sizes": "the spatial sizes of the output, from which the pads are found, instead of pads; an odd pixel is at "
-    "the tail with legacy_pad SAME_UPPER, and at the head otherwise",
+    "adjs": "pixels added at the tail of each axis of the output (default 0); or adj, or adj_h and adj_w; less than "
+    "the stride or the dilation",
+    "output_sizes": "the spatial sizes of the output, from which the pads are found, instead of pads; an odd pixel is "
+    "at the tail with legacy_pad SAME_UPPER, and at the head otherwise",
     "legacy_pad": "0 NOTSET: as given, 1 VALID and 2 SAME: no pads, 4 and 5, SAME_UPPER and SAME_LOWER: out = in * "
     "stride",
 }
@@ -257,7 +257,8 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
         stride, dilation, adj = window.stride[number], window.dilation[number], adjs[number]
         if adj >= max(stride, dilation):
             raise ArgumentError(
-                f"{call.label}: adj of axis {number} must be less than stride {stride} or dilation {dilation}, found {adj}"
+                f"{call.label}: adj of axis {number} must be less than stride {stride} or dilation {dilation}, "
+                f"found {adj}"
             )
         if size == 0:
             raise call.fail(f"axis {number} has no pixels")
@@ -272,8 +273,8 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
             tail = most - head
         if out < 1:
             raise ArgumentError(
-                f"{call.label}: axis {number} of the output has no pixels: ({size} - 1) * stride {stride} + {extent} for "
-                f"the kernel + adj {adj} - pads {head} and {tail} is {out}"
+                f"{call.label}: axis {number} of the output has no pixels: ({size} - 1) * stride {stride} + {extent} "
+                f"for the kernel + adj {adj} - pads {head} and {tail} is {out}"
             )
         axes.append(Axis(out, window.kernel[number], stride, dilation, head, tail, size))
     return window, tuple(axes)

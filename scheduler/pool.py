@@ -14,8 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 
-from dagexec.core.errors import ClosedError, ResourceError
 from dagexec.core.arithmetic import operator_arithmetic
+from dagexec.core.errors import ClosedError, ResourceError
 from dagexec.scheduler.intra_op import available_cores
 from dagexec.scheduler.placement import WakeUp
 from dagexec.scheduler.run import Run

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.operator import Step
-from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.plan import build_sequence
 from dagexec.scheduler.preparation import Preparation
