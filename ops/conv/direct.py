@@ -78,9 +78,10 @@ class _Memory:
         self.parts = _parts(problem)
         largest = max(math.prod(_sizes(part)) for part in self.parts)
         converts = problem.work != problem.x.dtype
+        adds_up = tap_count(problem.axes) > 1 or any(axis.reads_padding for axis in problem.axes[:-1])
         self._elements = {
             "filters": problem.weights.size,
-            "products": problem.filters * largest if tap_count(problem.axes) > 1 else 0,
+            "products": problem.filters * largest if adds_up else 0,
             "columns": problem.filters * largest if problem.axes[-1].reads_padding else 0,
             "gathered": problem.channels * largest if converts or _rows_are_gathered(problem) else 0,
             "sums": problem.filters * largest if converts else 0,

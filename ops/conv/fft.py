@@ -12,6 +12,9 @@ turned round before it is transformed, which gives that conjugate, moved so that
 Taps of a dilated filter are spread; with strides, windows of stride 1 are computed along one axis after the other and
 those between are dropped. NumPy pads each transform with zeros as it reads, so no block is copied for that.
 
+Every transform, forward and back, divides by its length, and the filters are multiplied with what is too much: NumPy
+transforms float32 in float32 only when it has such a factor to multiply with, and otherwise copies to float64.
+
 Each result depends on all pixels of its block: rounding errors are relative to the largest values of the block, and an
 infinity or NaN spoils every window that the blocks it lies in reach.
 """
@@ -123,8 +126,8 @@ def _forward(
 ) -> tuple[Array, list[Step]]:
     """Spectra of blocks: N, C, spatial becomes N, C, (blocks, frequencies) for each axis; and the steps.
 
-    `lengths` has, for each axis, the pixels of a block and the length of the transform. Spectra that are written to
-    `into` are divided by the number of elements. Along the last axis, the first one here, transforms are real.
+    `lengths` has, for each axis, the pixels of a block and the length of the transform. Along the last axis, the first
+    one here, transforms are real. The last result is written to `into`, if that is given.
     """
     calls: list[Step] = []
     for axis in reversed(range(len(lengths))):
@@ -136,12 +139,11 @@ def _forward(
         else:
             result = into
         transform: Callable[..., Array] = np.fft.rfft if last else np.fft.fft
-        norm = "backward" if into is None else "forward"
         for some, pixels in _full_and_rest(x.shape[place], block):
             source = x[(*(_ALL,) * place, pixels)]
             split = source.reshape(*x.shape[:place], some.stop - some.start, -1, *x.shape[place + 1 :])
             target = result[(*(_ALL,) * place, some)]
-            calls.append(partial(transform, split, n=size, axis=place + 1, norm=norm, out=target))
+            calls.append(partial(transform, split, n=size, axis=place + 1, norm="forward", out=target))
         x = result
     return x, calls
 
@@ -172,7 +174,7 @@ def _inverse(workspace: _Workspace, cuts: Sequence[Cut], row: int, z: Array, sum
         last, place = axis == len(cuts) - 1, 2 + axis
         result = workspace.array((*z.shape[: place + 1], cut.size, *z.shape[place + 2 :]), real=last)
         transform: Callable[..., Array] = np.fft.irfft if last else np.fft.ifft
-        calls.append(partial(transform, z, n=cut.size, axis=place + 1, norm="forward", out=result))
+        calls.append(partial(transform, z, n=cut.size, axis=place + 1, norm="backward", out=result))
         first = row if axis == 0 else 0
         pieces = []
         for number in range(z.shape[place]):
@@ -200,7 +202,7 @@ def _inverse(workspace: _Workspace, cuts: Sequence[Cut], row: int, z: Array, sum
 def _filter_spectra(
     problem: ConvProblem, plan: Plan, workspace: _Workspace, allocate: Allocate
 ) -> tuple[Array, list[Step]]:
-    """Spectra of the filters turned round, divided by the number of elements, as (frequencies, G, M/G, C/G).
+    """Spectra of the filters turned round, with the factor of `_scale`, as (frequencies, G, M/G, C/G).
 
     And the steps that compute them, none when they are kept.
     """
@@ -227,16 +229,23 @@ def _filter_steps(problem: ConvProblem, cuts: Sequence[Cut], workspace: _Workspa
     """The steps that write the spectra to `array`: frequencies, M, C/G."""
     used = (_ALL, _ALL, *(slice(*cut.taps) for cut in cuts))
     turned = _channels_first(problem, problem.weights)[used][(_ALL, _ALL, *(slice(None, None, -1),) * len(cuts))]
-    calls: list[Step] = []
-    if any(cut.axis.dilation > 1 for cut in cuts) or problem.work != turned.dtype:
-        spread = workspace.array((*turned.shape[:2], *(cut.axis.extent for cut in cuts)), real=True)
-        taps = spread[(_ALL, _ALL, *(slice(None, None, cut.axis.dilation) for cut in cuts))]
-        calls += [partial(spread.fill, 0), partial(np.copyto, taps, turned)]
-        turned = spread
+    spread = workspace.array((*turned.shape[:2], *(cut.axis.extent for cut in cuts)), real=True)
+    taps = spread[(_ALL, _ALL, *(slice(None, None, cut.axis.dilation) for cut in cuts))]
     rank = len(cuts)
     into = array.transpose(rank, rank + 1, *range(rank))[(_ALL, _ALL, *(None, _ALL) * rank)]
-    _, transforms = _forward(workspace, [(cut.axis.extent, cut.size) for cut in cuts], turned, into)
-    return [*calls, *transforms]
+    _, transforms = _forward(workspace, [(cut.axis.extent, cut.size) for cut in cuts], spread, into)
+    return [
+        partial(spread.fill, 0),
+        partial(np.copyto, taps, turned),
+        partial(np.multiply, taps, _scale(problem.work, cuts), out=taps),
+        *transforms,
+    ]
+
+
+def _scale(work: np.dtype[Any], cuts: Sequence[Cut]) -> float:
+    """What the filters are multiplied with, so that the three transforms together divide by the number of elements."""
+    factors = [(cut.size, float(work.type(1) / work.type(cut.size))) for cut in cuts]  # as NumPy rounds them
+    return math.prod(1 / (size * factor**3) for size, factor in factors)
 
 
 def _start(problem: ConvProblem, sums: Array) -> list[Step]:

@@ -18,9 +18,9 @@ _ARENA = 4 << 20  # bytes of each of the two workspaces, while one row of blocks
 _CUTS_AN_OCTAVE = 3  # lengths of transforms that are compared
 
 # Nanoseconds on one core for float32, of which only the ratios matter.
-_TRANSFORM = 2.5  # a real element, along one axis, with its share of copies
-_TRANSFORM_FAR = 5.0  # the same, in a workspace that does not stay in the cache
-_START = 30.0  # a transform
+_TRANSFORM = 2.0  # a real element, along one axis, with its share of copies
+_TRANSFORM_FAR = 4.0  # the same, in a workspace that does not stay in the cache
+_START = 15.0  # a transform
 _MULTIPLY = 0.1  # a complex product of the matrix product
 _LOAD = 0.8  # a complex element of the filter
 _CALL = 300.0  # one matrix product

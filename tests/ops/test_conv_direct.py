@@ -20,8 +20,9 @@ SMALL = Geometry((7, 6), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
 STRIDED = Geometry((31, 40), (5, 4), (2, 3), (1, 2), (2, 1, 0, 3))
 CUBE = Geometry((6, 7, 9), (3, 2, 3), (1, 2, 1), (1, 1, 2), (1, 0, 2, 0, 1, 2))
 LINE = Geometry((300,), (9,), (1,), (3,), (8, 20))
+DOT = Geometry((1, 3), (1, 1), (1, 1), (1, 1), (1, 0, 2, 1))
 FAR = Geometry((3, 2), (9, 7), (1, 2), (1, 1), (8, 7, 9, 6))
-WIDE = [SQUARE, SMALL, STRIDED, CUBE, LINE, FAR]
+WIDE = [SQUARE, SMALL, STRIDED, CUBE, LINE, FAR, DOT]
 
 
 def check(case: Case) -> None:
@@ -32,13 +33,13 @@ def check(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_parts_of_any_size_give_the_same(case: Case) -> None:
     with patch.object(direct, "_BLOCK", 256):
         check(case)
@@ -112,9 +113,9 @@ def test_a_constant_filter_is_arranged_once() -> None:
 @pytest.mark.parametrize("geometry", [SQUARE, SMALL, STRIDED, CUBE])
 def test_a_run_allocates_nothing(geometry: Geometry, dtype: str, order: str) -> None:
     """The BLAS gets views that it can read, so NumPy copies nothing for it."""
-    scale = 128 // geometry.size[-1]
+    scale = 30 if geometry.rank == 1 else 60 // geometry.size[-1]
     sizes = tuple(size * scale for size in geometry.size)
-    case = Case(replace(geometry, size=sizes), 2, 2, 8, 16, order=order, dtype=dtype)
+    case = Case(replace(geometry, size=sizes), 2, 2, 8, 64, order=order, dtype=dtype)
     problem = case.problem()
     steps = DIRECT.steps(problem, Memory().allocate)
     for step in steps:
@@ -127,7 +128,7 @@ def test_a_run_allocates_nothing(geometry: Geometry, dtype: str, order: str) -> 
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert problem.y.nbytes > 200_000
+    assert problem.y.nbytes * problem.work.itemsize // problem.y.itemsize > 150_000
     assert peak < 100_000, f"{peak} bytes"
 
 
