@@ -31,7 +31,7 @@ from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, ad
 from dagexec.ops.conv.tiles import Block, Tiling, cut, gather, load, needs_staging, row_pitch, store
 from dagexec.ops.conv.toom_cook import Matrix, kronecker, minimal_filter
 
-_OUTPUTS = {1: (1,), 3: (2, 4)}  # taps: pixels of a tile
+_TAPS = 3
 _SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without copying its operands first
 _PART, _LEAST_PART = 64, 8  # filters in a product
 _NARROW = 60  # tiles in a product: with fewer, reading the transformed filter takes longer than multiplying with it
@@ -219,12 +219,12 @@ def _filter_nbytes(problem: ConvProblem, tiling: Tiling) -> int:
     return (math.prod(tiling.sizes) + taps) * row_pitch(problem.weights.size // taps, itemsize) * itemsize
 
 
-def _tilings(problem: ConvProblem) -> list[Tiling]:
+def _tilings(problem: ConvProblem, outputs: Sequence[int]) -> list[Tiling]:
     """The choices of F(m, r) along the axes, the one with the fewest multiplications first."""
     found = []
-    for outputs in product(*(_OUTPUTS[axis.kernel] for axis in problem.axes)):
-        filters = tuple(minimal_filter(m, axis.kernel) for m, axis in zip(outputs, problem.axes, strict=True))
-        counts = tuple(-(-axis.out // m) for m, axis in zip(outputs, problem.axes, strict=True))
+    for sizes in product(*(outputs if axis.kernel == _TAPS else (1,) for axis in problem.axes)):
+        filters = tuple(minimal_filter(m, axis.kernel) for m, axis in zip(sizes, problem.axes, strict=True))
+        counts = tuple(-(-axis.out // m) for m, axis in zip(sizes, problem.axes, strict=True))
         found.append(Tiling(filters, counts))
     return sorted(found, key=lambda tiling: _multiplications(problem, tiling))
 
@@ -260,18 +260,18 @@ def _least_nbytes(problem: ConvProblem, tiling: Tiling) -> int:
     return _nbytes(problem, Block(tiling, slice(0, 1), (slice(0, 1),) * len(tiling.counts)))
 
 
-def _tiling(problem: ConvProblem) -> Tiling | None:
+def _tiling(problem: ConvProblem, outputs: Sequence[int]) -> Tiling | None:
     """The tiling with the fewest multiplications, of those whose workspace can be within the limit."""
-    fitting = (tiling for tiling in _tilings(problem) if _least_nbytes(problem, tiling) <= problem.limit)
-    return next(fitting, None)
+    tilings = _tilings(problem, outputs)
+    return next((tiling for tiling in tilings if _least_nbytes(problem, tiling) <= problem.limit), None)
 
 
-def _refusal(problem: ConvProblem) -> str:
+def _refusal(outputs: Sequence[int], problem: ConvProblem) -> str:
     """Why Winograd does not apply: the window, depthwise groups, float16 sums or the workspace limit."""
     if any(axis.stride != 1 or axis.dilation != 1 for axis in problem.axes):
         strides, dilations = ([getattr(axis, name) for axis in problem.axes] for name in ("stride", "dilation"))
         return f"it needs strides and dilations of 1, found strides {strides} and dilations {dilations}"
-    if any(axis.kernel not in _OUTPUTS for axis in problem.axes) or max(problem.kernel) == 1:
+    if not {_TAPS} <= set(problem.kernel) <= {1, _TAPS}:
         return f"it needs 3 taps along an axis, and 3 or 1 along the others, found kernel {list(problem.kernel)}"
     if problem.half:
         return "its transforms would lose too much in float16"
@@ -279,16 +279,16 @@ def _refusal(problem: ConvProblem) -> str:
         return f"each of the {problem.group} groups has one channel, so there are no channels to sum over"
     if not problem.x.size or not problem.y.size:
         return f"there is nothing to compute from {problem.x.shape} to {problem.y.shape}"
-    if _tiling(problem) is None:
-        least = min(_least_nbytes(problem, tiling) for tiling in _tilings(problem))
+    if _tiling(problem, outputs) is None:
+        least = min(_least_nbytes(problem, tiling) for tiling in _tilings(problem, outputs))
         return f"it needs {least} bytes of workspace, the limit is {problem.limit}"
     return ""
 
 
-def _steps(problem: ConvProblem, allocate: Allocate) -> list[Step]:
+def _steps(outputs: Sequence[int], problem: ConvProblem, allocate: Allocate) -> list[Step]:
     """The filter's transform (unless it is kept), then block by block."""
-    tiling = _tiling(problem)
-    assert tiling is not None, _refusal(problem)
+    tiling = _tiling(problem, outputs)
+    assert tiling is not None, _refusal(outputs, problem)
     blocks = _blocks(problem, tiling)
     filters, calls = _filters(problem, tiling, allocate)
     buffers = [allocate((size,), problem.work) for size in _buffer_sizes(problem, blocks[0])]
@@ -302,4 +302,9 @@ def _matrix(matrix: Matrix, dtype: np.dtype[Any]) -> Array:
     return kronecker([matrix], dtype)
 
 
-WINOGRAD = Algorithm(name="WINOGRAD", refusal=_refusal, steps=_steps)
+def winograd(outputs: tuple[int, ...] = (2, 4)) -> Algorithm:
+    """The algorithm with tiles of these numbers of pixels along an axis, of which the geometry chooses."""
+    return Algorithm(name="WINOGRAD", refusal=partial(_refusal, outputs), steps=partial(_steps, outputs))
+
+
+WINOGRAD = winograd()
