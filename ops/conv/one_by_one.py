@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -10,23 +11,34 @@ from dagexec.core.operator import Step
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, add_bias, wide_weights
 from dagexec.ops.conv.product import product
 
+_FEW_PIXELS = 128  # products this narrow cost more than to copy several images into one matrix, as im2col does
+
 
 def refusal(problem: ConvProblem) -> str:
-    """Why some window is not just its pixel; "" when all are."""
+    """Why some window is not just its pixel, or a matrix product for each image does not pay; "" when neither is so."""
     if any(axis.kernel > 1 or axis.stride > 1 or axis.head or axis.out != axis.size for axis in problem.axes):
         return "the windows are not the pixels"
+    if problem.batch > 1 and not problem.channels_last and math.prod(problem.out) < _FEW_PIXELS:
+        return "the images are too small for matrix products of their own"
     return ""
 
 
 def forward(problem: ConvProblem, allocate: Allocate) -> list[Step]:
-    """Y = W X, or Y = X W^T for NHWC, for all images and groups."""
+    """Y = W X for all images and groups, or Y = X W^T for NHWC. The bias is added while an image is in the cache."""
     weights, calls = wide_weights(problem, allocate)
     x, load = _wide(problem.x, problem.work, allocate)
     y, store = _wide_result(problem.y, problem.work, allocate)
     images, outputs, matrix = _images(problem, x), _images(problem, y), _matrix(problem, weights)
-    left, right = (images, matrix.swapaxes(1, 2)) if problem.channels_last else (matrix, images)
-    biased = add_bias(_rows(problem, y), problem.bias, problem.channels_last)
-    return [*calls, *load, product(left, right, outputs), *biased, *store]
+    rows = _rows(problem, y)
+    calls += load
+    if problem.channels_last:
+        calls += [product(images, matrix.swapaxes(1, 2), outputs), *add_bias(rows, problem.bias, channels_last=True)]
+    elif problem.bias is None:
+        calls.append(product(matrix, images, outputs))
+    else:
+        for image, output, row in zip(images, outputs, rows, strict=True):
+            calls += [product(matrix, image, output), *add_bias(row, problem.bias, channels_last=False)]
+    return [*calls, *store]
 
 
 ONE_BY_ONE = Algorithm("DEFAULT", refusal, forward)
