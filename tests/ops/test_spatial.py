@@ -1,4 +1,4 @@
-"""Padding, resizing and channel shuffle, against indices written out and against onnxruntime."""
+"""Resizing and channel shuffle, against indices written out and against onnxruntime."""
 
 from __future__ import annotations
 
@@ -25,90 +25,6 @@ DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.u
 
 def numbered(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     return (np.arange(int(np.prod(shape))) % 251).reshape(shape).astype(dtype)
-
-
-# Pad.
-
-
-def padded_index(position: int, size: int, mode: str) -> int | None:
-    """The pixel that a padded position shows; None for the constant."""
-    if 0 <= position < size:
-        return position
-    if mode == "constant":
-        return None
-    if mode == "edge":
-        return min(max(position, 0), size - 1)
-    return -position if position < 0 else 2 * (size - 1) - position
-
-
-def pad(x: Array, heads: list[int], tails: list[int], mode: str, value: float) -> Array:
-    """Element by element. An axis is cut by negative pads first."""
-    cut = x[tuple(slice(max(0, -h), n - max(0, -t)) for n, h, t in zip(x.shape, heads, tails, strict=True))]
-    shape = [n + h + t for n, h, t in zip(x.shape, heads, tails, strict=True)]
-    y = np.full(shape, value).astype(x.dtype)
-    for place in np.ndindex(*shape):
-        index = [padded_index(p - max(0, h), n, mode) for p, h, n in zip(place, heads, cut.shape, strict=True)]
-        if None not in index:
-            y[place] = cut[tuple(index)]
-    return y
-
-
-@st.composite
-def paddings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int], list[int], str]:
-    mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
-    sizes, heads, tails = [], [], []
-    for _ in range(draw(st.integers(1, 4))):
-        size = draw(st.integers(0 if mode == "constant" else 1, 4))
-        cut_head = draw(st.integers(0, max(0, size - 1)))
-        cut_tail = draw(st.integers(0, max(0, size - 1 - cut_head)))
-        most = size - 1 if mode == "reflect" else 3
-        head = draw(st.sampled_from([-cut_head, *range(most + 1)]))
-        tail = draw(st.sampled_from([-cut_tail, *range(most + 1)]))
-        if mode == "reflect" and max(head, tail) >= size + min(0, head) + min(0, tail):
-            head = tail = 0
-        sizes.append(size)
-        heads.append(head)
-        tails.append(tail)
-    return tuple(sizes), heads, tails, mode
-
-
-@given(paddings(), st.sampled_from(DTYPES), st.sampled_from([0.0, 3.0]))
-@settings(max_examples=250, deadline=None)
-def test_pad_shows_the_pixel_that_its_mode_says(
-    case: tuple[tuple[int, ...], list[int], list[int], str], dtype: Any, value: float
-) -> None:
-    shape, heads, tails, mode = case
-    x = numbered(shape, dtype)
-    (y,) = run_operator("Pad", [x], pads=[*heads, *tails], mode=mode, value=value)
-    np.testing.assert_array_equal(y, pad(x, heads, tails, mode, value), err_msg=f"{case}, {dtype}, {value}")
-    if x.size and min(heads + tails) >= 0 and dtype is np.float32:
-        pads = np.array([*heads, *tails])
-        found = run_onnx("Pad", [x, pads, np.array(value, np.float32)], {"mode": mode})
-        np.testing.assert_array_equal(y, found, err_msg=f"onnxruntime differs: {case}, {value}")
-
-
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-def test_pad_image_extends_rows_and_columns(mode: str, order: str) -> None:
-    x = numbered((2, 3, 4, 5))
-    expected = pad(x, [0, 0, 1, 2], [0, 0, 3, 4], mode, 7.0)
-    arguments: Named = {"mode": mode, "order": order, "value": 7.0}
-    fed = to_channels_last(x) if order == "NHWC" else x
-    for pads in ({"pads": [1, 2, 3, 4]}, {"pad_t": 1, "pad_l": 2, "pad_b": 3, "pad_r": 4}):
-        (y,) = run_operator("PadImage", [fed], **pads, **arguments)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(to_channels_first(y) if order == "NHWC" else y, expected)
-
-
-def test_pad_of_a_scalar_is_the_scalar() -> None:
-    [y] = run_operator("Pad", [np.float32(2.5)], pads=[])
-    assert y.shape == ()
-    assert y == 2.5
-
-
-def test_pad_image_takes_one_pad_for_all_sides() -> None:
-    x = numbered((1, 1, 2, 2))
-    (y,) = run_operator("PadImage", [x], pad=1)
-    np.testing.assert_array_equal(y[0, 0], [[0, 0, 0, 0], [0, 0, 1, 0], [0, 2, 3, 0], [0, 0, 0, 0]])
 
 
 # ResizeNearest.
@@ -198,9 +114,6 @@ def test_channel_shuffle_deals_the_channels_of_the_groups_in_turn(
 
 IMAGE = (2, 4, 96, 96)
 STEADY: list[tuple[str, Named]] = [
-    ("Pad", {"pads": [0, 1, 2, 3, 0, -1, 4, 5]}),
-    ("PadImage", {"pad": 3, "mode": "reflect"}),
-    ("PadImage", {"pad": 3, "mode": "edge", "order": "NHWC"}),
     ("ResizeNearest", {"height_scale": 2.0, "width_scale": 2.0}),
     ("ResizeNearest", {"height_scale": 1.5, "width_scale": 0.7}),
     ("ResizeNearest", {"height_scale": 1.5, "width_scale": 0.7, "order": "NHWC"}),
@@ -234,20 +147,6 @@ def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(op_type
 
 SMALL = (1, 4, 3, 5)
 REFUSED: list[tuple[str, Named, type[DagexecError], str]] = [
-    ("Pad", {"pads": [0, 0, 1, 1]}, ArgumentError, r"pads needs 8 entries .*found \[0, 0, 1, 1\]"),
-    ("Pad", {"pads": [0, 0, -2, 0, 0, 0, -2, 0]}, ArgumentError, "pads -2 and -2 cut off more than the 3 there are"),
-    ("Pad", {"pads": [0, 0, 3, 0, 0, 0, 0, 0], "mode": "reflect"}, ArgumentError, "less than the size 3, found 3"),
-    ("Pad", {"pads": [0, 0, -1, 0, 0, 0, 2, 0], "mode": "reflect"}, ArgumentError, "less than the size 2, found 2"),
-    ("Pad", {"pads": [0, 0, -3, 0, 0, 0, 2, 0], "mode": "edge"}, ArgumentError, "edge has no pixel"),
-    ("Pad", {"pads": [0] * 8, "mode": "wrap"}, ArgumentError, "mode must be one of constant, reflect, edge.* 'wrap'"),
-    ("Pad", {"pads": [0] * 7 + [1 << 31]}, ArgumentError, r"out of range: \[.*2147483648\]"),
-    ("Pad", {"pads": [(1 << 31) - 1] * 8}, ResourceError, "overflows"),
-    ("Pad", {"pads": [0] * 8, "value": float("nan")}, ArgumentError, "'value' is not a number"),
-    ("PadImage", {"pad": 3, "mode": "reflect"}, ArgumentError, "reflect needs pads less than the size 3, found 3"),
-    ("PadImage", {"pads": [1, 1]}, ArgumentError, r"pads needs 4 entries .*found \[1, 1\]"),
-    ("PadImage", {"pad": -1}, ArgumentError, r"at least 0 .*found \[-1, -1, -1, -1\]"),
-    ("PadImage", {"pad": 1, "pads": [1] * 4}, ArgumentError, "'pads', 'pad'.* same thing"),
-    ("PadImage", {"pad": 1, "order": "HWC"}, ArgumentError, "NCHW or NHWC, found 'HWC'"),
     ("ResizeNearest", {"height_scale": 0.0}, ArgumentError, "height_scale must be a positive number, found 0.0"),
     ("ResizeNearest", {"width_scale": -1.0}, ArgumentError, "width_scale must be a positive number, found -1.0"),
     ("ResizeNearest", {"width_scale": float("inf")}, ArgumentError, "width_scale must be .*found inf"),
@@ -284,22 +183,7 @@ def test_scales_of_another_kind_are_refused(scales: Array, message: str) -> None
 
 
 def test_images_need_4_axes_and_a_shuffle_needs_channels() -> None:
-    for op_type in ("PadImage", "ResizeNearest"):
-        with pytest.raises(ShapeError, match=f"{op_type} 'y0'.*must have 4 axes, found 3"):
-            run_operator(op_type, [np.zeros((1, 2, 3), np.float32)])
+    with pytest.raises(ShapeError, match=r"ResizeNearest 'y0'.*must have 4 axes, found 3"):
+        run_operator("ResizeNearest", [np.zeros((1, 2, 3), np.float32)])
     with pytest.raises(ShapeError, match=r"ChannelShuffle 'y0'.*at least 2 axes, found 1"):
         run_operator("ChannelShuffle", [np.zeros(3, np.float32)])
-
-
-@pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 256.0), (np.uint8, -1.0), (np.int32, 1e10), (np.int8, 0.5)])
-def test_a_constant_that_an_integer_type_cannot_hold_is_refused(dtype: Any, value: float) -> None:
-    with pytest.raises(ArgumentError, match=r"Pad 'y0'.*value .*does not fit"):
-        run_operator("Pad", [np.zeros(3, dtype)], pads=[1, 1], value=value)
-
-
-def test_strings_are_padded_by_their_own_only() -> None:
-    words = np.array([b"a", b"b"], object)
-    (y,) = run_operator("Pad", [words], pads=[1, 1], mode="edge")
-    assert y.tolist() == [b"a", b"a", b"b", b"b"]
-    with pytest.raises(ArgumentError, match=r"Pad 'y0'.*value .*does not fit string"):
-        run_operator("Pad", [words], pads=[1, 1])
