@@ -8,6 +8,10 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it.
 4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
+5. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
+   operators that share working memory. A worker holds none of the locks above while it runs an operator.
+6. Locks of the core around a table, under which nothing else is taken: `SharedBuffer._announce`, `Constant._lock` (what
+   is derived from a constant tensor is computed under it), and that of the convolution choices.
 
 A worker's wake-up and the gate of a waiting caller are semaphores, not locks: they are waited on with nothing held.
 """
