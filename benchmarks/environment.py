@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from dagexec.core.device import processor_name
 from dagexec.scheduler.intra_op import available_cores
 
 PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
@@ -15,7 +15,7 @@ def describe() -> dict[str, str | int]:
     """One flat record to put beside the numbers."""
     record: dict[str, str | int] = {
         "python": platform.python_version(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": available_cores(),
     }
     for package in PACKAGES:
@@ -24,11 +24,3 @@ def describe() -> dict[str, str | int]:
         except PackageNotFoundError:
             continue
     return record
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import threading
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from dagexec.core.arithmetic import operator_arithmetic
+from dagexec.core.device import processor_name
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.net_file import write_atomically
 from dagexec.core.operator import Step, in_sequence
@@ -100,7 +99,7 @@ def _key(problem: ConvProblem) -> str:
     """What a choice depends on, as text: processor, shapes, dtype, layout, geometry, limit, constant filters."""
     axes = ";".join(f"{axis.stride},{axis.dilation},{axis.head},{axis.tail}" for axis in problem.axes)
     parts = [
-        _processor(),
+        processor_name(),
         f"x {_shape(problem.x)}",
         f"filter {_shape(problem.weights)}",
         f"stride,dilation,head,tail {axes}",
@@ -115,17 +114,6 @@ def _key(problem: ConvProblem) -> str:
 
 def _shape(array: Array) -> str:
     return "x".join(map(str, array.shape))
-
-
-@cache
-def _processor() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
