@@ -65,10 +65,10 @@ def exact(problem: ConvProblem) -> Array:
     padded = np.pad(problem.x.astype(np.float64), [(0, 0), (0, 0), *[(1, 1)] * len(sizes)])
     y = np.zeros(problem.y.shape)
     for tap in product(range(3), repeat=len(sizes)):
-        pixels = (slice(first, first + size) for first, size in zip(tap, sizes, strict=True))
+        pixels = [slice(first, first + size) for first, size in zip(tap, sizes, strict=True)]
+        taps: list[slice | int] = [slice(None), slice(None), *tap]
         shifted: Array = padded[(slice(None), slice(None), *pixels)]
-        weights: Array = problem.weights[(slice(None), slice(None), *tap)]
-        y += np.einsum("mc,nc...->nm...", weights.astype(np.float64), shifted, optimize=True)
+        y += np.einsum("mc,nc...->nm...", problem.weights[tuple(taps)].astype(np.float64), shifted, optimize=True)
     return y
 
 
