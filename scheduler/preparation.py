@@ -105,6 +105,7 @@ class CheckedStep:
 
     def _prepare(self) -> Step:
         operator = self._operator
+        operator.check_output_layouts()
         step = operator.bind(operator.infer(), as_view=self._as_view)
         self._held = [blob.value for blob in self._blobs]
         self._tensors = [tensor for tensor in self._held if isinstance(tensor, Tensor)]

@@ -63,8 +63,8 @@ def packed_copy(tensor: Tensor) -> Array:
 
 def _strided(blobs: Sequence[Blob]) -> list[tuple[Blob, Tensor]]:
     """The blobs that hold a strided tensor, with it; each tensor once."""
-    found = {id(blob.value): blob for blob in blobs if isinstance(blob.value, Tensor) and not blob.value.is_packed}
-    return [(blob, blob.get(Tensor)) for blob in found.values()]
+    found = [(blob, tensor) for blob in blobs if isinstance(tensor := blob.value, Tensor) and not tensor.is_packed]
+    return list({id(tensor): (blob, tensor) for blob, tensor in found}.values()) if found else found
 
 
 class Operator(ABC):
@@ -153,10 +153,8 @@ class Operator(ABC):
     def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False) -> Step:
         """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's packed storage.
 
-        The step converts strided tensors for an operator that works on packed ones. Raises ShapeError when an output
-        has an overlapping layout.
+        The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
-        self.check_output_layouts()
         if types is not None:
             first = 0
             if as_view and self.input(0).is_packed:
