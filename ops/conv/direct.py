@@ -122,7 +122,7 @@ def _parts(problem: ConvProblem) -> list[Slices]:
     ranges: list[list[slice]] = []
     for size in (*reversed(problem.out), problem.batch):
         count = max(1, min(size, left))
-        left = left // count if count == size else 1
+        left //= count
         ranges.insert(0, [slice(start, min(start + count, size)) for start in range(0, size, count)])
     return list(every(*ranges))
 

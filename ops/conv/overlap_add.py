@@ -218,18 +218,9 @@ def plan_with(sizes: Sizes, cuts: tuple[Cut, ...], images: int, rows: int) -> Pl
 
 
 def _arena(sizes: Sizes, cuts: Sequence[Cut], images: int, rows: int) -> int:
-    """Complex elements of the largest array on the way from some rows of blocks of some images to their results."""
-    blocks = [rows, *(cut.blocks for cut in cuts[1:])]
-    pixels = [min(rows * cuts[0].block, cuts[0].count), *(cut.count for cut in cuts[1:])]
-    covered = min(cuts[0].axis.out, (pixels[0] + cuts[0].axis.extent - 2) // cuts[0].axis.stride + 1)
-    out = [covered, *(cut.axis.out for cut in cuts[1:])]
-    spectrum = [count * size for count, size in zip(blocks, _frequencies(cuts), strict=True)]
-    most = 0
-    for axis in range(len(cuts)):
-        later = math.prod(spectrum[axis:])
-        earlier = max(sizes.channels * math.prod(pixels[:axis]), sizes.filters * math.prod(out[:axis]))
-        most = max(most, earlier * later)
-    return images * most
+    """Complex elements of the spectra of some rows of blocks of some images: no array on the way has more."""
+    blocks = rows * math.prod(cut.blocks for cut in cuts[1:])
+    return images * max(sizes.channels, sizes.filters) * blocks * math.prod(_frequencies(cuts))
 
 
 def filter_arena(cuts: Sequence[Cut], elements: int) -> int:
