@@ -10,6 +10,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor, compile
+from dagexec.ops.conv.search import load_choices, save_choices
 
 __version__ = version("dagexec")
 
@@ -22,7 +23,9 @@ __all__ = [
     "compile",
     "create_shared_buffer",
     "force_shared_buffer",
+    "load_choices",
     "load_net",
+    "save_choices",
     "save_net",
 ]
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import check_fits, element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.errors import FeedError
@@ -115,22 +116,28 @@ def compare(
     workers: Sequence[int] = (1, 2),
     repeat: int = 15,
     feeds: Mapping[str, Array] | None = None,
+    operator_arguments: Mapping[str, ArgumentValue] | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
-    One thread an operator everywhere. `progress` is called after every run. Raises what `compile` and `run` raise.
+    One thread an operator everywhere. `operator_arguments` are those of `compile`; `progress` is called after every
+    run. Raises what `compile` and `run` raise.
     """
     model = initialised(load_model(source))
     inputs = random_feeds(model) if feeds is None else feeds
     executors: dict[tuple[str, int], Executor] = {}
+
+    def compiled(net_type: str, count: int) -> Executor:
+        return compile_model(model, net_type=net_type, num_workers=count, operator_arguments=operator_arguments)
+
     try:
-        executors["simple", 1] = compile_model(model, net_type="simple", num_workers=1)
+        executors["simple", 1] = compiled("simple", 1)
         for net_type in net_types:
             for count in (1,) if net_type == "simple" else workers:
                 key = (net_type, count)
                 if key not in executors:
-                    executors[key] = compile_model(model, net_type=net_type, num_workers=count)
+                    executors[key] = compiled(net_type, count)
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
         seconds = _measure(executors, inputs, repeat, progress)
         operator_seconds = _operator_seconds(executors["simple", 1], inputs)

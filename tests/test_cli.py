@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,9 @@ from onnx import TensorProto, helper
 import dagexec
 from dagexec import NetDef
 from dagexec.cli import main
-from dagexec.core.operator import Operator
+from dagexec.cli.arguments import parse_arguments
+from dagexec.core.operator import Operator, Step
+from dagexec.ops.conv import search
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
@@ -130,6 +132,97 @@ def test_operators_lists_them_and_explains_one(cli: Cli) -> None:
     assert "Relu" in out
     status, out, _ = cli("operators", "Relu")
     assert (status, "Y = max(X, 0)" in out) == (0, True)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """The algorithms that were measured for each convolution; DIRECT is the fastest."""
+    asked: list[list[str]] = []
+
+    def measure(steps: dict[str, Step]) -> dict[str, float]:
+        asked.append(sorted(steps))
+        return {name: 0.5 if name == "DIRECT" else 1.0 for name in steps}
+
+    monkeypatch.setattr(search, "measure", measure)
+    search.forget_choices()
+    yield asked
+    search.forget_choices()
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_set_gives_an_argument_to_the_operators_that_know_it(
+    cli: Cli, measured: list[list[str]], command: str
+) -> None:
+    assert cli(command, "zoo:lenet", "--repeat", 1)[0] == 0
+    assert measured == []
+    assert cli(command, "zoo:lenet", "--repeat", 1, "--set", "exhaustive_search=1")[0] == 0
+    assert len(measured) == 2
+    search.forget_choices()
+    both = ("--set", "exhaustive_search=1", "--set", "deterministic=1")
+    assert cli(command, "zoo:lenet", "--repeat", 1, *both)[0] == 0
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("group=2", 2), ("group=-1", -1), ("alpha=0.5", 0.5), ("alpha=1e-3", 1e-3), ("max=inf", float("inf")),
+        ("order=NHWC", "NHWC"), ("name=a=b", "a=b"), ("pads=1,2", "1,2"),
+    ],
+)  # fmt: skip
+def test_a_value_is_an_integer_or_a_float_or_a_string(text: str, value: float | str) -> None:
+    (found,) = parse_arguments([text]).values()
+    assert (type(found), found) == (type(value), value)
+
+
+def test_inspect_shows_the_model_with_the_arguments_set(cli: Cli, tmp_path: Path) -> None:
+    path = unary_net(tmp_path, "Flatten", "y")
+    for options, shape in (((), "float32[2, 12]"), (("--set", "axis=2"), "float32[6, 4]")):
+        status, out, err = cli("inspect", path, "--shape", "x[red]=2,3,4", *options)
+        assert (status, shape in out) == (0, True), err
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_choices_are_kept_in_a_file_and_read_from_it(
+    cli: Cli, measured: list[list[str]], tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "choices.json"
+    options = ("zoo:lenet", "--repeat", 1, "--choices", file)
+    assert cli(command, *options)[0] == 0
+    assert not file.exists(), "nothing was measured"
+    assert cli(command, *options, "--set", "exhaustive_search=1")[0] == 0
+    kept = json.loads(file.read_text())["choices"]
+    assert list(kept.values()) == ["DIRECT", "DIRECT"]
+    assert len(measured) == 2
+    search.forget_choices()
+    file.write_text(file.read_text().replace("DIRECT", "FFT"))
+    assert cli(command, *options, "--set", "exhaustive_search=1")[0] == 0
+    assert len(measured) == 2, "measured again, although the file has the choices"
+    assert set(search.choices().values()) == {"FFT"}
+
+
+def test_choices_of_other_shapes_stay_in_the_file(cli: Cli, measured: list[list[str]], tmp_path: Path) -> None:
+    file, model = tmp_path / "choices.json", tmp_path / "net.pb"
+    convolution = operator_def("Conv", ["x", "w"], ["y"], kernel=3)
+    dagexec.save_net(NetDef(name="n", op=[convolution], external_input=["x", "w"], external_output=["y"]), model)
+    for count, size in enumerate((8, 9, 8), 1):
+        shapes = ("--shape", f"x=1,2,{size},8", "--shape", "w=3,2,3,3")
+        assert cli("run", model, *shapes, "--set", "exhaustive_search=1", "--choices", file)[0] == 0
+        search.forget_choices()
+        assert len(json.loads(file.read_text())["choices"]) == len(measured) == min(count, 2)
+
+
+def test_a_run_that_fails_leaves_the_choices_as_they_were(
+    cli: Cli, measured: list[list[str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "choices.json"
+    status, _, err = cli("run", "zoo:lenet", "--set", "ws_nbytes_limit=0.5", "--choices", file)
+    assert (status, "'ws_nbytes_limit' must be an integer" in " ".join(err.split())) == (2, True), err
+    assert not file.exists()
+    file.write_text("{}")
+    status, _, err = cli("run", "zoo:lenet", "--choices", file)
+    assert (status, "expected a file of dagexec convolution choices" in " ".join(err.split())) == (2, True), err
+    assert file.read_text() == "{}"
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "inspect", "operators"])
@@ -271,6 +364,18 @@ def test_wrong_feeds_end_with_one_clear_message_and_status_2(
         (["run", "zoo:lenet", "--seed", "-1"], "seed"),
         (["run", "zoo:lenet", "--shape", "data=999999,999999,99"], "ResourceError: .*'data'"),
         (["inspect", "zoo:lenet", "--shape", "data=99999999999999999999"], "ResourceError: .*overflows"),
+        (["run", "zoo:lenet", "--set", "exhaustive_search"], "--set 'exhaustive_search': expected NAME=VALUE"),
+        (["compare", "zoo:lenet", "--set", "=1"], "--set '=1': expected NAME=VALUE"),
+        (["inspect", "zoo:lenet", "--set", "group="], "--set 'group=': expected NAME=VALUE"),
+        (["run", "zoo:lenet", "--set", "group=1", "--set", "group=2"], "group is given twice, first as 1"),
+        (["run", "zoo:lenet", "--set", "exhaustive=1"], r"no operator knows the argument\(s\) exhaustive"),
+        (["compare", "zoo:lenet", "--set", "exhaustive=1"], r"no operator knows the argument\(s\) exhaustive"),
+        (["inspect", "zoo:lenet", "--set", "exhaustive=1"], r"no operator knows the argument\(s\) exhaustive"),
+        (["run", "zoo:lenet", "--set", "group=two"], "'group' must be an integer; found a string"),
+        (["run", "zoo:lenet", "--set", f"group={1 << 64}"], "'group'.*18446744073709551616"),
+        (["compare", "zoo:lenet", "--set", "group=" + "9" * 5000], "'group' must be an integer"),
+        (["run", "zoo:lenet", "--choices", "tests"], "ModelFormatError: tests: .*cannot be read"),
+        (["compare", "zoo:lenet", "--choices", "pyproject.toml"], "ModelFormatError: pyproject.toml: .*cannot be read"),
         (["run", "[/red]"], r"ModelFormatError: \[/red\]: no such file"),
         (["inspect", "zoo:lenet", "--draw", "nowhere/net.dot"], "nowhere"),
         (["operators", "Relo"], "close names: .*Relu"),

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.cli.arguments import ChoicesOption, SetOption, kept_choices, parse_arguments
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import plot_comparison
@@ -30,16 +31,20 @@ def compare_command(
     input_file: InputOption = None,
     shape: ShapeOption = None,
     seed: SeedOption = 0,
+    settings: SetOption = None,
+    choices: ChoicesOption = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the times as bars.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
     workers = _parse_workers(num_workers)
+    arguments = parse_arguments(settings)
     loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, seed)
     runtimes = 1 + len(set(net_types) - {"simple"}) * len(set(workers))
-    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as bar:
+    progress = Progress(console=Console(stderr=True), transient=True, disable=as_json)
+    with kept_choices(choices), progress as bar:
         task = bar.add_task(escape(f"Comparing runtimes on {loaded.name}"), total=repeat * runtimes)
         comparison = compare(
             loaded,
@@ -47,6 +52,7 @@ def compare_command(
             workers=workers,
             repeat=repeat,
             feeds=feeds,
+            operator_arguments=arguments,
             progress=lambda: bar.advance(task),
         )
     if as_json:

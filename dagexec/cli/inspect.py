@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import draw_graph
@@ -18,6 +20,7 @@ from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import Model
+from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.schema import TensorType
 from dagexec.scheduler.plan import Plan, build_plan
 
@@ -25,6 +28,7 @@ from dagexec.scheduler.plan import Plan, build_plan
 def inspect_command(
     model: ModelArgument,
     shape: ShapeOption = None,
+    settings: SetOption = None,
     draw: Annotated[
         Path | None,
         typer.Option("--draw", metavar="FILE.png", help="Draw the DAG coloured by chain (.png, .svg, .dot)."),
@@ -32,7 +36,10 @@ def inspect_command(
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
+    arguments = parse_arguments(settings)
     loaded = read_model(model)
+    if arguments:
+        loaded = replace(loaded, net=with_arguments(loaded.net, arguments))
     graph = build_graph(loaded.net, (loaded.parameters.keys() | loaded.inputs.keys()).__contains__)
     types = infer_net(graph, _input_types(loaded, parse_shapes(shape or ())), loaded.parameters)
     plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])

@@ -17,6 +17,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.cli.arguments import ChoicesOption, SetOption, kept_choices, parse_arguments
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.core.errors import FeedError
@@ -33,6 +34,8 @@ def run_command(
     input_file: InputOption = None,
     shape: ShapeOption = None,
     seed: SeedOption = 0,
+    settings: SetOption = None,
+    choices: ChoicesOption = None,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE.npz", help="Save the outputs.")] = None,
     trace: Annotated[
         Path | None,
@@ -41,13 +44,21 @@ def run_command(
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL once or several times and show its outputs."""
+    arguments = parse_arguments(settings)
     loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []
-    with compile_model(
-        loaded, net_type=net_type, num_workers=num_workers, intra_op_threads=intra_op_threads
-    ) as executor:
+    with (
+        kept_choices(choices),
+        compile_model(
+            loaded,
+            net_type=net_type,
+            num_workers=num_workers,
+            intra_op_threads=intra_op_threads,
+            operator_arguments=arguments,
+        ) as executor,
+    ):
         outputs = executor.run(feeds, trace=record)
         console = Console(stderr=True)
         for _ in track(range(repeat), "Running", console=console, transient=True, disable=as_json or repeat == 1):

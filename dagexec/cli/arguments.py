@@ -1,0 +1,71 @@
+"""The options `--set` and `--choices`: arguments for the operators, and a file of convolution algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dagexec.core.errors import ArgumentError
+from dagexec.ops.conv.search import choices, load_choices, save_choices
+
+Value = int | float | str
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An argument for every operator that knows it and has it not, such as exhaustive_search=1 or "
+        "shared_buffer=1; may be given several times.",
+    ),
+]
+ChoicesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--choices",
+        metavar="FILE.json",
+        help="Convolution algorithms chosen earlier, if the file exists; those that exhaustive_search=1 chooses now "
+        "are added to it.",
+    ),
+]
+
+
+def parse_arguments(texts: Sequence[str] | None) -> dict[str, Value]:
+    """`NAME=VALUE` texts by name; a VALUE is an integer, else a float, else a string. Raises ArgumentError."""
+    arguments: dict[str, Value] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise ArgumentError(f"--set {text!r}: expected NAME=VALUE")
+        if name in arguments:
+            raise ArgumentError(f"--set {text!r}: {name} is given twice, first as {arguments[name]!r}")
+        arguments[name] = _parsed(value)
+    return arguments
+
+
+def _parsed(text: str) -> Value:
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text
+
+
+@contextmanager
+def kept_choices(file: Path | None) -> Iterator[None]:
+    """Load the choices of `file`, if it is given and exists; save all to it if the block measured others.
+
+    Raises ModelFormatError when it cannot be read or written, or is something else.
+    """
+    if file is None:
+        yield
+        return
+    if file.exists():
+        load_choices(file)
+    before = choices()
+    yield
+    if choices() != before:
+        save_choices(file)
