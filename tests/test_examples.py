@@ -19,6 +19,7 @@ SAYS = {
     "embed_in_asyncio": "16 results",
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",
+    "conv_engines": "1 choice(s) loaded\nsame bytes: True",
 }
 
 
