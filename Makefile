@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: compare test lint proto benchmark clean
+.PHONY: compare test lint proto benchmark fuzz clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -21,6 +21,14 @@ lint: $(VENV)/.installed-dev
 benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scheduler_cost.py --json benchmarks/results/scheduler_cost.json
 	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json
+
+	$(BIN)/python benchmarks/conv.py --json benchmarks/results/conv.json
+	$(BIN)/python benchmarks/conv_error.py --json benchmarks/results/conv_error.json
+	$(BIN)/python benchmarks/shared_buffer.py --json benchmarks/results/shared_buffer.json
+
+# The operators on drawn geometries, twenty times as many as in `make test`.
+fuzz: $(VENV)/.installed-test
+	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest tests/ops
 
 proto: $(VENV)/.installed-dev
 	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
@@ -23,6 +23,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.conv import im2col
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
     Array,
@@ -115,7 +116,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.ops.conv.choice import ENGINES
+from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_conv import CUBE, DILATED, LINE, SPARSE, SQUARE, STRIDED, Case, Named, cases, cost_of
@@ -61,13 +63,13 @@ def check(case: AnyCase) -> None:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_the_gradients_of_every_convolution_are_its_differences(case: Case) -> None:
     check(case)
 
 
 @given(transposed_cases())
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_the_gradients_of_every_transposed_convolution_are_its_differences(case: TransposedCase) -> None:
     check(case)
 
@@ -95,6 +97,29 @@ def test_blocks_of_a_few_pixels_give_the_same_gradients(geometry: object, order:
         found = found_gradients(case, gradient, ws_nbytes_limit=pixels * (depth + 4 * 200) * 4)
         for one, other in zip(found, found_gradients(case, gradient), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_an_engine_computes_the_gradient_of_the_input_where_it_applies(engine: str, order: str) -> None:
+    case = Case(SQUARE, 2, 2, 3, 2, order=order, dtype="float64")
+    gradient = output_gradient(case) / 7
+    expected = found_gradients(case, gradient)
+    found = found_gradients(case, gradient, engine=engine)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert found[0].tobytes() == expected[0].tobytes(), "the gradient of the filter has one algorithm"
+    assert found[2].tobytes() != expected[2].tobytes()
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_an_engine_computes_a_transposed_convolution_where_it_applies(engine: str) -> None:
+    rng = np.random.default_rng(6)
+    x, weights = rng.standard_normal((2, 4, 9, 8)), rng.standard_normal((4, 3, 3, 3))
+    (expected,) = run_operator("ConvTranspose", [x, weights], kernel=3, pad=1)
+    (found,) = run_operator("ConvTranspose", [x, weights], kernel=3, pad=1, engine=engine)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    assert found.tobytes() != expected.tobytes()
 
 
 CASES = {

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.operator import Step
 from dagexec.ops.conv import im2col
 from dagexec.ops.conv.column_blocks import ColumnBlocks, column_bytes
 from dagexec.ops.conv.problem import Allocate, ConvProblem
+from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, run_steps
 from tests.ops.windows import Array, Geometry
 
@@ -34,7 +35,7 @@ def check_memory(memory: Memory, problem: ConvProblem) -> None:
 
 
 @given(cases(), st.floats(0, 0.3))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_blocks_of_any_size_give_the_sum_over_the_taps(case: Case, share: float) -> None:
     problem, memory = limited(case, share), Memory()
     reproduction = f"reproduce with: {case}, limit {problem.limit}"
@@ -65,7 +66,7 @@ def gradients(problem: ConvProblem) -> tuple[Array, Array]:
 
 
 @given(cases(), st.floats(0, 0.3))
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_gradients_do_not_depend_on_the_blocks(case: Case, share: float) -> None:
     small, large = gradients(limited(case, share)), gradients(case.problem())
     for one, other in zip(small, large, strict=True):

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.operator import Step
 from dagexec.ops.conv import im2col, one_by_one
 from dagexec.ops.conv.problem import ConvProblem
+from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, run_steps
 from tests.ops.windows import Array, Geometry
 
@@ -23,7 +24,7 @@ def of_one_pixel(case: Case) -> Case:
 
 
 @given(cases().map(of_one_pixel))
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_forward_is_the_sum_over_the_channels(case: Case) -> None:
     problem, memory = case.problem(), Memory()
     found = run_steps(problem, one_by_one.forward(problem, memory.allocate), memory)
@@ -38,7 +39,7 @@ def computed(problem: ConvProblem, steps: list[Step], result: Array) -> Array:
 
 
 @given(cases().map(of_one_pixel), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_its_gradients_are_those_of_im2col(case: Case, seed: int) -> None:
     problem = case.problem()
     y = np.random.default_rng(seed).integers(-3, 4, problem.y.shape).astype(problem.y.dtype)

@@ -202,5 +202,7 @@ def test_an_engine_that_does_not_apply_is_passed_over_with_a_reason(caplog: pyte
 def test_a_limit_below_one_column_is_an_error_with_the_numbers() -> None:
     x, weights = np.tile(X, (1, 64, 1, 1)), np.tile(FILTER, (1, 64, 1, 1))
     run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_432)
-    with pytest.raises(ResourceError, match=r"Conv 'y0'.*one window take 18,432 bytes, more than ws_nbytes_limit 18,431"):
+    with pytest.raises(
+        ResourceError, match=r"Conv 'y0'.*one window take 18,432 bytes, more than ws_nbytes_limit 18,431"
+    ):
         run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_431)

@@ -10,10 +10,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from tests.ops.drawing import drawn
 from tests.ops.running import run_operator
 from tests.ops.test_conv import DTYPES, Named, cost_of
 from tests.ops.windows import SAME, SAME_LOWER, SAME_UPPER, VALID, Array, run_onnx, to_channels_first, to_channels_last
@@ -144,7 +145,7 @@ def transposed_cases(draw: st.DrawFn) -> TransposedCase:
 
 
 @given(transposed_cases())
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_every_geometry_gives_the_scattered_filters(case: TransposedCase) -> None:
     check(case)
 

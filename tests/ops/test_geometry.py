@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import Arguments, ArgumentValue
@@ -13,6 +13,7 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.geometry import Axis, Window, output_sizes, read_window, tap_count
+from tests.ops.drawing import drawn
 from tests.ops.running import operator_def
 from tests.ops.windows import Geometry, geometries
 
@@ -29,7 +30,7 @@ def axes_of(geometry: Geometry) -> tuple[Axis, ...]:
 
 
 @given(st.one_of(geometries(), geometries(pooling=True)))
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_axes_have_the_windows_found_by_walking(geometry: Geometry) -> None:
     axes = axes_of(geometry)
     assert output_sizes(axes) == tuple(len(axis.taps) for axis in geometry.windows()), geometry
@@ -47,7 +48,7 @@ def test_axes_have_the_windows_found_by_walking(geometry: Geometry) -> None:
 
 
 @given(st.one_of(geometries(), geometries(pooling=True)))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_a_tap_reads_the_pixels_that_lie_inside_the_image(geometry: Geometry) -> None:
     for axis, walked in zip(axes_of(geometry), geometry.windows(), strict=True):
         for tap in range(axis.kernel):
@@ -58,7 +59,7 @@ def test_a_tap_reads_the_pixels_that_lie_inside_the_image(geometry: Geometry) ->
 
 
 @given(st.one_of(geometries(), geometries(pooling=True)), st.booleans())
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_window_sizes_count_the_taps_inside(geometry: Geometry, with_padding: bool) -> None:
     for axis, walked in zip(axes_of(geometry), geometry.windows(), strict=True):
         low, high = (walked.low, walked.high) if with_padding else (0, axis.size)

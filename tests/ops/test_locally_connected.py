@@ -13,7 +13,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
@@ -24,6 +24,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.conv import locally_connected
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import LEGACY, Array, Geometry, geometries, to_channels_first, to_channels_last
@@ -178,13 +179,13 @@ WANTED = st.lists(st.sampled_from(EVERY), min_size=1, max_size=3, unique=True)
 
 
 @given(CASES)
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
 @given(CASES, WANTED)
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_every_geometry_gives_the_gradients_that_are_wanted(case: Case, wanted: list[str]) -> None:
     check_gradients(case, wanted)
 
@@ -290,7 +291,7 @@ def small_cases(draw: st.DrawFn) -> Case:
 
 
 @given(small_cases())
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_gradients_are_what_central_differences_say(case: Case) -> None:
     definition = operator_def("LC", ["X", "filter", "bias"], ["Y"], **case.arguments())
     inputs = case.fed()

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
@@ -16,6 +16,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.pool import window
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last
@@ -72,7 +73,7 @@ def paddings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int], list[int], st
 
 
 @given(paddings(), st.sampled_from(DTYPES), st.sampled_from([0.0, 3.0]))
-@settings(max_examples=250, deadline=None)
+@drawn(250)
 def test_pad_shows_the_pixel_that_its_mode_says(
     case: tuple[tuple[int, ...], list[int], list[int], str], dtype: Any, value: float
 ) -> None:
@@ -147,7 +148,7 @@ def output_gradients(shape: tuple[int, ...], pads: list[int]) -> Array:
 
 
 @given(image_cases())
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_the_gradient_is_what_central_differences_give(case: ImageCase) -> None:
     shape, pads, mode, order = case
     x, dy = ordered(numbered(shape, np.float64), order), ordered(output_gradients(shape, pads), order)
@@ -158,7 +159,7 @@ def test_the_gradient_is_what_central_differences_give(case: ImageCase) -> None:
 
 
 @given(image_cases(), st.sampled_from(FLOATS))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_a_pixel_gets_the_sum_over_the_places_that_show_it(case: ImageCase, dtype: Any) -> None:
     shape, pads, mode, order = case
     dy = output_gradients(shape, pads).astype(dtype)

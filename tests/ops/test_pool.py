@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
@@ -23,6 +23,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.pool import window as pool_module
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, onnx_pools, starts_inside
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
@@ -109,13 +110,13 @@ def cases(draw: st.DrawFn, op_type: str) -> Case:
 
 
 @given(cases("MaxPool"))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_max_pool_takes_the_largest_pixel_of_each_window(case: Case) -> None:
     check(case)
 
 
 @given(cases("AveragePool"))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_average_pool_takes_the_mean_of_each_window(case: Case) -> None:
     check(case)
 

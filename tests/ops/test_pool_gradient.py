@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
@@ -19,6 +19,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.pool import window as blocks_module
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.pooling import FLOATS, PoolCase, pool_cases, spread_gradients, windows
 from tests.ops.running import operator_def, run_operator
@@ -80,7 +81,7 @@ def test_gradients_are_what_central_differences_give(op_type: str) -> None:
     exponents = EXPONENTS if op_type == "LpPool" else (2.0,)
 
     @given(pool_cases(op_type, ["float64"], exponents).filter(has_differences))
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def check(case: PoolCase) -> None:
         check_differences(case)
 
@@ -88,7 +89,7 @@ def test_gradients_are_what_central_differences_give(op_type: str) -> None:
 
 
 @given(any_pooling(FLOATS))
-@settings(max_examples=250, deadline=None)
+@drawn(250)
 def test_gradients_of_every_type_are_those_of_the_definition(case: PoolCase) -> None:
     check_definition(case)
 

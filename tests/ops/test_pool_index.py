@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT32, INT64
@@ -15,6 +15,7 @@ from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.pool import window as blocks_module
+from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, PoolCase, first_maxima, onnx_pools, pool_cases
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Geometry, pool, run_onnx_outputs
@@ -43,7 +44,7 @@ def check(case: PoolCase) -> None:
 
 
 @given(pool_cases(OP, [*FLOATS, "int8", "uint8", "int64"]))
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_the_mask_is_the_first_maximum_of_each_window(case: PoolCase) -> None:
     check(case)
 

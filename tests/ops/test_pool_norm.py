@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.ops.pool import window as blocks_module
+from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, PoolCase, norms, onnx_pools, pool_cases
 from tests.ops.running import run_operator
 from tests.ops.windows import LEGACY, Geometry, run_onnx
@@ -34,7 +35,7 @@ def check(case: PoolCase) -> None:
 
 
 @given(pool_cases("LpPool", FLOATS, (1.0, 2.0, 3.0, 0.5, 2.5)))
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_lp_pool_takes_the_norm_of_each_window(case: PoolCase) -> None:
     check(case)
 

@@ -9,13 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last
 
@@ -50,7 +51,7 @@ SCALES = st.sampled_from([1.0, 2.0, 3.0, 0.5, 0.25, 1.5, 0.7, 2.6, 1 / 3, 0.1])
     st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 10), st.integers(1, 10)),
     SCALES, SCALES, st.sampled_from(["NCHW", "NHWC"]), st.sampled_from(DTYPES), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_resize_nearest_takes_the_pixel_at_the_scaled_place(
     shape: tuple[int, int, int, int], height: float, width: float, order: str, dtype: Any, by_input: bool
 ) -> None:
@@ -99,7 +100,7 @@ def test_scales_fed_anew_change_the_size() -> None:
     st.integers(1, 4), st.integers(0, 4), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["NCHW", "NHWC"]),
     st.sampled_from(DTYPES),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_channel_shuffle_deals_the_channels_of_the_groups_in_turn(
     group: int, width: int, sizes: list[int], order: str, dtype: Any
 ) -> None:

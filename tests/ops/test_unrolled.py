@@ -10,7 +10,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
@@ -19,6 +19,7 @@ from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.conv import unrolled
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Array, Geometry, geometries, to_channels_last
@@ -121,13 +122,13 @@ CASES = st.builds(
 
 
 @given(CASES)
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_im2col_gathers_every_geometry(case: Case) -> None:
     check_im2col(case)
 
 
 @given(CASES)
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_col2im_scatters_every_geometry(case: Case) -> None:
     check_col2im(case)
 

@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.tensor import Constant
@@ -27,6 +27,7 @@ from dagexec.ops.conv.problem import Algorithm, ConvProblem
 from dagexec.ops.conv.tiles import Tiling, needs_staging
 from dagexec.ops.conv.toom_cook import kronecker, minimal_filter
 from dagexec.ops.conv.winograd import WINOGRAD, _part, _tiling, winograd
+from tests.ops.drawing import drawn
 from tests.ops.problems import DTYPES, Case, Memory, epsilon, run_algorithm, run_steps
 from tests.ops.running import run_operator
 from tests.ops.windows import Array, Geometry, convolve, to_channels_first, to_channels_last
@@ -163,13 +164,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-@settings(max_examples=500, deadline=None)
+@drawn(500)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
 @given(cases(), st.floats(0, 1))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_any_limit_that_is_enough_is_kept_and_gives_the_same(case: Case, part: float) -> None:
     least = smallest_limit(case)
     memory = Memory()
