@@ -28,6 +28,7 @@ from dagexec.ops.geometry import Axis, output_sizes, tap_count
 
 _BLOCK = 256 << 10  # bytes: a few blocks stay in the L2 cache of a core
 _SHORT_ROW = 12  # pixels: a matrix product of fewer takes longer than gathering several rows for one
+_MOST_PRODUCTS = 50_000  # that are prepared: with more, the steps of a part are made again in every run
 
 Slices = tuple[slice, ...]
 
@@ -43,7 +44,7 @@ class _Tap:
     @property
     def count(self) -> tuple[int, ...]:
         """Windows along each axis."""
-        return tuple(part.stop - part.start for part in self.windows)
+        return _sizes(self.windows)
 
 
 def _refusal(problem: ConvProblem) -> str:
@@ -58,8 +59,10 @@ def _steps(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     memory = _Memory(problem)
     memory.take(allocate)
     weights, calls = _matrices(problem, memory)
+    few = len(memory.parts) * tap_count(problem.axes) <= _MOST_PRODUCTS
     for images, *windows in memory.parts:
-        calls += _Part(problem, memory, weights, images, tuple(windows)).steps()
+        part = _Part(problem, memory, weights, images, tuple(windows))
+        calls += part.steps() if few else [part.run]
     return calls
 
 
@@ -173,6 +176,11 @@ class _Part:
         if sums is not self._y:
             calls.append(partial(np.copyto, self._y, sums, casting="same_kind"))
         return calls
+
+    def run(self) -> None:
+        """Make the steps and run them."""
+        for step in self.steps():
+            step()
 
     def _taps(self, sums: Array) -> list[Step]:
         """sums = the sum over all taps: the columns of taps that read for every window first."""

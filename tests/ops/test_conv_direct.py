@@ -46,6 +46,20 @@ def test_parts_of_any_size_give_the_same(case: Case) -> None:
         check(case)
 
 
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_steps_made_in_every_run_give_the_same(case: Case) -> None:
+    with patch.object(direct, "_MOST_PRODUCTS", 0):
+        check(case)
+
+
+def test_a_large_kernel_over_a_large_image_prepares_few_steps() -> None:
+    geometry = Geometry((2048, 2048), (31, 31), (1, 1), (1, 1), (15, 15, 15, 15))
+    problem = Case(geometry, 1, 1, 1, 1).problem()
+    with patch.object(direct, "_BLOCK", 1 << 13):  # as many parts as 32 filters have
+        assert len(DIRECT.steps(problem, Memory().allocate)) < 2 * direct._MOST_PRODUCTS
+
+
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("group", "per_group", "filters"), [(1, 8, 16), (2, 5, 3), (6, 1, 1), (3, 1, 4)])
 @pytest.mark.parametrize("geometry", WIDE)
