@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import statistics
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.arithmetic import operator_arithmetic
-from dagexec.core.device import processor_name
+from dagexec.core.device import CPU, make_context, processor_name
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.net_file import write_atomically
 from dagexec.core.operator import Step, in_sequence
@@ -26,9 +30,12 @@ from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
 
 logger = logging.getLogger("dagexec")
 
-_ROUNDS = 7
-_GAIN = 0.95  # another algorithm than the default must take at most this part of its time: measured times vary
+_ROUNDS = (7, 20)  # at least and at most
+_SECONDS = 0.02  # for each algorithm, unless that is too few or too many rounds
+_GAIN = 0.93  # another algorithm than the default must take at most this part of its time: measured times vary
 _FORMAT = "dagexec convolution choices"
+
+_OTHER_WORK = 24 << 20  # bytes: more than the caches of a core, and most of what cores share
 
 _lock = threading.Lock()
 _measured: dict[str, str] = {}
@@ -121,7 +128,7 @@ def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
     trial = _trial(problem)
     applicable = {name: algorithm for name, algorithm in ENGINES.items() if not algorithm.refusal(trial)}
     candidates = {"DEFAULT": default} | applicable
-    steps = {name: in_sequence(algorithm.steps(trial, np.empty)) for name, algorithm in candidates.items()}
+    steps = {name: in_sequence(algorithm.steps(trial, _allocate)) for name, algorithm in candidates.items()}
     with operator_arithmetic():  # as in a run
         times = measure(steps)
     fastest = min(times, key=times.__getitem__)
@@ -131,23 +138,35 @@ def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
 
 
 def measure(steps: dict[str, Step]) -> dict[str, float]:
-    """The least time in seconds of each step, run in turns; one that is twice as slow as another is run no more."""
+    """The median time in seconds of each step; one that is twice as slow as another is run twice only.
+
+    They run in turns, and before each something else uses the cache, as other operators do in a run.
+    """
+    other = np.zeros(_OTHER_WORK, np.uint8)
+
+    def seconds(step: Step) -> float:
+        np.add(other, 1, out=other)
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
     times: dict[str, float] = {}
     for name, step in steps.items():
         step()
-        times[name] = _seconds(step)
+        times[name] = seconds(step)
     best = min(times.values())
-    contenders = {name: step for name, step in steps.items() if times[name] <= 2 * best}
-    for _ in range(_ROUNDS):
-        for name, step in contenders.items():
-            times[name] = min(times[name], _seconds(step))
-    return times
+    contenders = [(steps[name], [times[name]], name) for name in steps if times[name] <= 2 * best]
+    least, most = _ROUNDS
+    for _ in range(max(least, min(most, int(_SECONDS / best))) if len(contenders) > 1 else 0):
+        for step, samples, _ in contenders:
+            samples.append(seconds(step))
+    return times | {name: statistics.median(samples) for _, samples, name in contenders}
 
 
-def _seconds(step: Step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
+def _allocate(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """Memory as operators get it, aligned to a cache line."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return make_context(CPU).allocate(nbytes).view(dtype).reshape(tuple(shape))
 
 
 def _trial(problem: ConvProblem) -> ConvProblem:
@@ -155,13 +174,15 @@ def _trial(problem: ConvProblem) -> ConvProblem:
     rng = np.random.default_rng(0)
 
     def normal(array: Array) -> Array:
-        return rng.standard_normal(array.shape, np.float32).astype(array.dtype)
+        copy = _allocate(array.shape, array.dtype)
+        copy[...] = rng.standard_normal(array.shape, np.float32)
+        return copy
 
     return replace(
         problem,
         x=normal(problem.x),
         weights=normal(problem.weights),
         bias=None if problem.bias is None else normal(problem.bias),
-        y=np.empty_like(problem.y),
+        y=_allocate(problem.y.shape, problem.y.dtype),
         constant=None if problem.constant is None else Constant(),
     )

@@ -60,7 +60,7 @@ def test_the_fastest_algorithm_computes(clock: Clock, engine: str) -> None:
 
 
 def test_a_gain_within_the_noise_of_measuring_is_none(clock: Clock) -> None:
-    clock.times["WINOGRAD"] = 0.97
+    clock.times["WINOGRAD"] = 0.94
     assert convolve(exhaustive_search=1) == convolve()
     assert list(search.choices().values()) == ["DEFAULT"]
 
@@ -148,7 +148,7 @@ def test_two_threads_that_measure_at_once_end_with_one_choice(monkeypatch: pytes
 
 
 def test_measuring_runs_each_candidate_and_drops_the_slow_ones() -> None:
-    runs: dict[str, int] = {"quick": 0, "slow": 0}
+    runs = {"quick": 0, "as quick": 0, "slow": 0}
     many = np.zeros(1 << 22)
 
     def count(name: str, rounds: int) -> Step:
@@ -159,10 +159,10 @@ def test_measuring_runs_each_candidate_and_drops_the_slow_ones() -> None:
 
         return step
 
-    times = search.measure({"quick": count("quick", 1), "slow": count("slow", 30)})
+    times = search.measure({"quick": count("quick", 1), "slow": count("slow", 30), "as quick": count("as quick", 1)})
     assert times["quick"] < times["slow"]
     assert runs["slow"] == 2
-    assert runs["quick"] > 5
+    assert runs["quick"] == runs["as quick"] > 5
 
 
 BROKEN = {
