@@ -5,7 +5,8 @@
 All run on one thread, in turns; times are medians. "GEMM" is the time of the matrix products that the default engine
 calls for a layer, on the same blocks, without unrolling and bias: the floor of that engine. Targets, as geometric
 means: the default engine at most 1.35 times its GEMM on 3x3 layers and 1.1 times on 1x1 layers, and the searched choice
-never slower than the default. A layer's results are compared before it is timed.
+never slower than the default (where it is the default itself, the ratio shows how far measurements vary). A layer's
+results are compared before it is timed.
 """
 
 from __future__ import annotations
@@ -220,15 +221,20 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch in sorted({row["batch"] for row in rows}):
         for kind in ("3x3", "1x1", "depthwise", "other"):
-            some = [row["ms"] for row in rows if row["batch"] == batch and row["kind"] == kind]
-            if not some:
+            here = [row for row in rows if row["batch"] == batch and row["kind"] == kind]
+            if not here:
                 continue
+            some = [row["ms"] for row in here]
             entry: dict[str, Any] = {"layers": len(some)}
             for name in ("GEMM", "torch"):
                 entry[f"default / {name}"] = _mean_ratio(some, "default", name)
             for name in (*ENGINES, "searched"):
                 entry[f"{name} / default"] = _mean_ratio(some, name, "default")
-            entry["searched / default, largest"] = round(max(ms["searched"] / ms["default"] for ms in some), 3)
+            for name, chosen in (("the default", ["DEFAULT"]), ("another algorithm", list(ENGINES))):
+                ratios = [row["ms"]["searched"] / row["ms"]["default"] for row in here if row["choice"] in chosen]
+                if ratios:
+                    span = {"layers": len(ratios), "least": round(min(ratios), 3), "largest": round(max(ratios), 3)}
+                    entry[f"searched / default where the choice is {name}"] = span
             entry["searched / torch"] = _mean_ratio(some, "searched", "torch")
             found[f"{kind}, batch {batch}"] = entry
     return found
