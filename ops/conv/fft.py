@@ -221,7 +221,8 @@ def _filter_spectra(
             step()
         return array
 
-    key = ("fft", plan.cuts, problem.group, problem.channels_last, problem.work.str)
+    lengths = tuple((cut.taps, cut.axis.dilation, cut.size) for cut in plan.cuts)
+    key = ("fft", lengths, problem.channels_last, problem.work.str)
     return problem.constant.derived(key, compute).reshape(stack), []
 
 

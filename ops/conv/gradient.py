@@ -81,7 +81,8 @@ def _turned(owner: ConvOperator, problem: ConvProblem) -> Step:
     shape, dtype = problem.turned_shape, problem.weights.dtype
     turn: list[Step] = []
     if problem.constant is not None:
-        weights, constant = problem.constant.derived("turned", lambda: _turned_constant(problem))
+        key = ("turned", problem.group, problem.channels_last)
+        weights, constant = problem.constant.derived(key, lambda: _turned_constant(problem))
     else:
         weights, constant = owner.scratch(shape, dtype), None
         turn.append(problem.turn_weights(weights))
