@@ -9,10 +9,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dagexec.ops.conv import direct
 from dagexec.ops.conv.direct import DIRECT
+from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm
 from tests.ops.windows import Array, Geometry
 
@@ -34,20 +35,20 @@ def check(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=500, deadline=None)
+@drawn(500)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_parts_of_any_size_give_the_same(case: Case) -> None:
     with patch.object(direct, "_BLOCK", 256):
         check(case)
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_steps_made_in_every_run_give_the_same(case: Case) -> None:
     with patch.object(direct, "_MOST_PRODUCTS", 0):
         check(case)

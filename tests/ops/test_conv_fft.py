@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.ops.conv import fft
@@ -23,6 +23,7 @@ from dagexec.ops.conv.direct import DIRECT
 from dagexec.ops.conv.fft import FFT
 from dagexec.ops.conv.overlap_add import Plan, Sizes, axis_cuts, choose_plan, fast_size, plan_with
 from dagexec.ops.conv.problem import ConvProblem
+from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm, run_steps
 from tests.ops.windows import NOTSET, Array, Geometry
 
@@ -59,7 +60,7 @@ def compare(case: Case, y: Array, how: str = "") -> None:
 
 
 @given(cases(normal=True))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
@@ -78,7 +79,7 @@ def long_windows(draw: st.DrawFn) -> Geometry:
 
 
 @given(long_windows(), st.sampled_from(["float32", "float64"]), st.sampled_from(["NCHW", "NHWC"]), st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_long_kernels_over_long_and_short_images(geometry: Geometry, dtype: str, order: str, seed: int) -> None:
     check(Case(geometry, 2, order=order, dtype=dtype, normal=True, seed=seed))
 
@@ -96,7 +97,7 @@ def run_plan(problem: ConvProblem, plan: Plan) -> Array:
 
 
 @given(cases(normal=True), st.data())
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_any_blocks_give_the_same(case: Case, data: st.DataObject) -> None:
     problem = case.problem()
     choices = [axis_cuts(axis) for axis in problem.axes]
@@ -157,7 +158,7 @@ def test_padding_may_be_negative_and_longer_than_the_window(head: int) -> None:
 
 
 @given(cases(normal=True), st.floats(0.05, 1))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_memory_keeps_to_the_limit_or_the_problem_is_refused(case: Case, share: float) -> None:
     problem = case.problem()
     free = Memory()
