@@ -48,5 +48,11 @@ def named_algorithm(problem: ConvProblem, engine: str, label: str) -> Algorithm:
         why = ENGINES[engine].refusal(problem)
         if not why:
             return ENGINES[engine]
-        logger.info("%s: engine %s passed over: %s", label, engine, why)
+        pass_over(engine, why, label)
     return default_algorithm(problem, label)
+
+
+def pass_over(engine: str, why: str, label: str) -> None:
+    """Log why an engine, if there is one, does not compute what the operator `label` asks it for."""
+    if engine:
+        logger.info("%s: engine %s passed over: %s", label, engine, why)

@@ -22,7 +22,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.tensor import Constant
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.conv import im2col, one_by_one
-from dagexec.ops.conv.choice import require_columns
+from dagexec.ops.conv.choice import pass_over, require_columns
 from dagexec.ops.conv.convolution import (
     CONV_ARGS,
     SPATIAL_AXES,
@@ -45,9 +45,12 @@ def data_gradient(owner: ConvOperator, problem: ConvProblem) -> Step:
     if not problem.y.size:
         return _fill_with_bias(problem)
     if not one_by_one.refusal(problem):
+        pass_over(owner.engine, "the columns of a 1x1 filter are the image itself", owner.label)
         return owner.with_memory(lambda allocate: in_sequence(one_by_one.data_gradient(problem, allocate)))
     if problem.unit_strides:
         return _turned(owner, problem)
+    strides = [axis.stride for axis in problem.axes]
+    pass_over(owner.engine, f"with strides {strides} the columns are summed back into the image", owner.label)
     require_columns(problem, owner.label)
     return owner.with_memory(lambda allocate: in_sequence(im2col.data_gradient(problem, allocate)))
 
@@ -56,6 +59,7 @@ def filter_gradient(owner: ConvOperator, problem: ConvProblem) -> Step:
     """The step that computes the filter's gradient, `problem.weights`, from x and y."""
     if not (problem.x.size and problem.y.size):
         return partial(problem.weights.fill, 0)
+    pass_over(owner.engine, "the gradient of a filter is the product of dY and the columns of X", owner.label)
     if not one_by_one.refusal(problem):
         return owner.with_memory(lambda allocate: in_sequence(one_by_one.filter_gradient(problem, allocate)))
     require_columns(problem, owner.label)

@@ -6,11 +6,13 @@ exact, and results are compared bit by bit.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.ops.conv.choice import ENGINES
@@ -112,6 +114,33 @@ def test_an_engine_computes_the_gradient_of_the_input_where_it_applies(engine: s
     assert found[2].tobytes() != expected[2].tobytes()
 
 
+PASSED_OVER = {
+    "one tap": ({"kernel": 1}, "the columns of a 1x1 filter are the image itself"),
+    "strides": ({"kernel": 3, "strides": [2, 1]}, "with strides [2, 1] the columns are summed back into the image"),
+    "taps": ({"kernel": 2}, "it needs 3 taps along an axis, and 3 or 1 along the others, found kernel [2, 2]"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "reason"), PASSED_OVER.values(), ids=PASSED_OVER)
+def test_an_engine_that_does_not_compute_a_gradient_is_passed_over_with_a_reason(
+    arguments: Named, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = int(str(arguments["kernel"]))
+    x, weights = np.ones((1, 2, 9, 9), np.float32), np.ones((2, 2, size, size), np.float32)
+    (y,) = run_operator("Conv", [x, weights], **arguments)
+    with caplog.at_level(logging.INFO, "dagexec"):
+        run_operator("ConvGradient", [x, weights, y], 2, engine="WINOGRAD", no_bias=1, **arguments)
+    assert f"engine WINOGRAD passed over: {reason}" in caplog.text
+    assert "passed over: the gradient of a filter is the product of dY and the columns of X" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "dagexec"):
+        run_operator("ConvTranspose", [x, weights], engine="WINOGRAD", **arguments)
+        run_operator("ConvTranspose", [x, weights], **arguments)
+    [line] = [line for line in caplog.messages if "passed over" in line]
+    assert line.startswith("ConvTranspose 'y0'")
+    assert line.endswith(f"engine WINOGRAD passed over: {reason}")
+
+
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_an_engine_computes_a_transposed_convolution_where_it_applies(engine: str) -> None:
     rng = np.random.default_rng(6)
@@ -120,6 +149,45 @@ def test_an_engine_computes_a_transposed_convolution_where_it_applies(engine: st
     (found,) = run_operator("ConvTranspose", [x, weights], kernel=3, pad=1, engine=engine)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     assert found.tobytes() != expected.tobytes()
+
+
+def check_engine(case: AnyCase, engine: str) -> None:
+    """The data gradient by an engine, against the default's; the operator's other inputs and outputs do not matter.
+
+    With small integers every sum is exact in float64, and the engines that transform are off by the rounding of sums
+    below 1e4: 1e-8 leaves room for the growth of Winograd's matrices, 14.3 along each of three axes.
+    """
+    case = replace(case, dtype="float64")
+    if isinstance(case, Case):
+        gradient = output_gradient(case)
+        x, weights, *_ = case.fed()
+        inputs, op_type = [x, weights, gradient], "ConvGradient"
+        arguments: Named = {**case.arguments(), "wanted": ["input"]}
+    else:
+        inputs, op_type, arguments = case.fed(), "ConvTranspose", case.arguments()
+    (expected,) = run_operator(op_type, inputs, **arguments)
+    (found,) = run_operator(op_type, inputs, engine=engine, **arguments)
+    atol = 0 if engine == "DIRECT" else 1e-8
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol, err_msg=f"check_engine({case}, {engine!r})")
+
+
+def with_unit_strides(case: AnyCase) -> AnyCase:
+    """The case with strides of 1, where a data gradient is a convolution; without pads, if these no longer fit."""
+    if isinstance(case, Case):
+        return replace(case, geometry=replace(case.geometry, stride=(1,) * case.geometry.rank))
+    rank = len(case.size)
+    found = replace(case, stride=(1,) * rank, adj=tuple(map(min, case.adj, (size - 1 for size in case.dilation))))
+    left = (full - head - tail for full, head, tail in zip(found.full(), *found.cut(), strict=True))
+    return found if min(left) > 0 else replace(found, pads=(0,) * 2 * rank)
+
+
+ANY_CASE = st.one_of(cases(), transposed_cases())
+
+
+@given(st.one_of(ANY_CASE, ANY_CASE.map(with_unit_strides)), st.sampled_from(sorted(ENGINES)))
+@drawn(200)
+def test_every_data_gradient_by_an_engine_is_that_of_the_default(case: AnyCase, engine: str) -> None:
+    check_engine(case, engine)
 
 
 CASES = {
