@@ -137,6 +137,7 @@ class Preparation:
         """
         for operator in operators:
             operator.check_output_layouts()
+        _own_what_is_written(operators, inputs)
         dynamic = _dynamic_operators(graph, constants)
         self.steps: list[Step] = []
         seconds: list[float] = []
@@ -207,6 +208,18 @@ class Preparation:
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) -> None:
+    """Give each of `inputs` that an operator writes memory of its own, with its values, if it is on someone else's.
+
+    An operator that writes it would do so when it is prepared, after those before it took the array they read.
+    """
+    written = {id(blob) for operator in operators for blob in operator.output_blobs}
+    for blob in inputs:
+        tensor = blob.value
+        if id(blob) in written and isinstance(tensor, Tensor) and not tensor.is_empty:
+            tensor.resize(tensor.shape, tensor.meta)
 
 
 @contextmanager

@@ -490,3 +490,27 @@ def test_a_failing_operator_is_named_when_its_step_is_converted() -> None:
             pytest.raises(OperatorError, match="Gather 'y'"),
         ):
             net.run()
+
+
+@pytest.mark.parametrize("net_class", NETS)
+@pytest.mark.parametrize("given", ["adopted", "strided", "frozen"])
+def test_an_input_written_in_place_leaves_foreign_memory_before_anyone_holds_it(
+    net_class: type[BaseNet], given: str
+) -> None:
+    workspace, x = Workspace(), sample()
+    if given == "frozen":
+        workspace.feed_blob("x", x)
+        workspace.get_blob("x").tensor().freeze()
+    elif given == "adopted":
+        workspace.adopt_blob("x", x)
+    else:
+        workspace.adopt_strided_blob("x", x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2))
+    net_def = net_of(operator_def("Abs", ["x"], ["before"]), operator_def("Negative", ["x"], ["x"]))
+    with net_class(net_def, workspace) as net:
+        for values in (x, sample(seed=1), sample(seed=2)):
+            if values is not x:
+                workspace.feed_blob("x", values)
+            net.run()
+            np.testing.assert_array_equal(workspace.fetch_blob("before"), np.abs(values))
+            np.testing.assert_array_equal(workspace.fetch_blob("x"), -values)
+    np.testing.assert_array_equal(x, sample())
