@@ -27,9 +27,12 @@ Load = Callable[[int], list[Step]]
 
 
 def _refusal(problem: ConvProblem) -> str:
-    if problem.group == problem.channels > 1:
-        return ""
-    return f"the {problem.channels} channels are divided into {problem.group} group(s)"
+    if not problem.group == problem.channels > 1:
+        return f"the {problem.channels} channels are divided into {problem.group} group(s)"
+    need = _nbytes(problem)
+    if need > problem.limit:
+        return f"an image and its sums take {need:,} bytes, more than ws_nbytes_limit {problem.limit:,}"
+    return ""
 
 
 def forward(problem: ConvProblem, allocate: Allocate) -> list[Step]:
@@ -60,13 +63,10 @@ class _ChannelsFirst:
         self.before: list[Step] = []
         self._phases: Array | None = None
         self._load: Load | None = None
-        if _needs_source(problem) or not problem.unit_strides:
+        if _needs_phases(problem):
             self._phases, self._load = self._make_phases(allocate)
-        sizes = [axis.size if self._phases is None else _phase_size(axis) for axis in problem.axes]
-        self._pitches = [math.prod(sizes[number + 1 :]) for number in range(len(sizes))]
-        reach = (axis.out - 1 for axis in problem.axes)
-        self._length = sum(count * pitch for count, pitch in zip(reach, self._pitches, strict=True)) + 1
-        self._block = min(problem.channels, max(1, _BLOCK_BYTES // problem.work.itemsize // self._length))
+        self._pitches, self._length = _long_rows(problem)
+        self._block = _channels_of_block(problem, self._length)
         self._part, self._total = (allocate((self._block, self._length), problem.work) for _ in range(2))
 
     def image(self, number: int, y: Array) -> list[Step]:
@@ -148,8 +148,7 @@ class _ChannelsLast:
         self._load: Load | None = None
         if _needs_source(problem):
             self._source, self._load = _padded_image(problem, allocate)
-        row = problem.channels * math.prod(problem.out[1:])
-        self._block = min(problem.out[0], max(1, _BLOCK_BYTES // problem.work.itemsize // row))
+        self._block = _rows_of_block(problem)
         self._part = allocate((self._block, *problem.out[1:], problem.channels), problem.work)
 
     def image(self, number: int, y: Array) -> list[Step]:
@@ -172,6 +171,43 @@ class _ChannelsLast:
 def _needs_source(problem: ConvProblem) -> bool:
     """True when an image must be copied before its windows can be viewed."""
     return problem.work != problem.x.dtype or any(axis.reads_padding for axis in problem.axes)
+
+
+def _needs_phases(problem: ConvProblem) -> bool:
+    """True when an image with channels first must be dealt out into phases, of which there may be one."""
+    return _needs_source(problem) or not problem.unit_strides
+
+
+def _long_rows(problem: ConvProblem) -> tuple[list[int], int]:
+    """Elements from one window to the next along each axis of a channel's phase, and from the first to the last."""
+    sizes = [_phase_size(axis) if _needs_phases(problem) else axis.size for axis in problem.axes]
+    pitches = [math.prod(sizes[number + 1 :]) for number in range(len(sizes))]
+    return pitches, sum((axis.out - 1) * pitch for axis, pitch in zip(problem.axes, pitches, strict=True)) + 1
+
+
+def _channels_of_block(problem: ConvProblem, length: int) -> int:
+    """Channels whose long rows stay in the cache together."""
+    return min(problem.channels, max(1, _BLOCK_BYTES // problem.work.itemsize // length))
+
+
+def _rows_of_block(problem: ConvProblem) -> int:
+    """Rows of the output, of all channels, that stay in the cache together."""
+    row = problem.channels * math.prod(problem.out[1:])
+    return min(problem.out[0], max(1, _BLOCK_BYTES // problem.work.itemsize // row))
+
+
+def _nbytes(problem: ConvProblem) -> int:
+    """Bytes of workspace beside the filter: the image as it is read, the sums of a block, an output to be converted."""
+    if problem.channels_last:
+        source = math.prod(axis.covered for axis in problem.axes) * problem.channels if _needs_source(problem) else 0
+        sums = _rows_of_block(problem) * math.prod(problem.out[1:]) * problem.channels
+    else:
+        phases = math.prod(axis.stride * _phase_size(axis) for axis in problem.axes) * problem.channels
+        source = phases if _needs_phases(problem) else 0
+        _, length = _long_rows(problem)
+        sums = 2 * _channels_of_block(problem, length) * length
+    output = problem.y[0].size if problem.work != problem.y.dtype else 0
+    return (source + sums + output) * problem.work.itemsize
 
 
 def _padded_image(problem: ConvProblem, allocate: Allocate) -> tuple[Array, Load]:

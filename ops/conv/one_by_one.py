@@ -15,11 +15,16 @@ _FEW_PIXELS = 128  # products this narrow cost more than to copy several images 
 
 
 def refusal(problem: ConvProblem) -> str:
-    """Why some window is not just its pixel, or a matrix product for each image does not pay; "" when neither is so."""
+    """Why some window is not just its pixel, or a matrix product for each image does not pay, or 16-bit images are too
+    large to be widened within the limit; "" when none of these is so.
+    """
     if any(axis.kernel > 1 or axis.stride > 1 or axis.head or axis.out != axis.size for axis in problem.axes):
         return "the windows are not the pixels"
     if problem.batch > 1 and not problem.channels_last and math.prod(problem.out) < _FEW_PIXELS:
         return "the images are too small for matrix products of their own"
+    widened = sum(array.size for array in (problem.x, problem.y) if array.dtype != problem.work) * problem.work.itemsize
+    if widened > problem.limit:
+        return f"x and y in {problem.work} take {widened:,} bytes, more than ws_nbytes_limit {problem.limit:,}"
     return ""
 
 

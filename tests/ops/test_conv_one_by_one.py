@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from dagexec.core.operator import Step
 from dagexec.ops.conv import im2col, one_by_one
+from dagexec.ops.conv.choice import default_algorithm
 from dagexec.ops.conv.problem import ConvProblem
 from tests.ops.drawing import drawn
-from tests.ops.problems import Case, Memory, cases, run_steps
+from tests.ops.problems import Case, Memory, cases, run_algorithm, run_steps
 from tests.ops.windows import Array, Geometry
 
 
@@ -71,3 +72,16 @@ ONES = ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0))
 )
 def test_it_says_why_it_does_not_apply(case: Case, why: str) -> None:
     assert one_by_one.ONE_BY_ONE.refusal(case.problem()) == why
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_16_bit_images_that_would_be_widened_beyond_the_limit_are_computed_in_blocks(order: str) -> None:
+    case = Case(Geometry((20, 20), *ONES), batch=3, order=order, dtype="float16", constant=True)
+    need = 3 * (2 + 3) * 400 * 4
+    assert one_by_one.refusal(replace(case, limit=need).problem()) == ""
+    problem = replace(case, limit=need - 1).problem()
+    assert one_by_one.refusal(problem) == "x and y in float32 take 24,000 bytes, more than ws_nbytes_limit 23,999"
+    assert default_algorithm(problem, "Conv") is im2col.IM2COL
+    np.testing.assert_array_equal(run_algorithm(im2col.IM2COL, problem), case.expected())
+    half = replace(case, half=True, limit=1).problem()
+    assert one_by_one.refusal(half) == "", "nothing is widened"
