@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class SharedBuffer:
         self._announce = threading.Lock()
         self._needed = 0
         self._memory = context.allocate(0)
+        self._bound: weakref.WeakSet[_SharedStep] = weakref.WeakSet()  # read and changed by whoever holds `_use`
 
     @property
     def nbytes(self) -> int:
@@ -63,13 +65,23 @@ class SharedBuffer:
     def use(self) -> Iterator[Array]:
         """The memory, as bytes, for this thread alone until the block ends. Its content is undefined.
 
-        Another array than at the last use has other memory: it has grown in between.
+        When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one.
         """
         with self._use:
             if self._memory.nbytes < self._needed:
-                self._memory = self._context.allocate(0)  # the old memory goes before the new one comes
+                self._memory = self._context.allocate(0)
+                self._unbind_all()
                 self._memory = self._context.allocate(self._needed)
             yield self._memory
+
+    def keep(self, step: _SharedStep) -> None:
+        """Have `step`, which is using the memory, let go of it when it moves."""
+        self._bound.add(step)
+
+    def _unbind_all(self) -> None:
+        for step in tuple(self._bound):
+            step.unbind()
+        self._bound.clear()
 
 
 def shared_step(buffer: SharedBuffer, build: Callable[[Allocate], Step], label: str) -> Step:
@@ -92,17 +104,20 @@ class _SharedStep:
     def __init__(self, buffer: SharedBuffer, build: Callable[[Allocate], Step]) -> None:
         self._buffer = buffer
         self._build = build
-        self._memory: Array | None = None
         self._step: Step | None = None
 
     def __call__(self) -> None:
         """Run once, alone on the buffer."""
         with self._buffer.use() as memory:
             step = self._step
-            if step is None or memory is not self._memory:
+            if step is None:
                 step = self._step = self._build(_Pieces(memory))
-                self._memory = memory
+                self._buffer.keep(self)
             step()
+
+    def unbind(self) -> None:
+        """Hold no memory any more, until the next run."""
+        self._step = None
 
 
 class _Pieces:

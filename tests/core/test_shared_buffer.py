@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 
@@ -99,6 +100,25 @@ def test_growing_moves_the_steps_that_were_bound_before() -> None:
     assert buffer.nbytes > before
     small()
     assert results == [4, 1000, 4]
+
+
+def test_growing_frees_the_old_memory_though_steps_were_bound_to_it() -> None:
+    buffer = create_shared_buffer(Workspace())
+    results: list[int] = []
+    steps = [shared_step(buffer, squares([100_000], results), "first")]
+    tracemalloc.start()
+    try:
+        steps[0]()
+        for size in (200_000, 300_000, 400_000):  # of 8 bytes
+            steps.append(shared_step(buffer, squares([size], results), "grows"))
+            tracemalloc.reset_peak()
+            steps[-1]()
+            assert tracemalloc.get_traced_memory()[1] < 8 * size + 50_000
+    finally:
+        tracemalloc.stop()
+    for step in steps:
+        step()
+    assert results == [100_000, 200_000, 300_000, 400_000] * 2
 
 
 def test_steps_do_not_rebind_while_the_buffer_stays() -> None:
