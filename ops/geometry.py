@@ -294,10 +294,10 @@ def _per_axis(call: OperatorCall, name: str, rank: int, default: int | None, lea
     """One of the three spellings of an argument; () when absent without a default."""
     args = call.arguments
     pair = [f"{name}_h", f"{name}_w"]
-    given = [form for form in (f"{name}s", name, *pair) if form in args]
+    given = _given(call, f"{name}s", name, *pair)
     if not given:
         return () if default is None else (default,) * rank
-    if f"{name}s" in args:
+    if f"{name}s" in given:
         values = args.ints(f"{name}s")
         allowed = {f"{name}s"}
     elif name in args:
@@ -313,6 +313,12 @@ def _per_axis(call: OperatorCall, name: str, rank: int, default: int | None, lea
     return _checked(call, name, values, rank, least)
 
 
+def _given(call: OperatorCall, plural: str, *others: str) -> list[str]:
+    """Which of the spellings of an argument are there; an empty list says nothing, as in Caffe2."""
+    args = call.arguments
+    return [form for form in (plural, *others) if form in args and (form != plural or args.ints(plural))]
+
+
 def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:
     """The pads of an operator on `rank` spatial axes, heads and then tails, from one of the three spellings.
 
@@ -320,8 +326,8 @@ def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:
     """
     args = call.arguments
     sides = ["pad_t", "pad_l", "pad_b", "pad_r"]
-    given = [form for form in ("pads", "pad", *sides) if form in args]
-    if "pads" in args:
+    given = _given(call, "pads", "pad", *sides)
+    if "pads" in given:
         values, allowed = args.ints("pads"), {"pads"}
     elif "pad" in args:
         values, allowed = [args.int("pad", 0)] * (2 * rank), {"pad"}

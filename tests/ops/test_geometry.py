@@ -130,13 +130,23 @@ def test_the_spellings_are_one_window(arguments: dict[str, Any]) -> None:
     assert (window.head, window.tail) == ((1, 1), (1, 1))
 
 
+def test_an_empty_list_is_an_argument_that_is_not_given() -> None:
+    empty: dict[str, Any] = {f"{name}s": [] for name in ("stride", "dilation", "pad")}
+    assert window_of(2, kernel=3, **empty) == window_of(2, kernel=3)
+    assert window_of(2, kernel_h=3, kernel_w=3, kernels=[], stride=2, pad=1, **empty) == window_of(
+        2, kernel=3, stride=2, pad=1
+    )
+    assert window_of(2, global_pooling=1, kernels=[], **empty) == window_of(2, global_pooling=1)
+
+
 REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (2, {"kernels": [3, 3], "kernel_h": 3, "kernel_w": 3}, "'kernels', 'kernel_h', 'kernel_w'.* same thing"),
     (2, {"kernel": 3, "dilation": 1, "dilations": [1, 1]}, "'dilations', 'dilation'.* same thing"),
     (2, {"kernel": 3, "pad": 0, "pad_t": 0, "pad_l": 0, "pad_b": 0, "pad_r": 0}, "'pad', 'pad_t'.* same thing"),
     (3, {"kernel_h": 3, "kernel_w": 3}, "for 2 spatial axes; found"),
     (1, {"kernel": 3, "pad_t": 0, "pad_l": 0, "pad_b": 0, "pad_r": 0}, "for 2 spatial axes; found"),
-    (2, {"kernels": []}, r"kernels needs 2 entries for this input, found \[\]"),
+    (2, {"kernels": []}, "'kernel' .* is required"),
+    (2, {"kernels": 3}, "'kernels' must be a list of integers; found an integer"),
     (3, {"kernels": [1, 2]}, r"kernels needs 3 entries for this input, found \[1, 2\]"),
     (2, {"kernel": 3, "strides": [1]}, r"strides needs 2 entries for this input, found \[1\]"),
     (1, {"kernel": 3, "pads": [0]}, r"pads needs 2 entries for this input, found \[0\]"),
