@@ -76,7 +76,7 @@ def load_choices(path: str | Path) -> int:
     """
     try:
         content = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path}: choices of algorithms cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != 1:
         raise ModelFormatError(f"{path}: expected a file of {_FORMAT}, version 1")

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from dagexec import Workspace
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import ModelFormatError, ResourceError
 from dagexec.core.operator import Step
 from dagexec.ops.conv import search
 from dagexec.ops.conv.choice import ENGINES
+from dagexec.ops.conv.problem import ConvProblem
 from tests.ops.running import Array, operator_def, run_operator
 
 RNG = np.random.default_rng(4)
@@ -78,6 +80,70 @@ def test_every_geometry_is_measured_once(clock: Clock) -> None:
         run_operator("Conv", [X, FILTER], kernel=3, pad=1, ws_nbytes_limit=1 << 20, exhaustive_search=1)
         run_operator("Conv", [X.astype(np.float64), FILTER.astype(np.float64)], kernel=3, pad=1, exhaustive_search=1)
     assert len(clock.asked) == len(search.choices()) == 5
+
+
+CUBE, CUBES = RNG.normal(size=(1, 4, 4, 4)).astype(np.float16), RNG.normal(size=(4, 4, 3, 3)).astype(np.float16)
+BASE: dict[str, ArgumentValue] = {"kernel": 3, "pads": [1, 1, 1, 1]}
+OTHER_WORK: dict[str, dict[str, ArgumentValue]] = {
+    "pads": {"pads": [2, 2, 0, 0]},
+    "strides": {"strides": [1, 2]},
+    "dilations": {"dilations": [2, 1]},
+    "limit": {"ws_nbytes_limit": 1 << 20},
+    "arithmetic": {"float16_compute": 1},
+}
+
+
+def search_with(weights: Array, constant: bool = False, **arguments: ArgumentValue) -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", CUBE)
+    workspace.feed_blob("w", weights)
+    if constant:
+        workspace.get_blob("w").tensor().freeze()
+    workspace.run_operator_once(operator_def("Conv", ["x", "w"], ["y"], **arguments, exhaustive_search=1))
+
+
+@pytest.mark.parametrize("arguments", OTHER_WORK.values(), ids=OTHER_WORK)
+def test_other_work_on_arrays_of_the_same_shapes_is_measured_by_itself(
+    clock: Clock, arguments: dict[str, ArgumentValue]
+) -> None:
+    for _ in range(2):
+        search_with(CUBES, **BASE)
+        search_with(CUBES, **{**BASE, **arguments})
+    assert len(clock.asked) == len(search.choices()) == 2
+
+
+def test_layouts_and_constant_filters_are_measured_by_themselves(clock: Clock) -> None:
+    """The arrays have the same shapes in both layouts."""
+    weights = RNG.normal(size=(4, 4, 4, 4)).astype(np.float16)
+    for _ in range(2):
+        for order in ("NCHW", "NHWC"):
+            for constant in (False, True):
+                search_with(weights, constant, kernel=4, order=order)
+    assert len(clock.asked) == len(search.choices()) == 4
+
+
+def test_candidates_are_measured_with_the_bias_and_with_filters_kept_as_in_the_run(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    seen: list[ConvProblem] = []
+    trial = search._trial
+
+    def watched(problem: ConvProblem) -> ConvProblem:
+        seen.extend((problem, trial(problem)))
+        return seen[-1]
+
+    monkeypatch.setattr(search, "_trial", watched)
+    run_operator("Conv", [X, FILTER, FILTER[:, 0, 0, 0]], kernel=3, exhaustive_search=1)
+    search_with(CUBES, constant=True, **BASE)
+    search_with(CUBES, **BASE)
+    for problem, other in zip(seen[::2], seen[1::2], strict=True):
+        assert (other.bias is None) == (problem.bias is None)
+        assert (other.constant is None) == (problem.constant is None)
+        assert other.constant is None or other.constant is not problem.constant
+        for name in ("x", "weights", "y"):
+            assert not np.shares_memory(getattr(problem, name), getattr(other, name))
+    assert [problem.bias is not None for problem in seen[::2]] == [True, False, False]
+    assert [problem.constant is not None for problem in seen[::2]] == [False, True, False]
 
 
 def test_an_engine_that_is_named_is_not_searched_for(clock: Clock) -> None:
@@ -173,6 +239,7 @@ BROKEN = {
         "one of DEFAULT, DIRECT, FFT, WINOGRAD",
     ),
     "a list": (json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": [["a"]]}), "one of"),
+    "too deep": ("[" * 100_000, "cannot be read"),
     "nested": (json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": {"a": []}}), "one of"),
 }
 
