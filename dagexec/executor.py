@@ -32,7 +32,7 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.proto import NetDef
-from dagexec.core.shared_buffer import create_shared_buffer, shared_buffer_forced
+from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
 from dagexec.core.tensor import Tensor, as_bytes_objects
 from dagexec.core.workspace import Workspace
 from dagexec.model_source import ModelSource, load_model
@@ -431,7 +431,8 @@ def initialised(model: Model) -> Model:
     Without this, every executor runs the init net for itself.
     """
     workspace = _parameter_workspace(model)
-    parameters = {name: workspace.get_blob(name).get(Tensor).array for name in workspace.blobs()}
+    blobs = [workspace.get_blob(name) for name in workspace.blobs()]
+    parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
     return replace(model, init_net=None, parameters=parameters)
 
 
@@ -478,10 +479,13 @@ def _uses_shared_buffer(net: NetDef) -> bool:
 
 
 def _parameter_workspace(model: Model) -> Workspace:
+    """The parameters, and the results of the init net; with a shared buffer if that net uses one."""
     workspace = Workspace()
     for name, array in model.parameters.items():
         workspace.adopt_blob(name, array)
     if model.init_net is not None:
+        if _uses_shared_buffer(model.init_net):
+            create_shared_buffer(workspace)
         workspace.run_net_once(model.init_net)
     return workspace
 

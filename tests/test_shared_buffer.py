@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,8 +13,10 @@ import pytest
 import dagexec
 from dagexec import NetDef, Workspace, create_shared_buffer, force_shared_buffer
 from dagexec.core.errors import ArgumentError, MissingBlobError, OperatorError
+from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
+from dagexec.executor import initialised
 from tests.nets import temporary_operator
 from tests.ops.running import Array, operator_def
 
@@ -170,6 +172,30 @@ def test_replicas_share_the_buffer_of_the_executor() -> None:
         for found in callers.map(lambda _: executor.run(feeds, timeout=60), range(64)):
             for name, array in expected.items():
                 assert found[name].tobytes() == array.tobytes()
+
+
+def convolutions_in_both_nets(**arguments: int) -> Model:
+    """A model whose init net computes the filter of its net with a convolution."""
+    rng = np.random.default_rng(3)
+    given = {"w0": rng.normal(size=(4, 3, 5, 5)), "w1": rng.normal(size=(1, 3, 3, 3))}
+    init, net = NetDef(name="init"), NetDef(name="predict")
+    init.op.append(operator_def("Conv", ["w0", "w1"], ["w2"], kernel=3, **arguments))
+    net.op.append(operator_def("Conv", ["x", "w2"], ["y"], kernel=3, **arguments))
+    parameters = {name: array.astype(np.float32) for name, array in given.items()}
+    return Model("both", net, init, parameters, {"x": InputInfo()}, ("y",))
+
+
+@pytest.mark.parametrize("prepare", [lambda model: model, initialised], ids=["as it is", "initialised"])
+def test_an_init_net_may_use_a_shared_buffer_too(prepare: Callable[[Model], Model], forced: None) -> None:
+    feeds = {"x": np.random.default_rng(4).normal(size=(2, 1, 9, 9)).astype(np.float32)}
+    force_shared_buffer(False)
+    with dagexec.compile(convolutions_in_both_nets()) as executor:
+        expected = executor.run(feeds)["y"].tobytes()
+    with dagexec.compile(prepare(convolutions_in_both_nets(shared_buffer=1)), replicas=2) as executor:
+        assert executor.run(feeds)["y"].tobytes() == expected
+    force_shared_buffer()
+    with dagexec.compile(prepare(convolutions_in_both_nets())) as executor:
+        assert executor.run(feeds)["y"].tobytes() == expected
 
 
 def test_an_argument_that_no_operator_knows_is_refused() -> None:
