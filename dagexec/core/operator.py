@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
-from dagexec.core.conversion import Conversion, ConvertedStep
+from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Context, Device, check_fits, make_context
 from dagexec.core.dtypes import STRING
@@ -155,16 +155,31 @@ class Operator(ABC):
 
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
+        moved: list[Conversion] = []
         if types is not None:
             first = 0
             if as_view and self.input(0).is_packed:
                 self.output(0).share(self.input(0), types[0].shape)
                 first = 1
             for index in range(first, len(types)):
-                self.output(index).resize(types[index].shape, types[index].meta)
+                moved += self._resize_output(index, types[index])
         inputs = [] if self.reads_strided else _strided(self.input_blobs)
         outputs = [] if self.writes_strided else _strided(self.output_blobs)
-        return self._prepare_packed(inputs, outputs) if inputs or outputs else self.prepare()
+        step = self._prepare_packed(inputs, outputs) if inputs or outputs else self.prepare()
+        return preceded(moved, step) if moved else step
+
+    def _resize_output(self, index: int, kind: TensorType) -> list[Conversion]:
+        """Size an output. A strided tensor that is also an input and gets packed is converted in the run.
+
+        The operator finds its values in the new memory, and those before it in the net write to the old one.
+        """
+        tensor = self.output(index)
+        in_place = not tensor.is_packed and any(blob.value is tensor for blob in self.input_blobs)
+        before = tensor.current_array() if in_place else None
+        array = tensor.resize(kind.shape, kind.meta)
+        if before is None or array is before or array.dtype != before.dtype or array.size != before.size:
+            return []
+        return [self._conversion("input", self.output_blobs[index], before, array.reshape(before.shape))]
 
     def check_output_layouts(self) -> None:
         """Raise ShapeError, naming the blob, when an output has an overlapping layout."""
