@@ -115,13 +115,14 @@ class IndexedMaxPooling(MaxPooling):
         x, y, mask = (as_images(array, window) for array in (self.x(0), self.y(0), self.y(1)))
         if not y.size:
             return nothing_to_do
+        maxima = self.maxima()
         steps = self._whole(x, mask, axes) if is_whole(axes) else self._by_phase(x, y, mask, axes)
         if call.arguments.bool("flat_indices"):
             batch, channels = self.x(0).shape[0], window.channels(self.x(0).shape)
             firsts = np.arange(batch * channels, dtype=np.int64) * math.prod(sizes)
             firsts = firsts.reshape(mask.shape[0], *(1 for _ in axes), *mask.shape[1 + len(axes) :])
             steps.append(partial(np.add, mask, firsts, out=mask))
-        return in_sequence([self.maxima(), *steps, *_mark_empty(mask, axes)])
+        return in_sequence([maxima, *steps, *_mark_empty(mask, axes)])
 
     def _whole(self, x: Array, mask: Array, axes: Sequence[Axis]) -> list[Step]:
         """The one window is the image."""

@@ -45,9 +45,10 @@ class Pooling(Operator):
         shape = (*(axis.covered if staged else axis.size for axis in axes), *images.shape[1 + len(axes) :])
         blocks = image_blocks(len(images), math.prod(shape))
         count = blocks[0].stop
-        passes = axis_shifts(axes, shape)
-        results = [self.scratch((count * math.prod(shape),), work) for _ in passes[:2]]
+        combined_axes = sum(axis.kernel > 1 for axis in axes)
+        results = [self.scratch((count * math.prod(shape),), work) for _ in range(min(2, combined_axes))]
         padded = self.scratch((count, *shape), work) if staged else None
+        passes = axis_shifts(axes, shape)  # long lists for huge kernels: memory that they do not fit is refused before
         if padded is not None:
             padded.fill(identity)
         calls: list[Step] = []

@@ -11,7 +11,7 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.device import CPUContext
-from dagexec.core.errors import ArgumentError, DagexecError
+from dagexec.core.errors import ArgumentError, DagexecError, ResourceError
 from dagexec.core.registry import registered_operators, schema_of
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_conv import Named, cost_of
@@ -199,3 +199,11 @@ def test_a_filter_of_another_rank_is_refused_with_both(op_type: str) -> None:
     x, weights, *rest = inputs_of(op_type, PLAIN)
     refuse(op_type, [x, weights[0], *rest], {"kernel": 3, "group": GROUP}, DagexecError,
            f"'x1' must have .*found ({weights.ndim - 1}|.{str(weights[0].shape)[1:-1]}.)")  # fmt: skip
+
+
+@pytest.mark.parametrize("op_type", POOLINGS)
+def test_padding_that_no_machine_holds_is_refused_with_the_numbers(op_type: str) -> None:
+    """The output has one pixel or a few, but the image under the window would have 2^62."""
+    wide: Named = {"kernel": HUGE, "pad": HUGE - 1, "stride": HUGE}
+    with pytest.raises(ResourceError, match=rf"(?s){op_type} 'y0'.*needs \d{{2}}(,\d{{3}}){{6}} bytes"):
+        run_operator(op_type, [np.zeros((1, 1, 9, 8), np.float32)], outputs_of(op_type), **wide)
