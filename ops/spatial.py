@@ -18,6 +18,7 @@ from dagexec.ops.layout import ORDER_HELP, channel_axis, channels_last
 
 Array = npt.NDArray[Any]
 
+
 def resize_scales(call: OperatorCall) -> tuple[float, float]:
     """Height and width scale, from the second input or the arguments. Raises ArgumentError unless both are positive."""
     if len(call.inputs) == 2:

@@ -62,10 +62,7 @@ def split_phases(axes: Sequence[Axis], inner: tuple[int, ...]) -> Phases:
     pitches = [math.prod(shape[number + 1 :]) for number in range(len(axes))]
     remainders = [sorted({remainder for _, remainder in row}) for row in offsets]
     parts = [
-        [
-            replace(axis, kernel=1, dilation=1, head=axis.head - remainder, out=length).tap(0)
-            for remainder in row
-        ]
+        [replace(axis, kernel=1, dilation=1, head=axis.head - remainder, out=length).tap(0) for remainder in row]
         for axis, length, row in zip(axes, shape, remainders, strict=False)
     ]
     keys = list(product(*remainders))
