@@ -20,6 +20,7 @@ BLOBS: dict[str, Array] = {
     "w5": RNG.normal(size=(4, 4, 5, 5)),
     "wd": RNG.normal(size=(8, 1, 3, 3)),
     "wt": RNG.normal(size=(6, 3, 3, 3)),
+    "wl": RNG.normal(size=(4, 4, 5, 8, 3, 3)),
 }
 
 
@@ -41,6 +42,25 @@ def branches(engine: str, **more: ArgumentValue) -> NetDef:
         net.op.append(operator_def(f"{op_type}Gradient", [source, weights, y], gradients, **arguments, **more))
     for definition in net.op:
         definition.engine = engine
+    return net
+
+
+def poolings_and_columns() -> NetDef:
+    """The rest of the family beside each other, and their gradients."""
+    net = NetDef(name="poolings")
+    for op_type in ("MaxPool", "AveragePool", "LpPool"):
+        window: Named = {"kernel": 3, "stride": 2, "pad": 1}
+        y, dx = f"{op_type}_y", f"{op_type}_dx"
+        net.op.append(operator_def(op_type, ["x"], [y], **window))
+        net.op.append(operator_def(f"{op_type}Gradient", ["x", y, y], [dx], **window))
+    net.op.append(operator_def("MaxPoolWithIndex", ["x"], ["top", "mask"], kernel=3))
+    net.op.append(operator_def("MaxPoolWithIndexGradient", ["x", "top", "mask"], ["top_dx"], kernel=3))
+    net.op.append(operator_def("LC", ["x", "wl"], ["lc_y"], kernel=3, stride=4))
+    net.op.append(operator_def("LCGradient", ["x", "wl", "lc_y"], ["lc_dw", "lc_db", "lc_dx"], kernel=3, stride=4))
+    net.op.append(operator_def("Im2Col", ["x"], ["columns"], kernel=3, pad=1))
+    net.op.append(operator_def("Col2Im", ["columns", "x"], ["image"], kernel=3, pad=1))
+    net.op.append(operator_def("PadImage", ["x"], ["padded"], pad=3, mode="reflect"))
+    net.op.append(operator_def("PadImageGradient", ["padded"], ["padded_dx"], pad=3, mode="reflect"))
     return net
 
 
@@ -72,6 +92,15 @@ def test_an_engine_gives_the_same_bytes_under_every_net_and_number_of_workers(en
         for workers in (1, 2, 4):
             assert results(branches(engine), net_type, workers, dtype, 5) == found
     assert results(branches(engine, shared_buffer=1), "dag", 4, dtype, 5) == found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_poolings_and_columns_give_the_same_bytes_under_every_net_and_number_of_workers(dtype: str) -> None:
+    found = results(poolings_and_columns(), "simple", 1, dtype, 2)
+    assert len(found) == 1
+    for net_type in ("dag", "async_dag"):
+        for workers in (1, 2, 4):
+            assert results(poolings_and_columns(), net_type, workers, dtype, 5) == found
 
 
 def test_engines_sum_in_different_orders() -> None:
