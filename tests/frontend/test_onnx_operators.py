@@ -240,6 +240,7 @@ REFUSED = [
     (Case("Resize", 13, (IMAGE, None, floats(1, 2, 2, 2)), UPSAMPLING), r"expected \[1, 1, height, width\]"),
     (Case("Reshape", 14, (IMAGE, ints(0, 252)), {"allowzero": 1}), "allowzero=1"),
     (Case("DepthToSpace", 13, (IMAGE,), {"blocksize": 2}), "3 channels"),
+    (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2 si"),
     (Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}), "tanh"),
     (Case("ArgMax", 13, (IMAGE,), {"select_last_index": 1}), "select_last_index"),
 ]
@@ -259,6 +260,16 @@ def test_old_attributes_of_batch_normalization_are_understood() -> None:
         proto, feeds = build(Case("BatchNormalization", opset, (IMAGE, *CHANNELS), attributes))
         with dagexec.compile(from_model_proto(proto)) as executor:
             np.testing.assert_allclose(executor.run(feeds)["out0"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_output_shape_may_have_the_batch_and_the_channels_too() -> None:
+    found = []
+    for sizes in ([14, 11], [2, 4, 14, 11]):
+        proto, feeds = build(Case("ConvTranspose", 11, (IMAGE, TURNED), {"strides": [2, 2], "output_shape": sizes}))
+        with dagexec.compile(from_model_proto(proto)) as executor:
+            found.append(executor.run(feeds)["out0"])
+    assert found[0].shape == (2, 4, 14, 11)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_the_exponent_of_an_old_norm_is_a_float() -> None:

@@ -56,8 +56,11 @@ def transposed_convolution(node: Node) -> list[OperatorDef]:
         kernels = list(node.full_shape(1, "it has no kernel_shape")[2:])
     window = _window(node, kernels)
     sizes = node.integers("output_shape")
-    if sizes is not None:
-        window["output_sizes"] = sizes[-len(kernels) :]
+    if sizes:
+        rank = len(kernels)
+        if len(sizes) not in (rank, rank + 2):
+            raise CannotConvertError(f"output_shape {sizes} must have {rank} sizes, or {rank + 2} with N and C")
+        window["output_sizes"] = sizes[-rank:]
         window["pads"] = None
     window["adjs"] = node.integers("output_padding")
     inputs = [name for name in node.inputs if name]
