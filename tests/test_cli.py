@@ -225,6 +225,15 @@ def test_a_run_that_fails_leaves_the_choices_as_they_were(
     assert file.read_text() == "{}"
 
 
+def test_a_folder_that_is_not_there_is_found_before_anything_is_measured(
+    cli: Cli, measured: list[list[str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "nowhere" / "choices.json"
+    status, _, err = cli("run", "zoo:lenet", "--set", "exhaustive_search=1", "--choices", file)
+    assert (status, "is not a folder" in " ".join(err.split())) == (2, True), err
+    assert measured == []
+
+
 @pytest.mark.parametrize("command", ["run", "compare", "inspect", "operators"])
 def test_every_command_has_help(cli: Cli, command: str) -> None:
     status, out, _ = cli(command, "--help")

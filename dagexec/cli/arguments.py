@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dagexec.core.errors import ArgumentError
+from dagexec.core.errors import ArgumentError, ModelFormatError
 from dagexec.ops.conv.search import choices, load_choices, save_choices
 
 Value = int | float | str
@@ -58,13 +58,16 @@ def _parsed(text: str) -> Value:
 def kept_choices(file: Path | None) -> Iterator[None]:
     """Load the choices of `file`, if it is given and exists; save all to it if the block measured others.
 
-    Raises ModelFormatError when it cannot be read or written, or is something else.
+    Raises ModelFormatError when it cannot be read or written, or is something else; before the block, as far as can be
+    told then.
     """
     if file is None:
         yield
         return
     if file.exists():
         load_choices(file)
+    elif not file.parent.is_dir():
+        raise ModelFormatError(f"{file}: choices of algorithms cannot be kept: {file.parent} is not a folder")
     before = choices()
     yield
     if choices() != before:
