@@ -240,7 +240,7 @@ REFUSED = [
     (Case("Resize", 13, (IMAGE, None, floats(1, 2, 2, 2)), UPSAMPLING), r"expected \[1, 1, height, width\]"),
     (Case("Reshape", 14, (IMAGE, ints(0, 252)), {"allowzero": 1}), "allowzero=1"),
     (Case("DepthToSpace", 13, (IMAGE,), {"blocksize": 2}), "3 channels"),
-    (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2 si"),
+    (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2"),
     (Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}), "tanh"),
     (Case("ArgMax", 13, (IMAGE,), {"select_last_index": 1}), "select_last_index"),
 ]
