@@ -125,7 +125,8 @@ class Workspace:
     def adopt_strided_blob(self, name: str, array: npt.NDArray[Any], writable: bool = False) -> None:
         """Make `array`'s own memory, with its own strides, the content of blob `name`, without a copy.
 
-        A net may write its results to it when it is `writable` and no two of its elements are one.
+        A net may write its results to it when it is `writable` and no two of its elements are one. It must not be
+        memory that another blob of the net has too: operators are put in order by the names of blobs alone.
         """
         self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
