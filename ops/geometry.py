@@ -238,7 +238,8 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
 
     Of these, `axis.out` is the size of the input and `axis.size` that of the output: (in - 1) * stride + extent + adj
     - head - tail. VALID and SAME of Caffe2 mean no pads here; SAME_UPPER and SAME_LOWER of ONNX, and `output_sizes`,
-    give the output's size, and divide what is too much between head and tail. Raises ArgumentError.
+    give the output's size, and divide what is too much between head and tail. What is missing is at the tail, as much
+    as adj might be. Raises ArgumentError.
     """
     rank = len(shape) - 2
     window = read_window(call, rank)
@@ -269,6 +270,12 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
         if wanted is not None or window.legacy_pad in (LegacyPad.SAME_UPPER, LegacyPad.SAME_LOWER):
             out = wanted[number] if wanted is not None else size * stride
             most = max(0, full - out)
+            reach = full - adj + max(stride, dilation) - 1
+            if out > reach:
+                raise ArgumentError(
+                    f"{call.label}: output_sizes of axis {number} must be at most {reach}: ({size} - 1) * stride "
+                    f"{stride} + {extent} for the kernel, and less than stride or dilation beside it; found {out}"
+                )
             head = most // 2 if window.legacy_pad is LegacyPad.SAME_UPPER else most - most // 2
             tail = most - head
         if out < 1:

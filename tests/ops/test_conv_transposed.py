@@ -192,6 +192,21 @@ def test_output_sizes_find_the_pads_as_onnx_does(legacy_pad: int, auto_pad: str)
     np.testing.assert_array_equal(y, run_onnx("ConvTranspose", case.arrays(), attributes))
 
 
+@pytest.mark.parametrize("dilation", [1, 4])
+@pytest.mark.parametrize("legacy_pad", [0, SAME_UPPER])
+def test_output_sizes_go_as_far_as_adj_would(legacy_pad: int, dilation: int) -> None:
+    adj = max(2, dilation) - 1
+    inputs = list(replace(PLAIN, size=(3, 3)).fed())
+    arguments: Named = {"kernel": 3, "stride": 2, "dilation": dilation}
+    (expected,) = run_operator("ConvTranspose", inputs, **arguments, adj=adj)
+    most = expected.shape[-1]
+    arguments["legacy_pad"] = legacy_pad
+    (y,) = run_operator("ConvTranspose", inputs, **arguments, output_sizes=[most, most])
+    np.testing.assert_array_equal(y, expected)
+    with pytest.raises(ArgumentError, match=f"output_sizes of axis 1 must be at most {most}: .*found {most + 1}"):
+        run_operator("ConvTranspose", inputs, **arguments, output_sizes=[most, most + 1])
+
+
 def test_the_cost_counts_two_operations_for_each_input_tap_and_filter_of_the_group() -> None:
     cost = cost_of(((2, 4, 5, 5), (4, 3, 3, 3), (6,)), "ConvTranspose", kernel=3, group=2, stride=2)
     assert cost.flops == 2 * (2 * 4 * 25) * (3 * 9) + 2 * 6 * 121
