@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from dagexec.core import device
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import ALL_TYPES, FLOAT32, FLOAT64, INT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ResourceError, ShapeError
 from dagexec.core.tensor import Tensor, binding_epoch
@@ -278,3 +280,12 @@ def test_only_a_tensor_with_memory_of_its_own_can_be_constant() -> None:
         view.freeze()
     with pytest.raises(MissingBlobError):
         Tensor().freeze()
+
+
+def test_what_must_fit_is_the_bytes_of_the_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "memory_bytes", lambda: 4000)
+    assert Tensor().resize((10, 100), FLOAT32).nbytes == 4000
+    with pytest.raises(ResourceError, match=r"tensor of shape \(11, 91\) needs 4,004 bytes; this machine has 4,000"):
+        Tensor().resize((11, 91), FLOAT32)
+    with pytest.raises(ResourceError, match="needs 4,004 bytes"):
+        Tensor().feed(np.zeros((11, 91), np.float32), TensorDescriptor.ordered((11, 91), (1, 0)))

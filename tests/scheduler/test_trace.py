@@ -17,7 +17,9 @@ def test_the_file_holds_one_complete_event_an_operator_and_names_the_threads(tmp
         path = tmp_path / "trace.json"
         trace.write(path, net.graph, net.plan.chain_of)
     events = json.loads(path.read_text())["traceEvents"]
+    assert len({event["pid"] for event in events}) == 1
     complete = [event for event in events if event["ph"] == "X"]
+    assert min(event["ts"] for event in complete) == 0
     assert sorted(event["args"]["index"] for event in complete) == [0, 1, 2, 3]
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] == "NoOp" for event in complete)
     named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
