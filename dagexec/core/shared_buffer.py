@@ -1,8 +1,8 @@
 """SharedBuffer: working memory that the operators of a workspace take turns to use, instead of each having its own.
 
 `create_shared_buffer` puts one into a workspace, under a blob name for each device; child workspaces find their
-parent's. The operators that use it run one at a time. Its lock is the last one a thread takes: whoever holds it waits
-for nothing, so it cannot be part of a deadlock.
+parent's. The operators that use it run one at a time. Whoever holds its lock waits for no other operator, only for the
+locks of tables under which no operator runs, so it cannot be part of a deadlock.
 """
 
 from __future__ import annotations
