@@ -84,7 +84,7 @@ def cut(tiling: Tiling, batch: int, most: int) -> list[Block]:
         length = max(1, min(count, room))
         length = -(-count // -(-count // length))  # as many blocks, but even ones
         ranges.insert(0, [slice(start, min(start + length, count)) for start in range(0, count, length)])
-        room = room // count if length == count else 1
+        room //= count  # 0, for one at a time, unless this axis is whole
     return [Block(tiling, images, tuple(tiles)) for images, *tiles in product(*ranges)]
 
 

@@ -17,10 +17,10 @@ from dagexec.core.tensor import Constant
 from dagexec.ops.conv import direct, fft, winograd
 from dagexec.ops.conv.choice import ENGINES
 from dagexec.scheduler.simple import SimpleNet
-from tests.ops.problems import Case, Memory, run_steps
+from tests.ops.problems import Case, Memory, run_algorithm, run_steps
 from tests.ops.running import Array, operator_def
 from tests.ops.test_conv import Named
-from tests.ops.windows import Geometry
+from tests.ops.windows import Geometry, convolve
 
 
 class Filter:
@@ -58,6 +58,8 @@ def test_operators_of_other_groups_orders_and_directions_share_a_constant_filter
         (even, "Conv", (1, 4, 6, 7), {"group": 1}),
         (even, "Conv", (1, 8, 6, 7), {"group": 2}),
         (even, "Conv", (1, 8, 9, 9), {"group": 2, "dilation": 2}),
+        (even, "Conv", (1, 4, 28, 28), {"group": 1}),
+        (even, "Conv", (1, 8, 28, 28), {"group": 2}),
         (cube, "ConvTranspose", (1, 3, 6, 7), {}),
         (cube, "ConvTranspose", (1, 6, 7, 3), {"order": "NHWC"}),
         (cube, "Conv", (1, 3, 6, 7), {}),
@@ -81,6 +83,27 @@ def test_images_of_many_sizes_keep_one_spectrum_for_each_length_of_transform() -
             assert plan is not None
             lengths.add(plan.cuts[0].size)
     assert transformed.call_count == len(lengths) < 20
+
+
+def test_spectra_of_other_taps_and_dilations_are_kept_apart_though_transforms_are_as_long() -> None:
+    constant, lengths = Constant(), []
+    weights = np.random.default_rng(3).standard_normal((3, 2, 5))
+    for dilation in (1, 2):
+        for size in range(1, 24):
+            geometry = Geometry((size,), (5,), (1,), (dilation,), (4 * dilation, 4 * dilation))
+            case = Case(geometry, 2, dtype="float64")
+            problem = replace(case.problem(), weights=weights, constant=constant)
+            x, _, bias = case.arrays()
+            expected = convolve(x, weights, bias, geometry, 1)
+            for out in (problem.axes[0].out, min(4, size)):  # with few windows some taps read padding only
+                part = replace(problem, axes=(replace(problem.axes[0], out=out),), y=problem.y[..., :out].copy())
+                found = run_algorithm(fft.FFT, part)
+                np.testing.assert_allclose(found, expected[..., :out], rtol=0, atol=1e-10, err_msg=f"{part.axes}")
+                plan = fft.choose_plan(fft.Sizes.of(part))
+                assert plan is not None
+                lengths.append((plan.cuts[0].size, plan.cuts[0].taps, dilation))
+    for same in range(1, 3):  # some are as long as others that differ in the taps only, or in the dilation only
+        assert len({(row[0], row[same]) for row in lengths}) < len(set(lengths))
 
 
 COMPUTED_BY = {

@@ -135,12 +135,15 @@ def is_blas_matrix(array: Array) -> bool:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("geometry", WIDE)
 def test_the_blas_gets_matrices_that_it_can_read(geometry: Geometry, dtype: str, order: str) -> None:
-    """Others NumPy would multiply without it, an order of magnitude slower."""
-    steps = DIRECT.steps(Case(geometry, 2, 2, 8, 4, order=order, dtype=dtype).problem(), Memory().allocate)
+    """Others NumPy would multiply without it, an order of magnitude slower, and convert other types in every call."""
+    problem = Case(geometry, 2, 2, 8, 4, order=order, dtype=dtype).problem()
+    steps = DIRECT.steps(problem, Memory().allocate)
     products = [step for step in steps if isinstance(step, partial) and step.func is np.matmul]
     assert products
     for step in products:
-        assert all(is_blas_matrix(array) for array in (*step.args, step.keywords["out"]))
+        arrays = (*step.args, step.keywords["out"])
+        assert all(is_blas_matrix(array) for array in arrays)
+        assert {array.dtype for array in arrays} == {problem.work}
 
 
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
