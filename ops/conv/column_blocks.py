@@ -64,7 +64,7 @@ class ColumnBlocks:
         """
         self._problem = problem
         self._depth = problem.channels * tap_count(problem.axes)
-        self.blocks = _blocks(problem, wanted)
+        self.blocks = _blocks(problem, wanted, unrolled)
         largest = max(block.pixels for block in self.blocks)
         self._buffer = allocate((self._depth * largest,), problem.work)
         tile = max(math.prod(_tile_shape(problem, block)) for block in self.blocks) if unrolled else 0
@@ -125,16 +125,16 @@ class ColumnBlocks:
 
 def column_bytes(problem: ConvProblem) -> int:
     """Bytes of workspace for the window of one pixel: the least that unrolling needs."""
-    return _nbytes(problem, _cut(1, problem.out, 1))
+    return _nbytes(problem, _cut(1, problem.out, 1), unrolled=True)
 
 
-def _blocks(problem: ConvProblem, wanted: int) -> list[Block]:
+def _blocks(problem: ConvProblem, wanted: int, unrolled: bool) -> list[Block]:
     """The blocks of about `wanted` bytes of columns; none takes more than the limit."""
     depth = problem.channels * tap_count(problem.axes)
     most = max(1, wanted // (depth * problem.work.itemsize))
     while True:
         blocks = _cut(problem.batch, problem.out, most)
-        if most == 1 or _nbytes(problem, blocks) <= problem.limit:
+        if most == 1 or _nbytes(problem, blocks, unrolled) <= problem.limit:
             return blocks
         most -= max(1, most // 8)
 
@@ -157,12 +157,20 @@ def outputs_are_staged(problem: ConvProblem, block: Block) -> bool:
     return problem.work != problem.y.dtype or (block.count > 1 and not problem.channels_last)
 
 
-def _nbytes(problem: ConvProblem, blocks: Sequence[Block]) -> int:
-    """Bytes of workspace that blocks take: the largest columns, tile, and outputs that are staged."""
+def _nbytes(problem: ConvProblem, blocks: Sequence[Block], unrolled: bool) -> int:
+    """Bytes of workspace that blocks take: the largest columns, staged outputs, and what is beside the columns.
+
+    Beside columns that are unrolled is a tile. Those that are summed back go to images in the work dtype: for 16-bit
+    data to copies, of which one is not counted.
+    """
     columns = problem.channels * tap_count(problem.axes) * max(block.pixels for block in blocks)
-    tile = max(math.prod(_tile_shape(problem, block)) for block in blocks)
+    if unrolled:
+        beside = max(math.prod(_tile_shape(problem, block)) for block in blocks)
+    else:
+        copied = problem.work != problem.x.dtype
+        beside = (max(block.count for block in blocks) - 1) * problem.x[0].size if copied else 0
     staged = max(block.pixels if outputs_are_staged(problem, block) else 0 for block in blocks)
-    return (columns + tile + problem.filters * staged) * problem.work.itemsize
+    return (columns + beside + problem.filters * staged) * problem.work.itemsize
 
 
 def _tile_shape(problem: ConvProblem, block: Block) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ def limited(case: Case, share: float) -> ConvProblem:
 
 
 def check_memory(memory: Memory, problem: ConvProblem) -> None:
-    """Beside the limit, 16-bit filters are widened once, and so is an image that is summed into."""
-    wide = problem.work.itemsize * (problem.weights.size + problem.x.size) if problem.work != problem.x.dtype else 0
+    """Beside the limit, 16-bit filters are widened once, and so is one image that is summed into."""
+    wide = problem.work.itemsize * (problem.weights.size + problem.x[0].size) if problem.work != problem.x.dtype else 0
     assert memory.nbytes <= problem.limit + wide
 
 
@@ -79,6 +79,16 @@ def test_an_image_of_any_size_takes_no_more_than_the_limit() -> None:
         memory = Memory()
         im2col.forward(case.problem(), memory.allocate)
         assert memory.nbytes <= 1 << 16
+
+
+def test_16_bit_images_that_few_windows_read_are_not_widened_all_at_once() -> None:
+    """Their columns are much smaller than they are."""
+    case = Case(Geometry((40, 40), (1, 1), (20, 20), (1, 1), (0, 0, 0, 0)), batch=8, dtype="float16", limit=20_000)
+    problem, memory = case.problem(), Memory()
+    problem.y.fill(1)
+    steps = im2col.data_gradient(replace(problem, x=np.empty_like(problem.x), bias=None), memory.allocate)
+    assert len(steps) > 1
+    check_memory(memory, problem)
 
 
 def blocks_of(case: Case, wanted: int) -> list[tuple[int, int]]:
