@@ -87,8 +87,6 @@ class TransposedConvolution(ConvOperator):
         bias = self.x(2) if len(call.inputs) == 3 else None
         if not y.size:
             return nothing_to_do
-        if not x.size:
-            return only_bias(y, bias, self.channels_last)
         return data_gradient(self, self.problem(y, self.x(1), bias, x, axes))
 
 

@@ -207,6 +207,26 @@ def test_output_sizes_go_as_far_as_adj_would(legacy_pad: int, dilation: int) -> 
         run_operator("ConvTranspose", inputs, **arguments, output_sizes=[most, most + 1])
 
 
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("group", [1, 2])
+def test_no_channels_leave_the_bias_and_no_filters_a_gradient_of_zeros(group: int, order: str) -> None:
+    x, weights, gradient = np.ones((2, 0, 3, 3)), np.ones((0, 2, 3, 3)), np.ones((2, 2 * group, 5, 5))
+    no_filters, nothing, image = np.ones((2, 0, 3, 3)), np.ones((2, 0, 5, 5)), np.ones((2, 2, 3, 3))
+    bias = np.arange(2.0 * group)
+    arrays = [x, weights, gradient, no_filters, nothing, image]
+    if order == "NHWC":
+        x, weights, gradient, no_filters, nothing, image = map(to_channels_last, arrays)
+    arguments: Named = {"kernel": 3, "group": group, "order": order}
+    (y,) = run_operator("ConvTranspose", [x, weights, bias], **arguments)
+    (plain,) = run_operator("ConvTranspose", [x, weights], **arguments)
+    np.testing.assert_array_equal(y, np.zeros(gradient.shape) + (bias if order == "NHWC" else bias[:, None, None]))
+    np.testing.assert_array_equal(plain, np.zeros(gradient.shape))
+    found = run_operator("ConvTransposeGradient", [x, weights, gradient], 3, **arguments)
+    np.testing.assert_array_equal(found[1], np.full(2 * group, 50.0))
+    found = run_operator("ConvTransposeGradient", [image, no_filters, nothing], 3, **arguments)
+    np.testing.assert_array_equal(found[2], np.zeros(image.shape))
+
+
 def test_the_cost_counts_two_operations_for_each_input_tap_and_filter_of_the_group() -> None:
     cost = cost_of(((2, 4, 5, 5), (4, 3, 3, 3), (6,)), "ConvTranspose", kernel=3, group=2, stride=2)
     assert cost.flops == 2 * (2 * 4 * 25) * (3 * 9) + 2 * 6 * 121
