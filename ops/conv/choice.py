@@ -26,17 +26,22 @@ ENGINES = {algorithm.name: algorithm for algorithm in (WINOGRAD, FFT, DIRECT)}
 def default_algorithm(problem: ConvProblem, label: str) -> Algorithm:
     """A matrix product if that is all there is to it, sums of shifted images for depthwise, or else im2col.
 
-    Raises ResourceError when the columns of a single window are more than the workspace limit.
+    Where a single window is too much for im2col (far dilations, or a small limit), taps are summed one after the other.
+    Raises ResourceError when that takes more than the workspace limit too.
     """
-    for algorithm in (ONE_BY_ONE, DEPTHWISE):
-        if not algorithm.refusal(problem):
+    for algorithm in (ONE_BY_ONE, DEPTHWISE, IM2COL):
+        why = algorithm.refusal(problem)
+        if not why:
             return algorithm
-    require_columns(problem, label)
-    return IM2COL
+    other = DIRECT.refusal(problem)
+    if other:
+        raise ResourceError(f"{label}: {why}; without columns: {other}")
+    logger.info("%s: %s; the taps are summed one after the other (DIRECT)", label, why)
+    return DIRECT
 
 
 def require_columns(problem: ConvProblem, label: str) -> None:
-    """Raise ResourceError unless the columns of a window fit the workspace limit."""
+    """Raise ResourceError unless im2col keeps to the workspace limit."""
     why = IM2COL.refusal(problem)
     if why:
         raise ResourceError(f"{label}: {why}")

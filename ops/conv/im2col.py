@@ -25,7 +25,7 @@ _MANY_BYTES = 8 << 20
 def _refusal(problem: ConvProblem) -> str:
     least = column_bytes(problem)
     if least > problem.limit:
-        return f"the columns of one window take {least:,} bytes, more than ws_nbytes_limit {problem.limit:,}"
+        return f"one window takes {least:,} bytes, more than ws_nbytes_limit {problem.limit:,}"
     return ""
 
 

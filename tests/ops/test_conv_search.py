@@ -270,6 +270,25 @@ def test_a_limit_below_one_column_is_an_error_with_the_numbers() -> None:
     x, weights = np.tile(X, (1, 64, 1, 1)), np.tile(FILTER, (1, 64, 1, 1))
     run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_432)
     with pytest.raises(
-        ResourceError, match=r"Conv 'y0'.*one window take 18,432 bytes, more than ws_nbytes_limit 18,431"
+        ResourceError,
+        match=r"Conv 'y0'.*one window takes 18,432 bytes, more than ws_nbytes_limit 18,431; without columns: ",
     ):
         run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_431)
+
+
+def test_dilation_too_far_for_columns_is_summed_tap_by_tap(caplog: pytest.LogCaptureFixture) -> None:
+    x = RNG.integers(-3, 4, (1, 2, 2500, 2500)).astype(np.float32)
+    weights = RNG.integers(-3, 4, (1, 2, 3, 3)).astype(np.float32)
+    with caplog.at_level(logging.INFO, "dagexec"):
+        (y,) = run_operator("Conv", [x, weights], kernel=3, dilation=1249, pad=1, ws_nbytes_limit=8 << 20)
+    expected = sum(
+        np.einsum(
+            "c,cij->ij",
+            weights[0, :, i, j],
+            np.pad(x[0], ((0, 0), (1, 1), (1, 1)))[:, i * 1249 :, j * 1249 :][:, :4, :4],
+        )
+        for i in range(3)
+        for j in range(3)
+    )
+    np.testing.assert_array_equal(y[0, 0], expected)
+    assert any("the taps are summed one after the other (DIRECT)" in line for line in caplog.messages)
