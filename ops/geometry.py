@@ -118,9 +118,22 @@ class Axis:
         """How many taps each window has inside the input, or inside the input with its padding (without gaps)."""
         low, high = (-self.head, self.size + self.tail) if with_padding else (0, self.size)
         starts = [index * self.stride - self.head for index in range(self.out)]
-        if self.dilation == 1:
-            return [max(0, min(start + self.kernel, high) - max(start, low)) for start in starts]
-        return [sum(low <= start + tap * self.dilation < high for tap in range(self.kernel)) for start in starts]
+        return [self._taps_before(high - start) - self._taps_before(low - start) for start in starts]
+
+    def _taps_before(self, distance: int) -> int:
+        """How many taps of a window are less than `distance` pixels behind its first."""
+        return min(max(0, -(-distance // self.dilation)), self.kernel)
+
+    def trimmed(self) -> Axis:
+        """The same windows without first and last taps that lie outside the input in every window.
+
+        One tap is left in any case. What is left of the kernel is bounded by the sizes of input and output.
+        """
+        past = (self.out - 1) * self.stride
+        first = min(self._taps_before(self.head - past), self.kernel - 1)
+        stop = max(self._taps_before(self.size + self.head), first + 1)
+        head, tail = self.head - first * self.dilation, self.tail - (self.kernel - stop) * self.dilation
+        return replace(self, kernel=stop - first, head=head, tail=tail)
 
 
 @dataclass(frozen=True, slots=True)

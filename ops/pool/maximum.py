@@ -60,7 +60,7 @@ class MaxPoolingGradient(Operator):
             return nothing_to_do
         if is_whole(axes):
             return self._whole(x, y, dy, dx)
-        return self._by_phase(x, y, dy, dx, axes)
+        return self._by_phase(x, y, dy, dx, tuple(axis.trimmed() for axis in axes))
 
     def _whole(self, x: Array, y: Array, dy: Array, dx: Array) -> Step:
         """The one window is the image: `y` and `dy` are broadcast over it."""

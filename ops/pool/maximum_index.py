@@ -116,7 +116,11 @@ class IndexedMaxPooling(MaxPooling):
         if not y.size:
             return nothing_to_do
         maxima = self.maxima()
-        steps = self._whole(x, mask, axes) if is_whole(axes) else self._by_phase(x, y, mask, axes)
+        steps = (
+            self._whole(x, mask, axes)
+            if is_whole(axes)
+            else self._by_phase(x, y, mask, [axis.trimmed() for axis in axes])
+        )
         if call.arguments.bool("flat_indices"):
             batch, channels = self.x(0).shape[0], window.channels(self.x(0).shape)
             firsts = np.arange(batch * channels, dtype=np.int64) * math.prod(sizes)

@@ -41,6 +41,7 @@ class Pooling(Operator):
         images, targets = as_images(self.x(0), window), as_images(self.y(0), window)
         if is_whole(axes):
             return self._reduce_whole(combine, images, targets, work, finish, load)
+        axes = tuple(axis.trimmed() for axis in axes)
         staged = load is not None or work != images.dtype or any(axis.reads_padding for axis in axes)
         shape = (*(axis.covered if staged else axis.size for axis in axes), *images.shape[1 + len(axes) :])
         blocks = image_blocks(len(images), math.prod(shape))

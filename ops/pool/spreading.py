@@ -30,6 +30,7 @@ def spread(
     owner: Operator, shape: tuple[int, ...], axes: Sequence[Axis], work: np.dtype[Any], values: Values, sums: Sums
 ) -> Step:
     """The step that spreads values over images of `shape`: their number, the spatial axes, then any others."""
+    axes = [axis.trimmed() for axis in axes]
     inner = shape[1 + len(axes) :]
     grid = (*(axis.size + axis.extent - 1 for axis in axes), *inner)
     blocks = image_blocks(shape[0], math.prod(grid))

@@ -105,6 +105,26 @@ def test_a_global_window_is_the_image() -> None:
     assert tap_count(axes) == 120
 
 
+@given(st.one_of(geometries(), geometries(pooling=True)))
+@drawn(300)
+def test_trimmed_windows_read_the_same_pixels_with_no_tap_to_spare_at_the_ends(geometry: Geometry) -> None:
+    for axis in axes_of(geometry):
+        def reads(axis: Axis) -> list[list[int]]:
+            starts = [window * axis.stride - axis.head for window in range(axis.out)]
+            taps = [[start + tap * axis.dilation for tap in range(axis.kernel)] for start in starts]
+            return [[pixel for pixel in row if 0 <= pixel < axis.size] for row in taps]
+
+        trimmed = axis.trimmed()
+        assert reads(trimmed) == reads(axis), geometry
+        assert (trimmed.size, trimmed.stride, trimmed.dilation, trimmed.out) == (
+            axis.size, axis.stride, axis.dilation, axis.out,
+        )  # fmt: skip
+        assert trimmed.tail - axis.tail == trimmed.extent - axis.extent - (trimmed.head - axis.head)
+        first = [window * axis.stride - trimmed.head for window in range(axis.out)]
+        last = [start + trimmed.extent - 1 for start in first]
+        assert trimmed.kernel == 1 or (max(first) >= 0 and min(last) < axis.size), geometry
+
+
 SPELLINGS: list[dict[str, Any]] = [
     {"kernels": [3, 3], "strides": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]},
     {"kernel": 3, "stride": 2, "dilation": 2, "pad": 1},

@@ -285,3 +285,34 @@ def test_cost_counts_the_taps() -> None:
     schema = schema_of("MaxPool")
     assert schema.infer is not None
     assert schema.cost(call, schema.infer(call)) == Cost(64 * 6, 4 * 240, 4 * 64)
+
+
+POOLINGS: list[tuple[str, Named]] = [
+    ("MaxPool", {}),
+    ("AveragePool", {}),
+    ("LpPool", {"p": 3.0}),
+    ("MaxPoolWithIndex", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), POOLINGS)
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_taps_that_never_meet_the_image_cost_nothing(name: str, arguments: Named, dilation: int) -> None:
+    """Of a window of 2^18 taps, the image meets the last ones only, as it does of one of 8."""
+    x = np.random.default_rng(0).standard_normal((2, 1, 6))
+    dy = np.random.default_rng(1).standard_normal((2, 1, 6))
+    results = []
+    tracemalloc.start()
+    for kernel in (8, 1 << 18):
+        window: Named = {"kernel": kernel, "pads": [dilation * (kernel - 1), 0], "dilation": dilation, **arguments}
+        if name == "MaxPoolWithIndex":
+            y, mask = run_operator(name, [x], outputs=2, **window)
+            results.append([y, mask, *run_operator(f"{name}Gradient", [x, dy, mask], **window)])
+        else:
+            (y,) = run_operator(name, [x], **window)
+            results.append([y, *run_operator(f"{name}Gradient", [x, y, dy], **window)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    for few, many in zip(*results, strict=True):
+        np.testing.assert_array_equal(few, many)
+    assert peak < 1 << 20
