@@ -106,6 +106,7 @@ CASES = [
     Case("LpPool", 2, (IMAGE,), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}),
     Case("LpPool", 11, (IMAGE,), {"kernel_shape": [3, 2], "p": 1, "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
     Case("LpPool", 18, (IMAGE,), {"kernel_shape": [3, 2], "p": 3, "dilations": [1, 2], "ceil_mode": 1}),
+    Case("LpPool", 18, (IMAGE,), {"kernel_shape": [2, 3], "strides": [2, 2]}),
     Case("GlobalLpPool", 2),
     Case("GlobalLpPool", 2, (IMAGE,), {"p": 3}),
     Case("AveragePool", 19, (IMAGE,), {"kernel_shape": [3, 2], "dilations": [2, 3], "strides": [1, 2]}),
