@@ -150,9 +150,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_set_gives_an_argument_to_the_operators_that_know_it(
-    cli: Cli, measured: list[list[str]], command: str
-) -> None:
+def test_set_gives_an_argument_to_the_operators_that_know_it(cli: Cli, measured: list[list[str]], command: str) -> None:
     assert cli(command, "zoo:lenet", "--repeat", 1)[0] == 0
     assert measured == []
     assert cli(command, "zoo:lenet", "--repeat", 1, "--set", "exhaustive_search=1")[0] == 0
@@ -212,9 +210,7 @@ def test_choices_of_other_shapes_stay_in_the_file(cli: Cli, measured: list[list[
         assert len(json.loads(file.read_text())["choices"]) == len(measured) == min(count, 2)
 
 
-def test_a_run_that_fails_leaves_the_choices_as_they_were(
-    cli: Cli, measured: list[list[str]], tmp_path: Path
-) -> None:
+def test_a_run_that_fails_leaves_the_choices_as_they_were(cli: Cli, measured: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "choices.json"
     status, _, err = cli("run", "zoo:lenet", "--set", "ws_nbytes_limit=0.5", "--choices", file)
     assert (status, "'ws_nbytes_limit' must be an integer" in " ".join(err.split())) == (2, True), err

@@ -109,6 +109,7 @@ def test_a_global_window_is_the_image() -> None:
 @drawn(300)
 def test_trimmed_windows_read_the_same_pixels_with_no_tap_to_spare_at_the_ends(geometry: Geometry) -> None:
     for axis in axes_of(geometry):
+
         def reads(axis: Axis) -> list[list[int]]:
             starts = [window * axis.stride - axis.head for window in range(axis.out)]
             taps = [[start + tap * axis.dilation for tap in range(axis.kernel)] for start in starts]
