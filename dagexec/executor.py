@@ -14,26 +14,25 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import numpy.typing as npt
 
-from dagexec.core import dtypes
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
+from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.proto import NetDef
 from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
-from dagexec.core.tensor import Tensor, as_bytes_objects
+from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.model_source import ModelSource, load_model
 from dagexec.scheduler import intra_op
@@ -46,7 +45,6 @@ from dagexec.scheduler.simple import SimpleNet
 from dagexec.scheduler.trace import Trace
 
 Array = npt.NDArray[Any]
-Feeds = Mapping[str, npt.ArrayLike]
 Outputs = dict[str, Array]
 
 _LATENCIES_KEPT = 1000
@@ -434,42 +432,6 @@ def initialised(model: Model) -> Model:
     blobs = [workspace.get_blob(name) for name in workspace.blobs()]
     parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
     return replace(model, init_net=None, parameters=parameters)
-
-
-def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array]:
-    """The feeds as arrays; inputs that are not `needed` may be left out.
-
-    Raises FeedError unless they match the model's inputs by name, dtype and shape.
-    """
-    prefix = f"net {model.name!r}"
-    unknown = sorted(set(feeds) - set(model.inputs))
-    missing = sorted(needed - set(feeds))
-    if unknown or missing:
-        problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
-        raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds)}")
-    return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
-
-
-def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
-    try:
-        array = np.asarray(value)
-        found = dtypes.from_numpy(array.dtype)
-        if found is dtypes.STRING:
-            array = as_bytes_objects(array)
-    except (DagexecError, ValueError, TypeError) as error:  # NumPy's, for lists of unequal lengths
-        raise FeedError(f"{prefix}: input {name!r}: {error}") from None
-    if info.dtype is not None and found is not info.dtype:
-        raise FeedError(
-            f"{prefix}: input {name!r} must be {info.dtype}, found {found}; convert it with array.astype({info.dtype})"
-        )
-    if info.shape is not None:
-        fits = len(array.shape) == len(info.shape) and all(
-            expected is None or expected == size for expected, size in zip(info.shape, array.shape, strict=True)
-        )
-        if not fits:
-            expected_shape = tuple("any" if size is None else size for size in info.shape)
-            raise FeedError(f"{prefix}: input {name!r} must have shape {expected_shape}, found {array.shape}")
-    return array
 
 
 def _uses_shared_buffer(net: NetDef) -> bool:
