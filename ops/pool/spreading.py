@@ -32,16 +32,22 @@ def spread(
     """The step that spreads values over images of `shape`: their number, the spatial axes, then any others."""
     axes = [axis.trimmed() for axis in axes]
     inner = shape[1 + len(axes) :]
-    grid = (*(axis.size + axis.extent - 1 for axis in axes), *inner)
-    blocks = image_blocks(shape[0], math.prod(grid))
-    count = blocks[0].stop
-    laid_out = owner.scratch((count, *grid), work)
-    laid_out.fill(0)
-    starts = [axis.extent - 1 - axis.head for axis in axes]
+    before = [max(0, axis.head - axis.extent + 1) for axis in axes]  # room for windows that end before the image
+    starts = [room + axis.extent - 1 - axis.head for room, axis in zip(before, axes, strict=True)]
     places = tuple(
         slice(start, start + (axis.out - 1) * axis.stride + 1, axis.stride)
         for start, axis in zip(starts, axes, strict=True)
     )
+    lengths = (
+        max(room + axis.size + axis.extent - 1, place.stop)
+        for room, axis, place in zip(before, axes, places, strict=True)
+    )
+    grid = (*lengths, *inner)
+    blocks = image_blocks(shape[0], math.prod(grid))
+    count = blocks[0].stop
+    laid_out = owner.scratch((count, *grid), work)
+    laid_out.fill(0)
+    first = sum(room * math.prod(grid[1 + number :]) for number, room in enumerate(before))
     passes = axis_shifts(axes, grid)
     results = [owner.scratch((count * math.prod(grid),), work) for _ in passes[:2]]
     single = [replace(axis, stride=1) for axis in axes]
@@ -49,6 +55,6 @@ def spread(
     for piece in blocks:
         block = laid_out[: piece.stop - piece.start]
         row, steps = combine_shifted(np.add, block.reshape(-1), passes, results)
-        found = window_starts(row, grid, single, (len(block), *shape[1:]))
+        found = window_starts(row[first:], grid, single, (len(block), *shape[1:]))
         calls += [*values(piece, block[(slice(None), *places)]), *steps, *sums(piece, found)]
     return in_sequence(calls)

@@ -96,6 +96,17 @@ def test_gradients_of_every_type_are_those_of_the_definition(case: PoolCase) -> 
 
 @pytest.mark.parametrize("op_type", POOLS)
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("geometry", [
+    Geometry((1, 2), (1, 2), (1, 1), (1, 3), (0,) * 4, SAME),
+    Geometry((3, 4), (2, 2), (1, 2), (5, 6), (0,) * 4, SAME),
+    Geometry((3, 4), (2, 2), (1, 1), (7, 5), (0,) * 4, SAME_LOWER),
+])  # fmt: skip
+def test_windows_whose_taps_all_miss_the_image_get_nothing(op_type: str, order: str, geometry: Geometry) -> None:
+    check_definition(PoolCase(op_type, geometry, 2, 3, order))
+
+
+@pytest.mark.parametrize("op_type", POOLS)
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("legacy", [LEGACY, SAME, SAME_LOWER])
 def test_computed_padding_is_that_of_the_forward_operator(op_type: str, order: str, legacy: int) -> None:
     check_definition(PoolCase(op_type, Geometry((8, 7), (3, 2), (2, 3), (1, 1), (0,) * 4, legacy), order=order))

@@ -194,11 +194,17 @@ def geometries(draw: st.DrawFn, *, pooling: bool = False, dilated: bool = True) 
 
 
 def onnx_has(geometry: Geometry) -> bool:
-    """False for the padding of Caffe, SAME that cuts pixels off, and SAME with dilation, which onnxruntime refuses."""
+    """False for the padding of Caffe, and for SAME with dilation, which onnxruntime refuses, or that leaves pixels out.
+
+    Where the last window of SAME ends before the image does, onnxruntime starts the first one at some later pixel.
+    """
     if geometry.legacy_pad not in SAMES:
         return geometry.legacy_pad != LEGACY
     axes = zip(geometry.windows(), geometry.size, geometry.dilation, strict=True)
-    return all(axis.low <= 0 and axis.high >= size and dilation == 1 for axis, size, dilation in axes)
+    return all(
+        axis.low <= 0 and axis.high >= size and axis.taps[-1][-1] >= size - 1 and dilation == 1
+        for axis, size, dilation in axes
+    )
 
 
 def run_onnx(op: str, inputs: list[Array], attributes: dict[str, Any], opset: int = 22) -> Array:
