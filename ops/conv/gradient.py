@@ -11,6 +11,7 @@ k that read pixel i; db[m] = sum of dY[n, m, o].
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, CostFunction, OperatorCall, OpSchema, TensorType
 from dagexec.core.tensor import Constant
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.conv import im2col, one_by_one
@@ -120,35 +121,60 @@ def _infer(call: OperatorCall) -> list[TensorType]:
     return gradient_types(call, call.inputs[1].shape[0])
 
 
-def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-    """As many operations as forward for the filter, and as many for the input; one a pixel for the bias."""
-    y, wanted = call.inputs[2], wanted_gradients(call)
-    products = conv_flops(y, call.inputs[1]) * ((FILTER in wanted) + (INPUT in wanted))
-    flops = products + (y.elements if BIAS in wanted else 0)
-    return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
+def gradient_cost(output: int) -> CostFunction:
+    """The cost of a gradient operator: as many operations as forward for the filter, and as many for the input.
+
+    `output` is the number of the input that is the output of the convolution. For the bias it is one a pixel of dY.
+    """
+
+    def cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+        wanted = wanted_gradients(call)
+        products = conv_flops(call.inputs[output], call.inputs[1]) * ((FILTER in wanted) + (INPUT in wanted))
+        flops = products + (call.inputs[2].elements if BIAS in wanted else 0)
+        return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
+
+    return cost
 
 
-class ConvolutionGradient(ConvOperator):
-    """dfilter, dbias and dX, as far as they are wanted."""
+class GradientOperator(ConvOperator):
+    """dfilter, dbias and dX of X, filter and dY, as far as they are wanted."""
 
     def prepare(self) -> Step:
         """One gradient after the other."""
         call = self.call()
-        _, axes = conv_window(call)
-        x, weights, y = self.x(0), self.x(1), self.x(2)
         steps: list[Step] = []
         for index, name in enumerate(wanted_gradients(call)):
             result = self.y(index)
             if not result.size:
                 steps.append(nothing_to_do)
             elif name == FILTER:
-                problem = replace(self.problem(x, result, None, y, axes), constant=None)
-                steps.append(filter_gradient(self, problem))
+                steps.append(self.filter_step(call, result))
             elif name == INPUT:
-                steps.append(data_gradient(self, self.problem(result, weights, None, y, axes)))
+                steps.append(self.input_step(call, result))
             else:
-                steps.append(bias_gradient(self, y, result, self.channels_last))
+                steps.append(bias_gradient(self, self.x(2), result, self.channels_last))
         return in_sequence(steps)
+
+    @abstractmethod
+    def filter_step(self, call: OperatorCall, result: Array) -> Step:
+        """The step that computes dfilter."""
+
+    @abstractmethod
+    def input_step(self, call: OperatorCall, result: Array) -> Step:
+        """The step that computes dX."""
+
+
+class ConvolutionGradient(GradientOperator):
+    """The gradients of a convolution."""
+
+    def filter_step(self, call: OperatorCall, result: Array) -> Step:
+        """The filter gradient for output dY."""
+        problem = self.problem(self.x(0), result, None, self.x(2), conv_window(call)[1])
+        return filter_gradient(self, replace(problem, constant=None))
+
+    def input_step(self, call: OperatorCall, result: Array) -> Step:
+        """The data gradient for output dY."""
+        return data_gradient(self, self.problem(result, self.x(1), None, self.x(2), conv_window(call)[1]))
 
 
 for _suffix in SPATIAL_AXES:
@@ -163,7 +189,7 @@ for _suffix in SPATIAL_AXES:
             input_names=("X", "filter", "dY"),
             output_names=("dfilter", "dbias", "dX"),
             args=CONV_ARGS | GRADIENT_ARGS,
-            cost=_cost,
+            cost=gradient_cost(2),
         ),
         ConvolutionGradient,
     )

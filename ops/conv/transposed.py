@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.conv.convolution import (
     CONV_ARGS,
@@ -23,8 +23,9 @@ from dagexec.ops.conv.convolution import (
     only_bias,
     register_engines,
 )
-from dagexec.ops.conv.gradient import bias_gradient, data_gradient, filter_gradient, gradient_types
-from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, INPUT, wanted_gradients
+from dagexec.ops.conv.gradient import GradientOperator, data_gradient, filter_gradient, gradient_cost, gradient_types
+from dagexec.ops.conv.gradient_outputs import GRADIENT_ARGS
+from dagexec.ops.conv.problem import Array
 from dagexec.ops.geometry import TRANSPOSED_ARGS, Axis, Window, read_transposed_window
 
 _ARGS = CONV_ARGS | TRANSPOSED_ARGS
@@ -96,36 +97,20 @@ def _infer_gradient(call: OperatorCall) -> list[TensorType]:
     return gradient_types(call, _filters(call))
 
 
-def _gradient_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-    """As many operations as forward for the filter, and as many for the input; one a pixel for the bias."""
-    wanted = wanted_gradients(call)
-    products = conv_flops(call.inputs[0], call.inputs[1]) * ((FILTER in wanted) + (INPUT in wanted))
-    flops = products + (call.inputs[2].elements if BIAS in wanted else 0)
-    return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
+class TransposedConvolutionGradient(GradientOperator):
+    """The gradients of a transposed convolution: of the convolution whose input is dY and whose output is X."""
 
+    def filter_step(self, call: OperatorCall, result: Array) -> Step:
+        """The filter gradient for input dY and output X."""
+        problem = self.problem(self.x(2), result, None, self.x(0), transposed_window(call)[1])
+        return filter_gradient(self, replace(problem, constant=None))
 
-class TransposedConvolutionGradient(ConvOperator):
-    """dfilter, dbias and dX of a transposed convolution, as far as they are wanted."""
-
-    def prepare(self) -> Step:
-        """One gradient after the other."""
-        call = self.call()
-        _, axes = transposed_window(call)
-        x, weights, gradient = self.x(0), self.x(1), self.x(2)
-        steps: list[Step] = []
-        for index, name in enumerate(wanted_gradients(call)):
-            result = self.y(index)
-            if not result.size:
-                steps.append(nothing_to_do)
-            elif name == FILTER:
-                problem = replace(self.problem(gradient, result, None, x, axes), constant=None)
-                steps.append(filter_gradient(self, problem))
-            elif name == INPUT:
-                problem = self.problem(gradient, weights, None, result, axes)
-                steps.append(self.forward(problem) if gradient.size else only_bias(result, None, self.channels_last))
-            else:
-                steps.append(bias_gradient(self, gradient, result, self.channels_last))
-        return in_sequence(steps)
+    def input_step(self, call: OperatorCall, result: Array) -> Step:
+        """That convolution of dY."""
+        gradient = self.x(2)
+        if not gradient.size:
+            return only_bias(result, None, self.channels_last)
+        return self.forward(self.problem(gradient, self.x(1), None, result, transposed_window(call)[1]))
 
 
 for _suffix in SPATIAL_AXES:
@@ -156,7 +141,7 @@ for _suffix in SPATIAL_AXES:
             input_names=("X", "filter", "dY"),
             output_names=("dfilter", "dbias", "dX"),
             args=_ARGS | GRADIENT_ARGS,
-            cost=_gradient_cost,
+            cost=gradient_cost(0),
         ),
         TransposedConvolutionGradient,
     )
