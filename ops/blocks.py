@@ -6,7 +6,7 @@ piece and not of the tensor. float16 and bfloat16 pieces are widened to float32,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from types import EllipsisType
@@ -55,6 +55,21 @@ def block_indices(shape: tuple[int, ...], limit: int = BLOCK) -> list[Index]:
     step = max(1, limit // inner)
     ranges = [slice(start, min(start + step, shape[cut])) for start in range(0, shape[cut], step)]
     return [(*outer, piece) for outer in product(*map(range, shape[:cut])) for piece in ranges]
+
+
+def even_ranges(shape: Sequence[int], most: int) -> list[list[slice]]:
+    """For each axis, ranges that cut an array of `shape` (sizes of 1 or more) into boxes of at most `most` elements.
+
+    A box is a run of elements in memory order, and along an axis boxes are of one length but for the last.
+    """
+    ranges: list[list[slice]] = []
+    room = most
+    for size in reversed(shape):
+        length = max(1, min(size, room))
+        length = -(-size // -(-size // length))
+        ranges.insert(0, [slice(start, min(start + length, size)) for start in range(0, size, length)])
+        room //= size  # 0, for one at a time, unless this axis is whole
+    return ranges
 
 
 class Scratch:

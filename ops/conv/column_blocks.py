@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
+from dagexec.ops.blocks import even_ranges
 from dagexec.ops.conv.problem import Allocate, Array, ConvProblem
 from dagexec.ops.geometry import Axis, output_sizes, tap_count
 
@@ -141,14 +142,7 @@ def _blocks(problem: ConvProblem, wanted: int, unrolled: bool) -> list[Block]:
 
 def _cut(batch: int, out: tuple[int, ...], most: int) -> list[Block]:
     """Blocks of at most `most` windows, each a range of an image's windows in row-major order."""
-    ranges: list[list[slice]] = []
-    room = most
-    for size in (*reversed(out), batch):
-        of_images = len(ranges) == len(out)
-        length = 1 if of_images and math.prod(out) >= _FEW_PIXELS else max(1, min(size, room))
-        length = -(-size // -(-size // length))  # as many blocks, but even ones
-        ranges.insert(0, [slice(start, min(start + length, size)) for start in range(0, size, length)])
-        room = room // size if length == size else 1
+    ranges = even_ranges((batch, *out), min(most, math.prod(out)) if math.prod(out) >= _FEW_PIXELS else most)
     return [Block(parts[0], parts[1:]) for parts in product(*ranges)]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
+from dagexec.ops.blocks import even_ranges
 from dagexec.ops.conv.problem import Array, ConvProblem
 from dagexec.ops.conv.toom_cook import MinimalFilter
 
@@ -78,13 +79,7 @@ def cut(tiling: Tiling, batch: int, most: int) -> list[Block]:
 
     None is larger than the first, along any axis.
     """
-    ranges: list[list[slice]] = []
-    room = most
-    for count in (*reversed(tiling.counts), batch):
-        length = max(1, min(count, room))
-        length = -(-count // -(-count // length))  # as many blocks, but even ones
-        ranges.insert(0, [slice(start, min(start + length, count)) for start in range(0, count, length)])
-        room //= count  # 0, for one at a time, unless this axis is whole
+    ranges = even_ranges((batch, *tiling.counts), most)
     return [Block(tiling, images, tuple(tiles)) for images, *tiles in product(*ranges)]
 
 
