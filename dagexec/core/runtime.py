@@ -1,0 +1,308 @@
+"""DeviceRuntime: what the scheduler needs of a device that works on its own - streams, events, memory, copies, capture.
+
+A `Stream` does what is launched on it in order, later, beside the host. An `Event` marks a place in a stream, so that
+the host or another stream can wait until the stream has come that far. `runtime_of(device)` gives the one runtime of a
+device; `cpu` is `dagexec.core.host`, `sim` is `dagexec.core.sim`.
+
+Errors of asynchronous work are kept by the stream: the first kernel that raises makes the stream fail, whatever else
+is on it is passed over, events recorded on it end FAILED, and so do streams that wait for those. `Stream.reset` makes it
+usable again. Streams are leased, one user each, so that a failing run takes no other with it.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy.typing as npt
+
+from dagexec.core.device import Device
+from dagexec.core.errors import DeviceError
+
+if TYPE_CHECKING:
+    from dagexec.core.event import EventState
+    from dagexec.core.operator import Operator
+
+Array = npt.NDArray[Any]
+
+
+class Priority(enum.IntEnum):
+    """Of two streams with work that could go on, the device prefers the HIGH one."""
+
+    NORMAL = 0
+    HIGH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Work for a stream.
+
+    Attributes:
+        step: does the work; on `cuda` it issues it to the current stream.
+        label: how messages and traces name it.
+        seconds: the time it is estimated to take; None when that is not known.
+        operator: the operator whose step it is, None for a copy and the like.
+    """
+
+    step: Callable[[], object]
+    label: str
+    seconds: float | None = None
+    operator: Operator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailure:
+    """Why a stream failed: the label of the kernel that raised, and what it raised.
+
+    `number` counts the failures of a process, so that the first of several can be told.
+    """
+
+    label: str
+    error: BaseException
+    number: int
+
+
+class Stream(ABC):
+    """A queue of work that a device does in order.
+
+    Attributes:
+        device: whose it is.
+        name: "sim:0 stream 3".
+        priority: see `Priority`.
+    """
+
+    device: Device
+    name: str
+    priority: Priority
+
+    @abstractmethod
+    def launch(self, kernel: Kernel) -> None:
+        """Have `kernel` done after all that was launched before. Does not wait for it.
+
+        Raises DeviceError when the launch itself fails.
+        """
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Let what is launched from now on start only when `event`, which has been recorded, is done.
+
+        The host does not block when the event is of the same kind of device. Raises DeviceError for an event that was
+        never recorded.
+        """
+
+    @abstractmethod
+    def synchronize(self, timeout: float | None = None) -> bool:
+        """Block the host until all that was launched is done or passed over; False after `timeout` seconds.
+
+        Raises nothing for failed work: see `failure`.
+        """
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """True when there is nothing to do any more."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> StreamFailure | None:
+        """What made the stream fail first, None while nothing has."""
+
+    @abstractmethod
+    def abandon(self, error: BaseException) -> None:
+        """Give up what the stream still holds: it fails with `error`, and a kernel that hangs is ended if it can be."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget the failure. The stream must be idle (DeviceError otherwise)."""
+
+
+class Event(ABC):
+    """A mark in a stream. INITIALIZED -> SCHEDULED -> SUCCESS or FAILED; once recorded, not again before `reset`.
+
+    Attributes:
+        owner: what it stands for, in messages: "chain 3 of net 'googlenet'".
+        stream: the stream it was recorded on; None before, and for an event of the host.
+    """
+
+    owner: str
+    stream: Stream | None
+
+    @abstractmethod
+    def record(self, stream: Stream | None) -> None:
+        """Mark this place of `stream` (None: the host). Raises DeviceError when it was recorded already."""
+
+    @abstractmethod
+    def query(self) -> EventState:
+        """The state now, without blocking."""
+
+    @abstractmethod
+    def finish(self, timeout: float | None = None) -> bool:
+        """Block the host until the event is SUCCESS or FAILED; False after `timeout` seconds.
+
+        Raises DeviceError when it was never recorded, or the error of the work before it when it FAILED.
+        """
+
+    @property
+    @abstractmethod
+    def error(self) -> BaseException | None:
+        """What failed before the event, None unless it is FAILED."""
+
+    @abstractmethod
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once when the event is SUCCESS or FAILED, at once if it is.
+
+        It is called with no lock held, on a thread that belongs to the device: it must be short and must not wait.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Back to INITIALIZED, for the next run."""
+
+
+def wait_for(event: Event, waiter: Stream | None) -> None:
+    """Let `waiter` (a stream, or None for the calling host thread) wait for `event`, blocking the host only if need be.
+
+    A stream waits for an event of its own kind of device without the host; it needs no wait for its own past. For any
+    other pair the host waits.
+    """
+    if waiter is None or event.stream is None or event.stream.device.kind != waiter.device.kind:
+        event.finish()
+    elif event.stream is not waiter:
+        waiter.wait(event)
+
+
+class Capture(Protocol):
+    """Launches, records and waits that were captured instead of done."""
+
+    def replay(self) -> None:
+        """Launch all of it again, on the streams it was captured on, at the cost of one launch."""
+
+
+@dataclass(frozen=True)
+class RuntimeStatistics:
+    """A moment of a device: streams made and leased, and bytes of memory held, at most held, and allowed."""
+
+    streams: int
+    leased: int
+    busy: int
+    launches: int
+    allocated_bytes: int
+    peak_bytes: int
+    limit_bytes: int | None
+
+
+class StreamObserver(Protocol):
+    """Told what happens on the streams of a device. Times are seconds on the device's clock (virtual on `sim`).
+
+    The first four are called by the host thread that asks, the last two by whoever does the device's work.
+    """
+
+    def launched(self, stream: Stream, kernel: Kernel) -> None:
+        """`kernel` was put on `stream`."""
+
+    def recorded(self, stream: Stream, event: Event) -> None:
+        """`event` was recorded at the present end of `stream`."""
+
+    def waits(self, stream: Stream, event: Event) -> None:
+        """What follows on `stream` waits for `event`."""
+
+    def host_waited(self, event: Event | Stream) -> None:
+        """The calling thread has found `event`, or all of a stream, done."""
+
+    def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
+        """`kernel` has run."""
+
+    def waited(self, stream: Stream, event: Event, start: float, end: float) -> None:
+        """`stream` stood still for `event` from `start` to `end`."""
+
+
+class DeviceRuntime(ABC):
+    """One device: its streams, events and memory."""
+
+    device: Device
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._thread = threading.local()
+
+    @abstractmethod
+    def lease(self, priority: Priority = Priority.NORMAL) -> Stream:
+        """An idle stream nobody else uses, from the pool of that priority; a new one when the pool has none."""
+
+    @abstractmethod
+    def give_back(self, stream: Stream) -> None:
+        """Return a leased stream to its pool. It must be idle; a failure is forgotten."""
+
+    def current_stream(self) -> Stream:
+        """The calling thread's current stream of this device; a stream of its own if none was set."""
+        found: Stream | None = getattr(self._thread, "current", None)
+        if found is None:
+            found = self._thread.current = self.lease()
+        return found
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[Stream]:
+        """Within it, `stream` is the calling thread's current one."""
+        if stream.device != self.device:
+            raise DeviceError(f"{stream.name} cannot be the current stream of {self.device}")
+        before = getattr(self._thread, "current", None)
+        self._thread.current = stream
+        try:
+            yield stream
+        finally:
+            self._thread.current = before
+
+    @abstractmethod
+    def event(self, owner: str) -> Event:
+        """A new event. `owner` names what it stands for in messages."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Array:
+        """Device memory, as bytes. Raises ResourceError, with the numbers, when the device cannot hold it."""
+
+    @abstractmethod
+    def copy(self, destination: Array, source: Array, stream: Stream) -> None:
+        """Copy on `stream`: within the device, from the host or another device of this kind, or to the host.
+
+        The arrays have the same shape and dtype. The host is free to go on; it must leave both alone until the stream
+        has come so far.
+        """
+
+    @abstractmethod
+    @contextmanager
+    def capture(self, streams: Sequence[Stream]) -> Iterator[Capture]:
+        """Within it, what is asked of `streams` is kept, not done; the Capture can replay it afterwards.
+
+        Raises DeviceError when one of them waits for work outside the capture.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until every stream of the device is idle."""
+
+    @abstractmethod
+    def statistics(self) -> RuntimeStatistics:
+        """Counts at this moment."""
+
+
+_factories: dict[str, Callable[[Device], DeviceRuntime]] = {}
+
+
+def register_runtime(kind: str, factory: Callable[[Device], DeviceRuntime]) -> None:
+    """Make `factory(device)` the source of the runtime of each device of `kind`; it is asked once a device."""
+    _factories[kind] = factory
+
+
+@cache
+def runtime_of(device: Device) -> DeviceRuntime:
+    """The runtime of `device`. Raises DeviceError when there is no such device here."""
+    factory = _factories.get(device.kind)
+    if factory is None:
+        raise DeviceError(f"device {device} has no runtime here; kinds that have one: {', '.join(sorted(_factories))}")
+    return factory(device)
