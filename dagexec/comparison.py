@@ -21,9 +21,10 @@ from dagexec.core.device import check_fits, element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.errors import FeedError
 from dagexec.core.model import Model
-from dagexec.executor import Executor, initialised
+from dagexec.executor import Executor
 from dagexec.executor import compile as compile_model
 from dagexec.model_source import ModelSource, load_model
+from dagexec.replicas import initialised
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import predict_makespan, replan
 from dagexec.scheduler.trace import Trace

@@ -9,43 +9,31 @@ run or fetched. It is taken before the pool's lock, never after.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
-import anyio.lowlevel
-import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
 from dagexec.core.feeds import Feeds, check_feeds
-from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
-from dagexec.core.proto import NetDef
-from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
-from dagexec.core.tensor import Tensor
-from dagexec.core.workspace import Workspace
 from dagexec.model_source import ModelSource, load_model
+from dagexec.replicas import Outputs, Replica, build_replicas
+from dagexec.requests import Request, on_loop
 from dagexec.scheduler import intra_op
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import PoolStatistics, WorkerPool
 from dagexec.scheduler.run import Run, task, waiting_time
-from dagexec.scheduler.simple import SimpleNet
 from dagexec.scheduler.trace import Trace
-
-Array = npt.NDArray[Any]
-Outputs = dict[str, Array]
 
 _LATENCIES_KEPT = 1000
 
@@ -110,36 +98,6 @@ class ExecutorStatistics:
     pool: PoolStatistics
 
 
-@dataclass(frozen=True)
-class _Replica:
-    workspace: Workspace
-    net: BaseNet
-
-
-class _Request:
-    """One call of `run` or `run_async`, from the queue to its result."""
-
-    __slots__ = ("cancelled", "error", "feeds", "names", "notify", "result", "run", "started", "trace")
-
-    def __init__(self, feeds: Mapping[str, Array], names: Sequence[str], trace: Trace | None) -> None:
-        self.feeds = feeds
-        self.names = names
-        self.trace = trace
-        self.started = time.perf_counter()
-        self.run: Run | None = None
-        self.cancelled: DagexecError | None = None
-        self.result: Outputs | None = None
-        self.error: BaseException | None = None
-        self.notify: Callable[[], object] | None = None
-
-    def outcome(self) -> Outputs:
-        """The outputs, or raise what went wrong."""
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
-
-
 class Executor:
     """A compiled model. Use it as a context manager, or call `close`.
 
@@ -155,41 +113,21 @@ class Executor:
         self.net_type = net_type
         self.num_workers = num_workers
         self._lock = threading.Lock()
-        self._queue: deque[_Request] = deque()
-        self._running: dict[_Request, _Replica] = {}
+        self._queue: deque[Request] = deque()
+        self._running: dict[Request, Replica] = {}
         self._closed = False
         self._all_done = threading.Condition(self._lock)
         self._completed = self._failed = self._cancelled = 0
         self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
-        net_def = model.net
-        if device.kind != "cpu":
-            net_def = NetDef()
-            net_def.CopyFrom(model.net)
-            net_def.device_option.CopyFrom(device.to_option())
-        self._parameters = _parameter_workspace(model)
-        known = set(self._parameters.blobs()) | set(model.inputs)
-        graph = build_graph(net_def, known.__contains__)
-        written = {name for definition in graph.operators for name in definition.output}
-        constants = frozenset(self._parameters.blobs()) - written - set(model.inputs)
-        if _uses_shared_buffer(net_def):
-            create_shared_buffer(self._parameters, device)
-        for name in constants:
-            blob = self._parameters.get_blob(name)
-            if isinstance(blob.value, Tensor) and not blob.value.is_view:
-                blob.value.freeze()
-        self._pool = WorkerPool(num_workers, name=f"dagexec-{net_def.name or 'net'}")
+        self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
         weakref.finalize(self, self._pool.close).atexit = False  # for an executor that is dropped without being closed
-        self._replicas: list[_Replica] = []
         try:
-            for _ in range(replicas):
-                workspace = _child(self._parameters, model.inputs, written)
-                net = _make_net(net_type, net_def, workspace, self._pool, graph, constants, intra_op_threads)
-                self._replicas.append(_Replica(workspace, net))
+            self._replicas = build_replicas(model, net_type, replicas, device, self._pool, intra_op_threads)
         except BaseException:
-            self.close()
+            self._pool.close()
             raise
-        self._idle = list(self._replicas)
-        self.graph = graph
+        self._idle = list(self._replicas.members)
+        self.graph = self._replicas.graph
 
     def __enter__(self) -> Self:
         return self
@@ -270,7 +208,7 @@ class Executor:
         waiting_time(timeout)
         request = self._request(feeds, outputs, trace)
         done = anyio.Event()
-        request.notify = _on_loop(done.set)
+        request.notify = on_loop(done.set)
         self._submit(request, start_here=False)
         try:
             with anyio.move_on_after(timeout) as scope:
@@ -292,7 +230,7 @@ class Executor:
         with self._lock:
             ordered = sorted(self._latencies)
             return ExecutorStatistics(
-                replicas=len(self._replicas),
+                replicas=len(self._replicas.members),
                 running=len(self._running),
                 queued=len(self._queue),
                 completed=self._completed,
@@ -320,24 +258,23 @@ class Executor:
             while self._running:
                 self._all_done.wait()
         self._pool.close()
-        for replica in self._replicas:
-            replica.net.close()
+        self._replicas.close()
 
     def net(self) -> BaseNet:
         """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""
-        return self._replicas[0].net
+        return self._replicas.members[0].net
 
     def _timed_out(self, timeout: float | None) -> RunTimeoutError:
         return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
 
-    def _request(self, feeds: Feeds, outputs: Iterable[str] | None, trace: Trace | None) -> _Request:
+    def _request(self, feeds: Feeds, outputs: Iterable[str] | None, trace: Trace | None) -> Request:
         names = tuple(self.outputs if outputs is None else outputs)
         for name in names:
-            if not self._replicas[0].workspace.has_blob(name):
+            if not self._replicas.members[0].workspace.has_blob(name):
                 raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
-        return _Request(check_feeds(self.model, feeds, self._needed), names, trace)
+        return Request(check_feeds(self.model, feeds, self._needed), names, trace)
 
-    def _submit(self, request: _Request, *, start_here: bool) -> None:
+    def _submit(self, request: Request, *, start_here: bool) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"net {self.model.name!r}: the executor is closed")
@@ -351,11 +288,10 @@ class Executor:
         else:
             self._pool.submit(task(f"feeding {self.model.name}", lambda: self._start(request, replica)))
 
-    def _start(self, request: _Request, replica: _Replica) -> None:
+    def _start(self, request: Request, replica: Replica) -> None:
         """Feed the replica and hand its run to the pool. Errors end the request, not the caller."""
         try:
-            for name, array in request.feeds.items():
-                replica.workspace.feed_blob(name, array)
+            replica.feed(request.feeds)
             run = replica.net.new_run(lambda: self._over(request, replica, run), request.trace)
             if request.cancelled is not None:
                 raise request.cancelled
@@ -369,20 +305,20 @@ class Executor:
         if cancelled is not None:  # between the two looks; a run that is over already stays as it is
             self._pool.stop(run, cancelled)
 
-    def _over(self, request: _Request, replica: _Replica, run: Run) -> None:
+    def _over(self, request: Request, replica: Replica, run: Run) -> None:
         """The end of a run, on the worker that left it last: fetch, then free the replica."""
         result = None
         try:
             run.check_complete()
             run.raise_error()
-            result = {name: replica.workspace.fetch_blob(name) for name in request.names}
+            result = replica.fetch(request.names)
             error = None
         except BaseException as caught:
             error = caught
         self._release(replica, request, result, error)
 
     def _release(
-        self, replica: _Replica, request: _Request, result: Outputs | None, error: BaseException | None
+        self, replica: Replica, request: Request, result: Outputs | None, error: BaseException | None
     ) -> None:
         with self._lock:
             del self._running[request]
@@ -395,7 +331,7 @@ class Executor:
         if following is not None:
             self._pool.submit(task(f"feeding {self.model.name}", lambda: self._start(following, replica)))
 
-    def _complete(self, request: _Request, result: Outputs | None, error: BaseException | None) -> None:
+    def _complete(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
         request.result, request.error = result, error
         with self._all_done:
             if error is None:
@@ -409,7 +345,7 @@ class Executor:
         assert request.notify is not None
         request.notify()
 
-    def _cancel(self, request: _Request, error: DagexecError) -> None:
+    def _cancel(self, request: Request, error: DagexecError) -> None:
         """End `request` with `error` as soon as no worker needs its replica. Nothing happens if it is over already."""
         with self._lock:
             request.cancelled = error
@@ -421,79 +357,3 @@ class Executor:
             self._complete(request, None, error)
         elif run is not None:
             self._pool.stop(run, error)
-
-
-def initialised(model: Model) -> Model:
-    """The model with its init net run: all parameters are arrays, which executors of the result share.
-
-    Without this, every executor runs the init net for itself.
-    """
-    workspace = _parameter_workspace(model)
-    blobs = [workspace.get_blob(name) for name in workspace.blobs()]
-    parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
-    return replace(model, init_net=None, parameters=parameters)
-
-
-def _uses_shared_buffer(net: NetDef) -> bool:
-    return shared_buffer_forced() or any(
-        argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
-    )
-
-
-def _parameter_workspace(model: Model) -> Workspace:
-    """The parameters, and the results of the init net; with a shared buffer if that net uses one."""
-    workspace = Workspace()
-    for name, array in model.parameters.items():
-        workspace.adopt_blob(name, array)
-    if model.init_net is not None:
-        if _uses_shared_buffer(model.init_net):
-            create_shared_buffer(workspace)
-        workspace.run_net_once(model.init_net)
-    return workspace
-
-
-def _child(parameters: Workspace, inputs: Iterable[str], written: Iterable[str]) -> Workspace:
-    """A replica's workspace: parameters read through, but what the net writes or is fed with is its own.
-
-    A parameter that the net itself updates starts in every replica with the value it has in `parameters`.
-    """
-    workspace = Workspace(parent=parameters)
-    for name in itertools.chain(inputs, written):
-        initial = parameters.get_blob_or_none(name)
-        blob = workspace.create_local_blob(name)
-        if initial is not None and isinstance(initial.value, Tensor) and not initial.value.is_empty:
-            blob.tensor().feed(initial.value.array)
-        else:
-            blob.tensor()
-    return workspace
-
-
-def _make_net(
-    net_type: str,
-    definition: NetDef,
-    workspace: Workspace,
-    pool: WorkerPool,
-    graph: Graph,
-    constants: frozenset[str],
-    intra_op_threads: int,
-) -> BaseNet:
-    if net_type == "simple":
-        return SimpleNet(definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads)
-    net_class = DAGNet if net_type == "dag" else AsyncDAGNet
-    return net_class(
-        definition, workspace, pool=pool, graph=graph, constants=constants, intra_op_threads=intra_op_threads
-    )
-
-
-def _on_loop(callback: Callable[[], object]) -> Callable[[], None]:
-    """A function for any thread that has `callback` called on the event loop of the calling task."""
-    native = anyio.lowlevel.current_token().native_token
-    schedule = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon  # type: ignore[attr-defined]
-
-    def notify() -> None:
-        try:
-            schedule(callback)
-        except RuntimeError:
-            return  # the loop is gone, and with it everyone who could wait
-
-    return notify

@@ -151,7 +151,7 @@ def test_an_unknown_net_type_is_refused() -> None:
 
 def test_replicas_share_parameters_and_nothing_else(net_type: str) -> None:
     with dagexec.compile(doubled_model(), net_type=net_type, replicas=3) as executor:
-        workspaces = [replica.workspace for replica in executor._replicas]
+        workspaces = [replica.workspace for replica in executor._replicas.members]
         scales = {id(workspace.get_blob("scale")) for workspace in workspaces}
         outputs = {id(workspace.get_blob("y")) for workspace in workspaces}
     assert (len(scales), len(outputs)) == (1, 3)
@@ -160,7 +160,7 @@ def test_replicas_share_parameters_and_nothing_else(net_type: str) -> None:
 def test_parameters_are_used_without_a_copy() -> None:
     model = doubled_model()
     with dagexec.compile(model, replicas=2) as executor:
-        used = executor._replicas[1].workspace.get_blob("scale").tensor().array
+        used = executor._replicas.members[1].workspace.get_blob("scale").tensor().array
         assert np.shares_memory(used, model.parameters["scale"])
 
 

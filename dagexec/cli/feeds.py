@@ -16,8 +16,8 @@ from rich.text import Text
 from dagexec.comparison import random_feeds
 from dagexec.core.errors import FeedError
 from dagexec.core.model import Model
-from dagexec.executor import initialised
 from dagexec.model_source import load_model
+from dagexec.replicas import initialised
 
 ModelArgument = Annotated[
     str,

@@ -1,0 +1,159 @@
+"""Replicas: nets over shared parameters. Each has activations of its own, so each may be in the middle of a run.
+
+The parameters live in one workspace; a replica's workspace is its child, and holds what the net writes or is fed with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.device import Device
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.simple import SimpleNet
+
+Array = npt.NDArray[Any]
+Outputs = dict[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """One net in a workspace of its own. `number` counts the replicas of an executor from 0."""
+
+    number: int
+    workspace: Workspace
+    net: BaseNet
+
+    def feed(self, feeds: Mapping[str, Array]) -> None:
+        """Put the inputs where the net reads them."""
+        for name, array in feeds.items():
+            self.workspace.feed_blob(name, array)
+
+    def fetch(self, names: Iterable[str]) -> Outputs:
+        """Copies of the blobs called `names`, which the caller may keep."""
+        return {name: self.workspace.fetch_blob(name) for name in names}
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """All replicas of a model, the workspace of their parameters, and the graph they share."""
+
+    parameters: Workspace
+    graph: Graph
+    members: tuple[Replica, ...]
+
+    def close(self) -> None:
+        """Close every net. Idempotent."""
+        for replica in self.members:
+            replica.net.close()
+
+
+def build_replicas(
+    model: Model, net_type: str, count: int, device: Device, pool: WorkerPool, intra_op_threads: int
+) -> Replicas:
+    """`count` nets of `net_type` for `model`, whose runs `pool` executes.
+
+    Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open then.
+    """
+    net_def = model.net
+    if device.kind != "cpu":
+        net_def = NetDef()
+        net_def.CopyFrom(model.net)
+        net_def.device_option.CopyFrom(device.to_option())
+    parameters = _parameter_workspace(model)
+    known = set(parameters.blobs()) | set(model.inputs)
+    graph = build_graph(net_def, known.__contains__)
+    written = {name for definition in graph.operators for name in definition.output}
+    constants = frozenset(parameters.blobs()) - written - set(model.inputs)
+    if _uses_shared_buffer(net_def):
+        create_shared_buffer(parameters, device)
+    for name in constants:
+        blob = parameters.get_blob(name)
+        if isinstance(blob.value, Tensor) and not blob.value.is_view:
+            blob.value.freeze()
+    members: list[Replica] = []
+    try:
+        for number in range(count):
+            workspace = _child(parameters, model.inputs, written)
+            net = _make_net(net_type, net_def, workspace, pool, graph, constants, intra_op_threads)
+            members.append(Replica(number, workspace, net))
+    except BaseException:
+        for replica in members:
+            replica.net.close()
+        raise
+    return Replicas(parameters, graph, tuple(members))
+
+
+def initialised(model: Model) -> Model:
+    """The model with its init net run: all parameters are arrays, which executors of the result share.
+
+    Without this, every executor runs the init net for itself.
+    """
+    workspace = _parameter_workspace(model)
+    blobs = [workspace.get_blob(name) for name in workspace.blobs()]
+    parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
+    return replace(model, init_net=None, parameters=parameters)
+
+
+def _uses_shared_buffer(net: NetDef) -> bool:
+    return shared_buffer_forced() or any(
+        argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
+    )
+
+
+def _parameter_workspace(model: Model) -> Workspace:
+    """The parameters, and the results of the init net; with a shared buffer if that net uses one."""
+    workspace = Workspace()
+    for name, array in model.parameters.items():
+        workspace.adopt_blob(name, array)
+    if model.init_net is not None:
+        if _uses_shared_buffer(model.init_net):
+            create_shared_buffer(workspace)
+        workspace.run_net_once(model.init_net)
+    return workspace
+
+
+def _child(parameters: Workspace, inputs: Iterable[str], written: Iterable[str]) -> Workspace:
+    """A replica's workspace: parameters read through, but what the net writes or is fed with is its own.
+
+    A parameter that the net itself updates starts in every replica with the value it has in `parameters`.
+    """
+    workspace = Workspace(parent=parameters)
+    for name in itertools.chain(inputs, written):
+        initial = parameters.get_blob_or_none(name)
+        blob = workspace.create_local_blob(name)
+        if initial is not None and isinstance(initial.value, Tensor) and not initial.value.is_empty:
+            blob.tensor().feed(initial.value.array)
+        else:
+            blob.tensor()
+    return workspace
+
+
+def _make_net(
+    net_type: str,
+    definition: NetDef,
+    workspace: Workspace,
+    pool: WorkerPool,
+    graph: Graph,
+    constants: frozenset[str],
+    intra_op_threads: int,
+) -> BaseNet:
+    if net_type == "simple":
+        return SimpleNet(definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads)
+    net_class = DAGNet if net_type == "dag" else AsyncDAGNet
+    return net_class(
+        definition, workspace, pool=pool, graph=graph, constants=constants, intra_op_threads=intra_op_threads
+    )
