@@ -47,13 +47,15 @@ class Kernel:
         step: does the work; on `cuda` it issues it to the current stream.
         label: how messages and traces name it.
         seconds: the time it is estimated to take; None when that is not known.
-        operator: the operator whose step it is, None for a copy and the like.
+        operator: the operator whose step it is, None for what belongs to none.
+        copied_bytes: bytes it brings from one device to another, 0 when it computes.
     """
 
     step: Callable[[], object]
     label: str
     seconds: float | None = None
     operator: Operator | None = None
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,10 @@ class Stream(ABC):
         The host does not block when the event is of the same kind of device. Raises DeviceError for an event that was
         never recorded.
         """
+
+    @abstractmethod
+    def follow(self, event: Event) -> None:
+        """As `wait`, for order only: the stream goes on even when `event` FAILED. For turns at shared memory."""
 
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> bool:

@@ -1,0 +1,158 @@
+"""What operators on a device take turns to use: memory for one stream at a time, and states of a device library.
+
+A mutex of the host is not enough there. It is let go when the work has been launched, not when it has been done; so
+each turn also waits, on the device, for the event that the turn before has recorded. Nobody blocks the host for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dagexec.core.device import Device
+from dagexec.core.errors import DeviceError
+from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, Stream, runtime_of
+from dagexec.core.threads import threads
+
+STATES_PER_DEVICE = 4
+
+_turns = itertools.count()
+
+
+class StreamMutex:
+    """Turns of streams at something they share, such as working memory.
+
+    Attributes:
+        name: what it guards, in messages, traces and proofs: "shared buffer of sim:0".
+    """
+
+    def __init__(self, name: str, runtime: DeviceRuntime) -> None:
+        self.name = name
+        self._runtime = runtime
+        self._lock = threads().lock()
+        self._last: Event | None = None
+
+    @contextmanager
+    def turn(self, stream: Stream) -> Iterator[Stream]:
+        """What is launched on `stream` in the block runs alone, after earlier turns, whether these failed or not.
+
+        The lock is held while the block launches, not while the device works.
+        """
+        with self._lock:
+            if self._last is not None and self._last.stream is not stream:
+                stream.follow(self._last)
+            try:
+                yield stream
+            finally:
+                event = self._runtime.event(f"turn {next(_turns)} at the {self.name}")
+                event.record(stream)
+                self._last = event
+
+
+class LibraryState:
+    """The state of a device library (as cuDNN's): a handle, a stream to use it on, a workspace, and a mutex.
+
+    A handle must not be used by two threads at once, and the workspace by one piece of work at a time. What users
+    launch runs on the state's own stream, between two events: `before` lets it wait for the user's stream, and `after`
+    lets that go on. A user's failing kernel fails the user's stream, not the state's, which others use too.
+
+    Attributes:
+        name: "library state 0 of sim:0".
+        stream: the state's own.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, index: int, handle: Callable[[], object]) -> None:
+        """`handle` makes the library's handle at the first use."""
+        self.name = f"library state {index} of {runtime.device}"
+        self.stream = runtime.lease()
+        self._runtime = runtime
+        self._make_handle = handle
+        self._handle: object | None = None
+        self._workspace = runtime.allocate(0)
+        self._lock = threads().lock()
+
+    @property
+    def handle(self) -> object:
+        """The library's handle. Use it within `use` only."""
+        if self._handle is None:
+            self._handle = self._make_handle()
+        return self._handle
+
+    def workspace(self, nbytes: int) -> Array:
+        """At least `nbytes` of the state's memory. Use it within `use` only, for work on the state's stream.
+
+        It grows on demand, and waits for the state's stream then, which may still use what it had.
+        Raises ResourceError when the device cannot hold it.
+        """
+        if self._workspace.nbytes < nbytes:
+            self.stream.synchronize()
+            self._workspace = self._runtime.allocate(0)
+            self._workspace = self._runtime.allocate(nbytes)
+        return self._workspace
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[Callable[[Kernel], None]]:
+        """Within it the state is the caller's alone. Gives a function that launches on the state's stream.
+
+        It all comes after what was launched on `stream` before, and before what is launched there afterwards.
+        """
+        outcome = _Outcome(stream)
+        with self._lock:
+            if self.stream.failure is not None and self.stream.is_idle:
+                self.stream.reset()  # somebody abandoned it
+            turn = next(_turns)
+            before = self._runtime.event(f"before turn {turn} at the {self.name}")
+            before.record(stream)
+            self.stream.follow(before)
+            try:
+                yield lambda kernel: self.stream.launch(outcome.watching(kernel))
+            finally:
+                after = self._runtime.event(f"after turn {turn} at the {self.name}")
+                after.record(self.stream)
+                stream.wait(after)
+                stream.launch(Kernel(outcome.report, f"end of turn {turn} at the {self.name}", 0.0))
+
+
+class _Outcome:
+    """Takes a failure from the state's stream to its user's."""
+
+    def __init__(self, user: Stream) -> None:
+        self._user = user
+        self._error: BaseException | None = None
+
+    def watching(self, kernel: Kernel) -> Kernel:
+        """`kernel`, passed over when the user's stream has failed, its error kept for `report`."""
+
+        def step() -> None:
+            if self._error is None and self._user.failure is None:
+                try:
+                    kernel.step()
+                except BaseException as error:
+                    self._error = error
+
+        return Kernel(step, kernel.label, kernel.seconds, kernel.operator, kernel.copied_bytes)
+
+    def report(self) -> None:
+        """Raise, on the user's stream, what a kernel raised on the state's."""
+        if self._error is not None:
+            raise self._error
+
+
+_states: dict[tuple[DeviceRuntime, int], LibraryState] = {}
+_states_lock = threads().lock()
+
+
+def library_state(device: Device, index: int, handle: Callable[[], object]) -> LibraryState:
+    """State `index` of `device`, made at its first use, with the handle that `handle` makes then.
+
+    Raises DeviceError unless the index is one of 0 to `STATES_PER_DEVICE` - 1.
+    """
+    if not 0 <= index < STATES_PER_DEVICE:
+        raise DeviceError(f"library state {index} of {device}: expected 0 to {STATES_PER_DEVICE - 1}")
+    runtime = runtime_of(device)
+    with _states_lock:
+        state = _states.get((runtime, index))
+        if state is None:
+            state = _states[runtime, index] = LibraryState(runtime, index, handle)
+        return state
