@@ -121,6 +121,7 @@ class Preparation:
     Attributes:
         plan: the plan, its priorities from the costs of these shapes.
         steps: the step of each operator, in list order.
+        seconds: the time each operator is estimated to take.
         chain_steps: the steps of each chain of the plan, those with nothing to do left out.
         in_order: all steps in list order, those with nothing to do left out.
         outputs: the bindings of every output tensor with static shape.
@@ -141,6 +142,7 @@ class Preparation:
         dynamic = _dynamic_operators(graph, constants)
         self.steps: list[Step] = []
         seconds: list[float] = []
+        self.seconds = seconds
         planned_bytes = 0
         for index, operator in enumerate(operators):
             as_view = index in graph.views

@@ -93,6 +93,10 @@ class Context(ABC):
     def copy_within(self, destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
         """Copy between two arrays of this device; shapes and dtypes are equal."""
 
+    def host_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """`array` as the steps of operators see it: an ndarray that NumPy can work on."""
+        return array
+
     @abstractmethod
     def switch(self, stream: int = 0) -> None:
         """Make `stream` the current one of this context for the work that follows."""

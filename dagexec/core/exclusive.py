@@ -60,24 +60,17 @@ class LibraryState:
     Attributes:
         name: "library state 0 of sim:0".
         stream: the state's own.
+        handle: the library's. Use it within `use` only.
     """
 
-    def __init__(self, runtime: DeviceRuntime, index: int, handle: Callable[[], object]) -> None:
-        """`handle` makes the library's handle at the first use."""
+    def __init__(self, runtime: DeviceRuntime, index: int) -> None:
+        """Raises DeviceError when the device has no library."""
         self.name = f"library state {index} of {runtime.device}"
         self.stream = runtime.lease()
+        self.handle = runtime.library_handle(self.name)
         self._runtime = runtime
-        self._make_handle = handle
-        self._handle: object | None = None
         self._workspace = runtime.allocate(0)
         self._lock = threads().lock()
-
-    @property
-    def handle(self) -> object:
-        """The library's handle. Use it within `use` only."""
-        if self._handle is None:
-            self._handle = self._make_handle()
-        return self._handle
 
     def workspace(self, nbytes: int) -> Array:
         """At least `nbytes` of the state's memory. Use it within `use` only, for work on the state's stream.
@@ -106,7 +99,8 @@ class LibraryState:
             before.record(stream)
             self.stream.follow(before)
             try:
-                yield lambda kernel: self.stream.launch(outcome.watching(kernel))
+                with self.handle:
+                    yield lambda kernel: self.stream.launch(outcome.watching(kernel))
             finally:
                 after = self._runtime.event(f"after turn {turn} at the {self.name}")
                 after.record(self.stream)
@@ -139,20 +133,12 @@ class _Outcome:
             raise self._error
 
 
-_states: dict[tuple[DeviceRuntime, int], LibraryState] = {}
-_states_lock = threads().lock()
+def library_state(device: Device, index: int) -> LibraryState:
+    """State `index` of `device`, made at its first use.
 
-
-def library_state(device: Device, index: int, handle: Callable[[], object]) -> LibraryState:
-    """State `index` of `device`, made at its first use, with the handle that `handle` makes then.
-
-    Raises DeviceError unless the index is one of 0 to `STATES_PER_DEVICE` - 1.
+    Raises DeviceError unless the index is one of 0 to `STATES_PER_DEVICE` - 1, and for a device without a library.
     """
     if not 0 <= index < STATES_PER_DEVICE:
         raise DeviceError(f"library state {index} of {device}: expected 0 to {STATES_PER_DEVICE - 1}")
     runtime = runtime_of(device)
-    with _states_lock:
-        state = _states.get((runtime, index))
-        if state is None:
-            state = _states[runtime, index] = LibraryState(runtime, index, handle)
-        return state
+    return runtime.once(("library state", index), lambda: LibraryState(runtime, index))

@@ -21,14 +21,16 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
 from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import Context, Device, check_fits, make_context
+from dagexec.core.device import CPU, Context, Device, check_fits, make_context
 from dagexec.core.dtypes import STRING
 from dagexec.core.errors import MissingBlobError, ShapeError
+from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dagexec.core.shared_buffer import SharedBuffer
     from dagexec.core.workspace import Workspace
 
 logger = logging.getLogger("dagexec")
@@ -76,13 +78,17 @@ class Operator(ABC):
         context: its handle on the device it runs on.
         label: how messages name it.
         input_blobs, output_blobs: its blobs, in the def's order.
+        shared_buffer: the buffer its working memory is taken from, None when it has its own.
+        library_state: on a device with a library of operators, the state it uses there; None when it uses none.
         reads_strided, writes_strided: inputs, or outputs, may have any strides when `prepare` is called; by default
             they are packed there, as copies where the tensors are not.
+        crosses_devices: it may read from one device and write to another.
     """
 
     schema: ClassVar[OpSchema]
     reads_strided: ClassVar[bool] = False
     writes_strided: ClassVar[bool] = False
+    crosses_devices: ClassVar[bool] = False
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""
@@ -94,6 +100,10 @@ class Operator(ABC):
         self.context: Context = make_context(Device.from_option(option), seed)
         self.input_blobs = tuple(self._find(workspace, name) for name in definition.input)
         self.output_blobs = tuple(workspace.create_blob(name) for name in definition.output)
+        self.shared_buffer: SharedBuffer | None = None
+        self.library_state: LibraryState | None = None
+        if "CUDNN" in definition.engine.split(",") and self.context.device != CPU:
+            self.library_state = library_state(self.context.device, self.arguments.int("cudnn_state", 0))
         self._packed_inputs: dict[int, Array] = {}  # by the id of the tensor that each stands for, during `prepare`
         self._packed_outputs: dict[int, Array] = {}
 
@@ -119,12 +129,14 @@ class Operator(ABC):
         tensor = self.input(index)
         if tensor.is_empty:
             raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} holds nothing yet")
-        return self._packed_inputs.get(id(tensor), tensor.array) if self._packed_inputs else tensor.array
+        array = self._packed_inputs.get(id(tensor), tensor.array) if self._packed_inputs else tensor.array
+        return self.context.host_view(array)
 
     def y(self, index: int) -> npt.NDArray[Any]:
         """The array of output `index`; while `prepare` is called, a packed one unless `writes_strided`."""
         tensor = self.output(index)
-        return self._packed_outputs.get(id(tensor), tensor.array) if self._packed_outputs else tensor.array
+        array = self._packed_outputs.get(id(tensor), tensor.array) if self._packed_outputs else tensor.array
+        return self.context.host_view(array)
 
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Memory of this prepared step alone, kept between runs; its content is undefined.
@@ -133,7 +145,7 @@ class Operator(ABC):
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         check_fits(nbytes, f"{self.label}: working memory of shape {tuple(shape)}")
-        buffer = self.context.allocate(nbytes)
+        buffer = self.context.host_view(self.context.allocate(nbytes))
         return buffer.view(dtype).reshape(tuple(shape))
 
     def call(self) -> OperatorCall:

@@ -14,22 +14,24 @@ from __future__ import annotations
 import enum
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy.typing as npt
 
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
+from dagexec.core.threads import threads
 
 if TYPE_CHECKING:
     from dagexec.core.event import EventState
     from dagexec.core.operator import Operator
 
 Array = npt.NDArray[Any]
+Made = TypeVar("Made")
 
 
 class Priority(enum.IntEnum):
@@ -236,6 +238,8 @@ class DeviceRuntime(ABC):
     def __init__(self, device: Device) -> None:
         self.device = device
         self._thread = threading.local()
+        self._made: dict[Hashable, object] = {}
+        self._making = threads().lock()
 
     @abstractmethod
     def lease(self, priority: Priority = Priority.NORMAL) -> Stream:
@@ -263,6 +267,20 @@ class DeviceRuntime(ABC):
             yield stream
         finally:
             self._thread.current = before
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gives at the first call for `key`: things that a device has one of, made when they are needed."""
+        with self._making:
+            if key not in self._made:
+                self._made[key] = make()
+            return cast(Made, self._made[key])
+
+    def library_handle(self, name: str) -> AbstractContextManager[object]:
+        """A new handle of the device's library of operators; entering it marks a use, which must be the only one.
+
+        Raises DeviceError when the device has no such library.
+        """
+        raise DeviceError(f"{self.device} has no library of operators; {name} cannot be made")
 
     @abstractmethod
     def event(self, owner: str) -> Event:

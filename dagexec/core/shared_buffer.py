@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Context, Device, check_fits, make_context
-from dagexec.core.errors import MissingBlobError
+from dagexec.core.errors import DeviceError, MissingBlobError
+from dagexec.core.exclusive import StreamMutex
+from dagexec.core.runtime import runtime_of
 
 if TYPE_CHECKING:
     from dagexec.core.operator import Step
@@ -32,10 +34,19 @@ _forced = [False]
 
 
 class SharedBuffer:
-    """A block of device memory with a lock, as large as the largest need announced by `reserve`."""
+    """A block of device memory with a lock, as large as the largest need announced by `reserve`.
+
+    Attributes:
+        name: "shared buffer of cpu".
+        turns: on a device that works on its own, the mutex under which users are launched; None on the host, where
+            `use` blocks.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        device = context.device
+        self.name = f"shared buffer of {device}"
+        self.turns = None if device == CPU else StreamMutex(self.name, runtime_of(device))
         self._use = threading.Lock()
         self._announce = threading.Lock()
         self._needed = 0
@@ -66,7 +77,11 @@ class SharedBuffer:
         """The memory, as bytes, for this thread alone until the block ends. Its content is undefined.
 
         When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one.
+        On a device nobody is waited for here: raises DeviceError when another kernel is using it, launched without
+        `turns`.
         """
+        if self.turns is not None and self._use.locked():
+            raise DeviceError(f"the {self.name} is used by two kernels at once")
         with self._use:
             if self._memory.nbytes < self._needed:
                 self._memory = self._context.allocate(0)

@@ -14,7 +14,7 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.core.shared_buffer import SharedBuffer, find_shared_buffer, shared_buffer_forced, shared_step
+from dagexec.core.shared_buffer import find_shared_buffer, shared_buffer_forced, shared_step
 from dagexec.core.workspace import Workspace
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.conv.choice import ENGINES, named_algorithm
@@ -44,7 +44,6 @@ class ConvOperator(Operator):
 
     Attributes:
         engine: the engine that the class is registered for; "" for the default one.
-        shared_buffer: the buffer its working memory is taken from, None when it has its own.
     """
 
     engine: ClassVar[str] = ""
@@ -52,7 +51,6 @@ class ConvOperator(Operator):
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when it is to use a shared buffer and none was created."""
         super().__init__(definition, workspace, index=index, net=net)
-        self.shared_buffer: SharedBuffer | None = None
         if self.arguments.bool("shared_buffer") or shared_buffer_forced():
             self.shared_buffer = find_shared_buffer(workspace, self.context.device, self.label)
 
