@@ -55,3 +55,13 @@ def _apply() -> None:
         _before.extend((library, library.num_threads) for library in libraries)
     for library, _ in _before:
         library.set_num_threads(min(_demands.values()))  # type: ignore[attr-defined]
+
+
+def _reset_lock() -> None:
+    """In a child made by `os.fork`: whoever held the lock is a thread of the parent."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_lock)

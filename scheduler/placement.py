@@ -17,6 +17,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from dagexec.core.threads import Threads, threads
+
 _lock = threading.Lock()
 _held: set[int] = set()
 
@@ -26,9 +28,9 @@ class WakeUp:
 
     __slots__ = ("_allowed", "_core", "_gate", "_thread")
 
-    def __init__(self, *, placed: bool) -> None:
+    def __init__(self, *, placed: bool, source: Threads | None = None) -> None:
         """With `placed`, the worker holds a core while it works; else the system puts it where it likes."""
-        self._gate = threading.Lock()
+        self._gate = (source or threads()).lock()
         self._gate.acquire()
         self._thread = threading.get_native_id()
         self._allowed = os.sched_getaffinity(0) if placed and current_core is not None else set()
@@ -48,12 +50,15 @@ class WakeUp:
                 _restrict(0, {core})
 
     def wake(self) -> None:
-        """Let the worker go on, on a core that no other working worker holds."""
+        """Let the worker go on, on a core that no other working worker holds. One that is not waiting will not wait."""
         if self._allowed:
             with _lock:
                 free = self._allowed - _held
             _restrict(self._thread, free or self._allowed)
-        self._gate.release()
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # woken already, by two who both found that a worker had died
 
     def leave(self) -> None:
         """Let the core go: the worker is about to wait, or to end."""
@@ -85,3 +90,14 @@ def _find_current_core() -> Callable[[], int] | None:
 
 current_core = _find_current_core()
 """Gives the core the calling thread runs on; None where that cannot be told."""
+
+
+def _forget_holders() -> None:
+    """In a child made by `os.fork`: the threads that held cores, and maybe the lock, are the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_holders)

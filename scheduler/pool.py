@@ -4,18 +4,27 @@ One lock guards everything that changes; a worker takes it once a chain, to sett
 children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
 goes on in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
 whoever leaves ready chains behind wakes one.
+
+Of several runs the pool serves the one with the highest `priority`, among equal ones the oldest. Workers inside a run
+of lower priority leave it at the end of their chain as long as the other has ready chains.
+
+A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
+with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
-from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 
 from dagexec.core.arithmetic import operator_arithmetic
-from dagexec.core.errors import ClosedError, ResourceError
+from dagexec.core.errors import ClosedError, ResourceError, WorkerLostError
+from dagexec.core.threads import Thread, ThreadsEndedError, reset_after_fork, threads
 from dagexec.scheduler.intra_op import available_cores
 from dagexec.scheduler.placement import WakeUp
 from dagexec.scheduler.run import Run
@@ -25,12 +34,47 @@ logger = logging.getLogger("dagexec")
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """A moment of a pool: `workers` threads, of which `idle` wait; `runs_waiting` runs have chains nobody has taken."""
+    """A moment of a pool.
+
+    Attributes:
+        workers: its threads.
+        idle: workers that wait for something to do.
+        busy: workers inside a run, or telling the owner of one that it is over.
+        runs_waiting: runs with chains that nobody has taken.
+        chains_waiting: those chains.
+        replaced: workers that died and were replaced, since the pool was made.
+    """
 
     workers: int
     idle: int
     runs_waiting: int
     chains_waiting: int
+    busy: int = 0
+    replaced: int = 0
+
+
+class _Worker:
+    """One thread of a pool, as the pool sees it.
+
+    Attributes:
+        name: the thread's.
+        wake_up: how it is woken; None until the thread runs.
+        run: the run it is inside, and counted in.
+        telling: the run whose owner it is telling that it is over.
+    """
+
+    __slots__ = ("name", "run", "telling", "wake_up")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.wake_up: WakeUp | None = None
+        self.run: Run | None = None
+        self.telling: Run | None = None
+
+    def wake(self) -> None:
+        """Have it look for work."""
+        if self.wake_up is not None:
+            self.wake_up.wake()
 
 
 class WorkerPool:
@@ -41,21 +85,28 @@ class WorkerPool:
         if num_workers < 1:
             raise ValueError(f"a pool needs at least 1 worker, not {num_workers}")
         self.num_workers = num_workers
-        self.lock = threading.Lock()
-        self._idle: list[WakeUp] = []
-        self._runs: deque[Run] = deque()
-        self._closed = False
-        self._threads: list[threading.Thread] = []
+        self.name = name
+        self._source = threads()
+        self.lock = self._source.owned_lock()
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._runs: list[tuple[int, int, Run]] = []  # heap of (-priority, order, run)
+        self._orders = itertools.count()
+        self._numbers = itertools.count()
+        self._prioritised = False  # some run had a priority of its own
+        self._replaced = 0
+        self._closed = ""  # why no run is taken any more
+        self._threads: list[Thread] = []
+        self._process = os.getpid()
         try:
-            for number in range(num_workers):
-                thread = threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            for _ in range(num_workers):
+                self._start_worker()
         except RuntimeError as error:
             self.close()
             raise ResourceError(
                 f"{name}: {num_workers} workers asked for; the system starts {len(self._threads)}: {error}"
             ) from None
+        reset_after_fork(self, WorkerPool._forked)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -64,12 +115,17 @@ class WorkerPool:
         self.close()
 
     def submit(self, run: Run) -> None:
-        """Start a run; `run.finished` is called when it is over. Raises ClosedError after `close`."""
+        """Start a run; `run.finished` is called when it is over.
+
+        Raises ClosedError after `close`, and in a child process of the one that made the pool.
+        """
         with self.lock:
             if self._closed:
-                raise ClosedError(f"net {run.name!r}: the worker pool is closed")
-            run.listed = True
-            self._runs.append(run)
+                raise ClosedError(f"net {run.name!r}: {self._closed}")
+            run.order = next(self._orders)
+            if run.priority:
+                self._prioritised = True
+            self._list(run)
             helper = self._idle.pop() if self._idle else None
         if helper is not None:
             helper.wake()
@@ -77,27 +133,38 @@ class WorkerPool:
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
 
-        A run that nobody works on is over at once: its `finished` is called from here.
+        A run that nobody works on is over at once: its `finished` is called from here. One that is over, but that
+        devices still work for (`on_stop` is set), is told.
         """
         with self.lock:
-            if run.over or run.stopped:
+            on_stop, left = run.on_stop, run.over
+            if run.stopped or (left and on_stop is None):
                 return
-            run.over = run.active == 0
+            over = run.over = run.active == 0
             run.stop(error)
-        if run.over:
+        if on_stop is not None:
+            on_stop()
+        if over and not left:
             _finish(run)
 
     def close(self) -> None:
         """Stop the threads once they have no more chains to run, and join them. Idempotent."""
         with self.lock:
-            self._closed = True
+            self._closed = self._closed or "the worker pool is closed"
             waiting = list(self._idle)
             self._idle.clear()
         for worker in waiting:
             worker.wake()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        joined: list[Thread] = []
+        while True:  # a worker that dies now starts another
+            with self.lock:
+                left = [thread for thread in self._threads if thread not in joined]
+            if not left:
+                return
+            for thread in left:
+                if thread is not threading.current_thread():
+                    thread.join()
+            joined += left
 
     def is_worker(self) -> bool:
         """True when the calling thread is one of this pool's."""
@@ -106,68 +173,109 @@ class WorkerPool:
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""
         with self.lock:
-            waiting = [run for run in self._runs if run.ready]
-            chains = sum(len(run.ready) for run in waiting)
-            return PoolStatistics(self.num_workers, len(self._idle), len(waiting), chains)
+            waiting = [run for _, _, run in self._runs if run.ready]
+            return PoolStatistics(
+                workers=self.num_workers,
+                idle=len(self._idle),
+                runs_waiting=len(waiting),
+                chains_waiting=sum(len(run.ready) for run in waiting),
+                busy=sum(worker.run is not None or worker.telling is not None for worker in self._workers),
+                replaced=self._replaced,
+            )
 
-    def _serve(self) -> None:
+    def _start_worker(self) -> None:
+        """Start one more thread. Raises RuntimeError when the system starts no more."""
+        worker = _Worker(f"{self.name}-{next(self._numbers)}")
+        with self.lock:
+            self._workers.append(worker)
+        try:
+            thread = self._source.start(lambda: self._serve(worker), worker.name)
+        except BaseException:
+            with self.lock:
+                self._workers.remove(worker)
+            raise
+        with self.lock:
+            self._threads = [*(old for old in self._threads if old.is_alive()), thread]
+
+    def _serve(self, worker: _Worker) -> None:
         """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
-        with operator_arithmetic():
-            self._serve_runs()
+        try:
+            with operator_arithmetic():
+                self._serve_runs(worker)
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            self._replace(worker, error)
 
-    def _serve_runs(self) -> None:
-        me = WakeUp(placed=1 < self.num_workers <= available_cores())
+    def _serve_runs(self, worker: _Worker) -> None:
+        me = WakeUp(placed=self._source.concurrent and 1 < self.num_workers <= available_cores(), source=self._source)
+        worker.wake_up = me
         lock = self.lock
         while True:
             lock.acquire()
             run = self._next_run()
             if run is None:
                 if self._closed:
+                    self._workers.remove(worker)
                     lock.release()
                     me.leave()
                     return
-                self._idle.append(me)
+                self._idle.append(worker)
                 lock.release()
                 me.wait()
+                lock.acquire()
+                if worker in self._idle:  # nobody took it from there: a worker died
+                    self._idle.remove(worker)
+                lock.release()
                 continue
-            chain = heappop(run.ready)
             run.active += 1
+            worker.run = run
+            chain = heappop(run.ready)
             helper = self._idle.pop() if run.ready and self._idle else None
             lock.release()
             if helper is not None:
                 helper.wake()
-            self._work(run, chain)
+            self._work(worker, run, chain)
 
     def _next_run(self) -> Run | None:
-        """The oldest run with a ready chain; runs without one leave the list. Call with the lock held."""
+        """The first run with a ready chain; runs without one leave the list. Call with the lock held."""
         runs = self._runs
         while runs:
-            run = runs[0]
+            run = runs[0][2]
             if run.ready:
                 return run
-            runs.popleft()
+            heappop(runs)
             run.listed = False
         return None
 
-    def _work(self, run: Run, chain: int) -> None:
+    def _list(self, run: Run) -> None:
+        """Let workers find `run`, which has ready chains and is not listed. Call with the lock held."""
+        run.listed = True
+        heappush(self._runs, (-run.priority, run.order, run))
+        if self._prioritised:
+            for worker in self._workers:
+                if worker.run is not None and worker.run.priority < run.priority:
+                    worker.run.interrupted = True
+
+    def _work(self, worker: _Worker, run: Run, chain: int) -> None:
         """Run `chain`, then whatever is ready in this run, until nothing is.
 
         This loop is the scheduler's whole cost per operator, hence the local names and the bare lock calls.
         """
         acquire, release = self.lock.acquire, self.lock.release
-        idle, runs = self._idle, self._runs
+        idle = self._idle
         ready, counts, children, steps = run.ready, run.counts, run.plan.children, run.steps
         step = None
         while True:
             try:
                 for step in steps[chain]:
                     step()
+            except ThreadsEndedError:
+                raise
             except BaseException as error:  # a worker outlives whatever an operator raises
-                failure = run.failure(chain, step, error, threading.current_thread().name)
-                with self.lock:
-                    run.stop(failure)
+                self._fail(run, run.failure(chain, step, error, worker.name))
             acquire()
-            if run.stopped:
+            if run.interrupted and (run.stopped or self._gives_way(run, chain)):
                 break
             following = -1
             for child in children[chain]:
@@ -187,32 +295,101 @@ class WorkerPool:
             if ready and idle:
                 helper = idle.pop()
                 if not run.listed:
-                    run.listed = True
-                    runs.append(run)
+                    self._list(run)
                 release()
                 helper.wake()
             else:
                 if ready and not run.listed:
-                    run.listed = True
-                    runs.append(run)
+                    self._list(run)
                 release()
         run.active -= 1
-        over = run.over = run.active == 0
+        worker.run = None
+        if run.active or ready:
+            release()
+            return
+        worker.telling = run
+        run.over = True
         release()
-        if over:
-            _finish(run)
+        _finish(run)
+        worker.telling = None
+
+    def _fail(self, run: Run, failure: BaseException) -> None:
+        """An operator of `run`, in which the caller is, has failed."""
+        with self.lock:
+            run.stop(failure)
+        if run.on_stop is not None:
+            run.on_stop()
+
+    def _gives_way(self, run: Run, chain: int) -> bool:
+        """Settle `chain` and True when a run of higher priority has a ready chain. Call with the lock held."""
+        first = self._next_run()
+        if first is None or first.priority <= run.priority:
+            run.interrupted = False
+            return False
+        for child in run.plan.children[chain]:
+            run.counts[child] -= 1
+            if not run.counts[child]:
+                heappush(run.ready, child)
+        if run.ready and not run.listed:
+            self._list(run)
+        return True
+
+    def _replace(self, worker: _Worker, error: BaseException) -> None:
+        """End the run that `worker` died in, and start another worker in its place."""
+        logger.error("pool %s: worker %s died and is replaced", self.name, worker.name, exc_info=error)
+        with suppress(RuntimeError):
+            self.lock.release()  # in case it died with it
+        with self.lock:
+            self._workers.remove(worker)
+            self._replaced += 1
+            run, told = worker.run, worker.telling
+            if run is not None:
+                run.active -= 1
+                lost = WorkerLostError(f"net {run.name!r}: worker {worker.name} died: {type(error).__name__}: {error}")
+                lost.__cause__ = error
+                run.stop(lost)
+                if not run.active:
+                    run.over = True
+                    told = run
+            self._idle.clear()  # it may have taken one from here and not woken it: wake them all
+            others = list(self._workers)
+        if worker.wake_up is not None:
+            worker.wake_up.leave()
+        for other in others:
+            other.wake()
+        if run is not None and run.on_stop is not None:
+            run.on_stop()
+        if told is not None:
+            _finish(told)
+        try:
+            self._start_worker()
+        except RuntimeError:
+            logger.exception("pool %s: no thread can be started, so %s lives on", self.name, worker.name)
+            with self.lock:
+                self._workers.append(worker)
+            worker.run = worker.telling = None
+            self._serve(worker)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: the threads are the parent's, and so is whoever holds the lock."""
+        self.lock = self._source.owned_lock()
+        self._closed = (
+            f"its worker pool was made in process {self._process} and this is process {os.getpid()}: "
+            "threads do not survive a fork, so make a new one after it"
+        )
+        self._workers, self._idle, self._runs, self._threads = [], [], [], []
 
 
 def _finish(run: Run) -> None:
-    """Tell the run's owner, once and with no lock held. The thread that tells must survive whatever the owner does.
+    """Tell the run's owner, with no lock held. The thread that tells must survive whatever the owner does.
 
-    The run lets go of its owner first: it would keep a finished request and its results alive in a reference cycle.
+    The run lets go of its owner: it would keep a finished request and its results alive in a reference cycle.
     """
-    finished, run.finished = run.finished, _told
     try:
-        finished()
+        run.finished()
     except Exception:
         logger.exception("net %s: the callback at the end of a run raised", run.name)
+    run.finished = _told
 
 
 def _told() -> None:

@@ -54,14 +54,20 @@ class Run:
         counts: parents that each chain still waits for.
         ready: heap of ready chains nobody has taken yet.
         active: workers inside this run.
+        priority: of several runs with ready chains, the one with the greatest is served first.
+        order: among runs of one priority, the smallest is served first; set by the pool.
         stopped: no further chain is started (failure or cancellation).
+        interrupted: workers inside look up after their chain: the run is stopped, or another may have to go first.
         over: nobody is inside any more and nobody will be; `finished` is being called or was.
+        on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
         listed: the pool knows that this run has ready chains.
+        on_stop: called with no lock held when the run is stopped, even if no worker is inside any more: devices may
+            still be at work for it. None once it is too late.
     """
 
     __slots__ = (
-        "active", "counts", "error", "finished", "listed", "name", "name_step", "over", "plan", "ready", "secondary",
-        "steps", "stopped",
+        "active", "counts", "error", "finished", "interrupted", "listed", "name", "name_step", "on_stop", "order",
+        "over", "plan", "priority", "ready", "secondary", "steps", "stopped",
     )  # fmt: skip
 
     def __init__(
@@ -71,8 +77,12 @@ class Run:
         steps: ChainSteps,
         name_step: Callable[[int, Step], str],
         finished: Callable[[], object],
+        priority: int = 0,
     ) -> None:
-        """`name_step(chain, step)` gives the label of the operator a step belongs to, for errors."""
+        """`name_step(chain, step)` gives the label of the operator a step belongs to, for errors.
+
+        `finished` is called at the end of the run; a second time if the worker that called it died in the call.
+        """
         self.name = name
         self.plan = plan
         self.steps = steps
@@ -81,15 +91,20 @@ class Run:
         self.counts = list(plan.parent_counts)
         self.ready = list(plan.frontier)  # ascending, hence already a heap
         self.active = 0
+        self.priority = priority
+        self.order = 0
         self.stopped = False
+        self.interrupted = False
         self.over = False
         self.listed = False
+        self.on_stop: Callable[[], object] | None = None
         self.error: BaseException | None = None
         self.secondary: list[BaseException] = []
 
     def stop(self, error: BaseException) -> None:
         """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
         self.stopped = True
+        self.interrupted = True
         self.ready.clear()
         if self.error is None:
             self.error = error
@@ -98,7 +113,7 @@ class Run:
 
     def failure(self, chain: int, step: Step | None, cause: BaseException, worker: str) -> BaseException:
         """The error to report when `step` of `chain` raised `cause` on `worker`."""
-        if step is None or isinstance(cause, RunCancelledError):
+        if step is None or isinstance(cause, RunCancelledError | OperatorError):
             return cause
         return operator_failure(self.name, self.name_step(chain, step), cause, worker, chain)
 
@@ -119,9 +134,9 @@ class Run:
             raise DagexecError(f"net {self.name!r}: the run ended with {waiting} chains not started")
 
 
-def task(name: str, function: Step) -> Run:
+def task(name: str, function: Step, priority: int = 0) -> Run:
     """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
-    return Run(name, _Alone(), [(function,)], lambda _chain, _step: name, lambda: None)
+    return Run(name, _Alone(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
 
 
 def waiting_time(timeout: float | None) -> float:

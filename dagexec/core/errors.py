@@ -83,6 +83,10 @@ class OperatorError(DagexecError):
         self.worker = worker
 
 
+class WorkerLostError(DagexecError):
+    """A worker thread died in the middle of the run: something raised in it outside any operator (the `__cause__`)."""
+
+
 class RunCancelledError(DagexecError):
     """The run was cancelled before it finished."""
 
@@ -93,3 +97,20 @@ class RunTimeoutError(DagexecError, TimeoutError):
 
 class ClosedError(DagexecError):
     """The executor, pool or net has been closed."""
+
+
+class DeadlockError(DagexecError):
+    """Under a controlled schedule, no thread could go on. The message says who waits for what, and who holds it."""
+
+
+class QueueFullError(DagexecError):
+    """An executor that rejects requests when its queue is full did so. Trying again later may help.
+
+    Attributes: `limit` (requests that may be queued), `queued` and `running` (requests at that moment).
+    """
+
+    def __init__(self, message: str, *, limit: int = 0, queued: int = 0, running: int = 0) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.queued = queued
+        self.running = running

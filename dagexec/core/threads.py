@@ -7,32 +7,48 @@ every lock, so that a schedule can be replayed.
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+_Owner = TypeVar("_Owner")
 
 
-class Lock(Protocol):
-    """What is used of `threading.Lock`. One that is acquired by one thread and released by another is a gate."""
+class ThreadsEndedError(BaseException):
+    """Raised in a thread whose source of threads is no more: it unwinds and does nothing else.
+
+    No `Exception`, so that it passes whatever handles those.
+    """
+
+
+class Mutex(Protocol):
+    """What is used of a lock that is released by the thread which took it."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock; False when it could not be had in `timeout` seconds (-1: wait as long as it takes)."""
 
     def release(self) -> None:
-        """Let the lock go. Any thread may do so."""
-
-    def locked(self) -> bool:
-        """True while somebody holds it."""
+        """Let the lock go."""
 
     def __enter__(self) -> bool: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+
+class Lock(Mutex, Protocol):
+    """What is used of `threading.Lock`: any thread may release it. One released by another thread is a gate."""
+
+    def locked(self) -> bool:
+        """True while somebody holds it."""
 
 
 class Thread(Protocol):
@@ -57,11 +73,24 @@ class Timer(Protocol):
 
 
 class Threads(ABC):
-    """A source of locks, threads and time."""
+    """A source of locks, threads and time.
+
+    Attributes:
+        concurrent: threads run side by side, so it matters on which cores they are.
+    """
+
+    concurrent: bool = True
 
     @abstractmethod
     def lock(self) -> Lock:
         """A new lock, not held."""
+
+    @abstractmethod
+    def owned_lock(self) -> Mutex:
+        """A new lock that only the thread which holds it can release: RuntimeError in any other.
+
+        Its holder does not take it again before it has released it.
+        """
 
     @abstractmethod
     def start(self, target: Callable[[], object], name: str) -> Thread:
@@ -82,6 +111,10 @@ class SystemThreads(Threads):
     def lock(self) -> Lock:
         """A `threading.Lock`."""
         return threading.Lock()
+
+    def owned_lock(self) -> Mutex:
+        """A `threading.RLock`, which costs what a `threading.Lock` does."""
+        return threading.RLock()
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
         """A started `threading.Thread`."""
@@ -124,3 +157,31 @@ def installed(source: Threads) -> Iterator[None]:
         yield
     finally:
         _current.remove(source)
+
+
+_forked: dict[int, tuple[weakref.ref[object], Callable[[object], None]]] = {}
+_numbers = itertools.count()
+
+
+def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
+    """In a child that `os.fork` makes while `owner` lives, call `reset(owner)`.
+
+    The child has none of the parent's other threads, and locks that one of them held stay held for good.
+    """
+    number = next(_numbers)
+
+    def forget(_reference: object) -> None:
+        _forked.pop(number, None)
+
+    _forked[number] = weakref.ref(owner, forget), reset  # type: ignore[assignment]
+
+
+def _reset_all() -> None:
+    for reference, reset in tuple(_forked.values()):
+        owner = reference()
+        if owner is not None:
+            reset(owner)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)
