@@ -2,40 +2,42 @@
 
 An executor owns a worker pool and `replicas` nets over shared parameters, so that many runs may be in flight. A request
 waits in a queue until a replica is free; `run` blocks its thread meanwhile, `run_async` only its task.
-
-The executor's lock guards its queue, its idle replicas and its counters, and is never held while anything is fed,
-run or fetched. It is taken before the pool's lock, never after.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
+import anyio.to_thread
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
-from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
+from dagexec.core.errors import DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
 from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
+from dagexec.core.threads import threads
+from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
 from dagexec.replicas import Outputs, Replica, build_replicas
-from dagexec.requests import Request, on_loop
+from dagexec.requests import Request
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.pool import PoolStatistics, WorkerPool
-from dagexec.scheduler.run import Run, task, waiting_time
+from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.run import waiting_time
 from dagexec.scheduler.trace import Trace
+from dagexec.statistics import ExecutorStatistics
+from dagexec.telemetry import Telemetry
+from dagexec.waiting import TaskWait, ThreadWait
+from dagexec.warm_start import Shapes, zero_feeds
 
-_LATENCIES_KEPT = 1000
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 def compile(
@@ -47,6 +49,10 @@ def compile(
     device: str = "cpu",
     intra_op_threads: int = 1,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
+    max_queued: int | None = None,
+    when_full: WhenFull = "wait",
+    warm_start: bool | Shapes = False,
+    telemetry: bool | Tracer = False,
 ) -> Executor:
     """Load a model and make it ready to run.
 
@@ -61,9 +67,15 @@ def compile(
             from those with 1.
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
+        max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
+        when_full: what a call does that finds so many: "wait" until there is room, or "reject" with QueueFullError.
+        warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
+            (see `Executor.warm_up`); or the shapes of those zeros by input name.
+        telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, ArgumentError
-    for an argument that no operator knows, and ValueError for a count below 1.
+    for an argument that no operator knows, ValueError for a count out of range, and with `warm_start` what `warm_up`
+    raises.
     """
     loaded = load_model(model)
     if net_type not in ("simple", "dag", "async_dag"):
@@ -80,22 +92,20 @@ def compile(
         workers = min(workers, replicas)
     if operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
-    return Executor(loaded, net_type, workers, replicas, Device.parse(device), intra_op_threads)
-
-
-@dataclass(frozen=True)
-class ExecutorStatistics:
-    """A moment of an executor. Latencies are seconds from request to result, over the last 1,000 completed runs."""
-
-    replicas: int
-    running: int
-    queued: int
-    completed: int
-    failed: int
-    cancelled: int
-    median_latency: float | None
-    p99_latency: float | None
-    pool: PoolStatistics
+    tracing = None
+    if telemetry is not False:
+        tracing = Telemetry(loaded.name, net_type, None if telemetry is True else telemetry)
+    admission = Admission(max_queued, when_full)
+    executor = Executor(
+        loaded, net_type, workers, replicas, Device.parse(device), intra_op_threads, admission, tracing
+    )
+    if warm_start is not False:
+        try:
+            executor._warm_up_with_zeros(None if warm_start is True else warm_start)
+        except BaseException:
+            executor.close()
+            raise
+    return executor
 
 
 class Executor:
@@ -105,20 +115,22 @@ class Executor:
     """
 
     def __init__(
-        self, model: Model, net_type: str, num_workers: int, replicas: int, device: Device, intra_op_threads: int
+        self,
+        model: Model,
+        net_type: str,
+        num_workers: int,
+        replicas: int,
+        device: Device,
+        intra_op_threads: int,
+        admission: Admission,
+        telemetry: Telemetry | None,
     ) -> None:
         """Use `compile`."""
         self.model = model
-        self._needed = model.needed_inputs()
         self.net_type = net_type
         self.num_workers = num_workers
-        self._lock = threading.Lock()
-        self._queue: deque[Request] = deque()
-        self._running: dict[Request, Replica] = {}
-        self._closed = False
-        self._all_done = threading.Condition(self._lock)
-        self._completed = self._failed = self._cancelled = 0
-        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
+        self._needed = model.needed_inputs()
+        self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
         weakref.finalize(self, self._pool.close).atexit = False  # for an executor that is dropped without being closed
         try:
@@ -126,7 +138,7 @@ class Executor:
         except BaseException:
             self._pool.close()
             raise
-        self._idle = list(self._replicas.members)
+        self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, device, admission, telemetry)
         self.graph = self._replicas.graph
 
     def __enter__(self) -> Self:
@@ -143,8 +155,7 @@ class Executor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close)
+        await self.aclose()
 
     @property
     def inputs(self) -> Mapping[str, InputInfo]:
@@ -162,6 +173,7 @@ class Executor:
         *,
         outputs: Iterable[str] | None = None,
         timeout: float | None = None,
+        priority: int = 0,
         trace: Trace | None = None,
     ) -> Outputs:
         """Run the model once and block until it is done.
@@ -170,26 +182,29 @@ class Executor:
             feeds: an array for every input.
             outputs: names of blobs to return, by default the model's outputs.
             timeout: seconds until the run is cancelled, waiting for a replica included.
+            priority: of the requests that wait for a replica the one with the greatest goes first, among equal ones
+                the oldest; chains of its run go before those of others. A request that has been the oldest while 32
+                others were taken goes next all the same.
             trace: collects when each operator ran.
 
         Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError,
-        and ValueError for a negative `timeout`.
+        QueueFullError, ValueError for a negative `timeout`, and DagexecError when an operator calls it on the
+        executor that runs it.
         """
-        longest = waiting_time(timeout)
-        request = self._request(feeds, outputs, trace)
-        gate = threading.Lock()
-        gate.acquire()
-        request.notify = gate.release
-        self._submit(request, start_here=True)
+        waiting_time(timeout)
+        deadline = None if timeout is None else self._now() + timeout
+        wait = ThreadWait()
+        request = self._request(feeds, outputs, priority, trace, wait)
         try:
-            in_time = gate.acquire(timeout=longest)
-        except BaseException:  # KeyboardInterrupt: nothing runs on behind the caller's back
-            self._cancel(request, RunCancelledError(f"net {self.model.name!r}: the calling thread was interrupted"))
-            gate.acquire()
+            self._dispatcher.submit(request, start_here=True)
+            in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
+        except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
+            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
+                wait.wait()
+            _attach_secondary(error, request)
             raise
-        if not in_time:
-            self._cancel(request, self._timed_out(timeout))
-            gate.acquire()
+        if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+            wait.wait()
         return request.outcome()
 
     async def run_async(
@@ -198,6 +213,7 @@ class Executor:
         *,
         outputs: Iterable[str] | None = None,
         timeout: float | None = None,
+        priority: int = 0,
         trace: Trace | None = None,
     ) -> Outputs:
         """Run the model once; the task waits, the event loop (asyncio or trio) does not.
@@ -206,154 +222,164 @@ class Executor:
         await stops the run at the next chain boundary and returns when no worker uses the replica any more.
         """
         waiting_time(timeout)
-        request = self._request(feeds, outputs, trace)
-        done = anyio.Event()
-        request.notify = on_loop(done.set)
-        self._submit(request, start_here=False)
+        deadline = None if timeout is None else self._now() + timeout
+        wait = TaskWait()
+        request = self._request(feeds, outputs, priority, trace, wait)
+        self._dispatcher.submit(request, start_here=False)
         try:
-            with anyio.move_on_after(timeout) as scope:
-                await done.wait()
-        except BaseException:
-            self._cancel(request, RunCancelledError(f"net {self.model.name!r}: the awaiting task was cancelled"))
-            with anyio.CancelScope(shield=True):
-                await done.wait()
+            in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))
+        except GeneratorExit:  # the coroutine was dropped: nobody can wait any more
+            self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
             raise
-        if scope.cancelled_caught:
-            self._cancel(request, self._timed_out(timeout))
-            with anyio.CancelScope(shield=True):
-                await done.wait()
+        except BaseException as error:
+            if self._dispatcher.cancel(request, self._cancelled("the awaiting task was cancelled")):
+                await wait.wait_out()
+            _attach_secondary(error, request)
+            raise
+        if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+            await wait.wait_out()
         return request.outcome()
+
+    def warm_up(self, feeds: Feeds | None = None) -> None:
+        """Prepare every replica for the shapes of `feeds`, and run each once; by default with zeros.
+
+        What is made for a shape at its first run is then there: prepared steps, memory that has been touched, what is
+        derived from parameters. For an axis of any size the zeros have 1; give `feeds` for other sizes. A net that
+        updates its own parameters is prepared but not run. Replicas that are busy are warmed when they are free.
+
+        Raises FeedError (also when the model does not say which shape an input has), OperatorError, ClosedError.
+        """
+        if feeds is None:
+            self._warm_up_with_zeros(None)
+        else:
+            self._warm_up(feeds)
 
     def statistics(self) -> ExecutorStatistics:
         """What the executor is doing at this moment, and what it has done."""
-        pool = self._pool.statistics()
-        with self._lock:
-            ordered = sorted(self._latencies)
-            return ExecutorStatistics(
-                replicas=len(self._replicas.members),
-                running=len(self._running),
-                queued=len(self._queue),
-                completed=self._completed,
-                failed=self._failed,
-                cancelled=self._cancelled,
-                median_latency=ordered[len(ordered) // 2] if ordered else None,
-                p99_latency=ordered[len(ordered) * 99 // 100] if ordered else None,
-                pool=pool,
-            )
+        return self._dispatcher.statistics()
 
-    def close(self) -> None:
-        """Cancel queued requests, let running ones finish, and join the workers. Idempotent.
+    def drain(self, timeout: float | None = None) -> bool:
+        """Admit no more requests, let those queued and running finish, then close.
 
-        Raises DagexecError on one of the executor's own workers, which would wait for itself.
+        New requests, and those that wait to be admitted to a full queue, end with ClosedError. When `timeout` seconds
+        are over, the queue is given up as well and runs stop at the next chain boundary, both with ClosedError, and
+        False is returned. Raises what `close` raises.
         """
-        if self._pool.is_worker():
-            raise DagexecError(f"net {self.model.name!r}: an operator cannot close the executor that runs it")
-        with self._lock:
-            self._closed = True
-            abandoned = list(self._queue)
-            self._queue.clear()
-        for request in abandoned:
-            self._complete(request, None, ClosedError(f"net {self.model.name!r}: the executor was closed"))
-        with self._all_done:
-            while self._running:
-                self._all_done.wait()
-        self._pool.close()
-        self._replicas.close()
+        longest = waiting_time(timeout)
+        self._shut()
+        in_time = self._wait_until_empty(longest)
+        if not in_time:
+            self._dispatcher.abandon_queue()
+            self._dispatcher.stop_running()
+        self.close()
+        return in_time
+
+    async def drain_async(self, timeout: float | None = None) -> bool:
+        """`drain` for a task. When it is cancelled, the executor admits no more, and is not closed yet."""
+        waiting_time(timeout)
+        self._shut()
+        wait = TaskWait()
+        self._dispatcher.when_empty(wait.notify)
+        in_time = await wait.wait(timeout)
+        if not in_time:
+            self._dispatcher.abandon_queue()
+            self._dispatcher.stop_running()
+        await self.aclose()
+        return in_time
+
+    def close(self, *, drain: bool = False) -> None:
+        """End queued requests with ClosedError, let running ones finish, and join the workers. Idempotent.
+
+        With `drain` queued requests finish as well. Raises DagexecError on one of the executor's own workers, which
+        would wait for itself. In a forked child there is nothing to close.
+        """
+        if self._dispatcher.forked:
+            return
+        self._shut()
+        if not drain:
+            self._dispatcher.abandon_queue()
+        self._wait_until_empty(-1)
+        self._release()
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        """`close` for a task. Cancelled or not, it returns when the executor is closed."""
+        self._shut()
+        if not drain:
+            self._dispatcher.abandon_queue()
+        wait = TaskWait()
+        self._dispatcher.when_empty(wait.notify)
+        try:
+            await wait.wait_out()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._release)
 
     def net(self) -> BaseNet:
         """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""
         return self._replicas.members[0].net
 
-    def _timed_out(self, timeout: float | None) -> RunTimeoutError:
-        return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
-
-    def _request(self, feeds: Feeds, outputs: Iterable[str] | None, trace: Trace | None) -> Request:
-        names = tuple(self.outputs if outputs is None else outputs)
+    def _request(
+        self,
+        feeds: Feeds,
+        outputs: Iterable[str] | None,
+        priority: int,
+        trace: Trace | None,
+        wait: ThreadWait | TaskWait,
+    ) -> Request:
+        names = self.model.outputs if outputs is None else tuple(outputs)
         for name in names:
             if not self._replicas.members[0].workspace.has_blob(name):
                 raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
-        return Request(check_feeds(self.model, feeds, self._needed), names, trace)
+        checked = check_feeds(self.model, feeds, self._needed)
+        return Request(checked, names, priority=priority, trace=trace, notify=wait.notify)
 
-    def _submit(self, request: Request, *, start_here: bool) -> None:
-        with self._lock:
-            if self._closed:
-                raise ClosedError(f"net {self.model.name!r}: the executor is closed")
-            if not self._idle:
-                self._queue.append(request)
-                return
-            replica = self._idle.pop()
-            self._running[request] = replica
-        if start_here:
-            self._start(request, replica)
-        else:
-            self._pool.submit(task(f"feeding {self.model.name}", lambda: self._start(request, replica)))
-
-    def _start(self, request: Request, replica: Replica) -> None:
-        """Feed the replica and hand its run to the pool. Errors end the request, not the caller."""
+    def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
+        feeds = zero_feeds(self.model, shapes)
         try:
-            replica.feed(request.feeds)
-            run = replica.net.new_run(lambda: self._over(request, replica, run), request.trace)
-            if request.cancelled is not None:
-                raise request.cancelled
-            self._pool.submit(run)
-        except BaseException as error:
-            self._release(replica, request, None, error)
-            return
-        with self._lock:
-            request.run = run
-            cancelled = request.cancelled
-        if cancelled is not None:  # between the two looks; a run that is over already stays as it is
-            self._pool.stop(run, cancelled)
+            self._warm_up(feeds)
+        except DagexecError as error:
+            error.add_note("while the net was warmed up with zeros; warm_up(feeds) warms it up with inputs of its own")
+            raise
 
-    def _over(self, request: Request, replica: Replica, run: Run) -> None:
-        """The end of a run, on the worker that left it last: fetch, then free the replica."""
-        result = None
+    def _warm_up(self, feeds: Feeds) -> None:
+        checked = check_feeds(self.model, feeds, self._needed)
+        for replica in self._replicas.members:
+            self._warm(replica, checked)
+
+    def _warm(self, replica: Replica, feeds: Outputs) -> None:
+        wait = ThreadWait()
+        request = Request(feeds, notify=wait.notify, pinned=replica, run_net=not self._replicas.updates_parameters)
         try:
-            run.check_complete()
-            run.raise_error()
-            result = replica.fetch(request.names)
-            error = None
-        except BaseException as caught:
-            error = caught
-        self._release(replica, request, result, error)
+            self._dispatcher.submit(request, start_here=True)
+            wait.wait()
+        except BaseException:
+            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
+                wait.wait()
+            raise
+        request.outcome()
 
-    def _release(
-        self, replica: Replica, request: Request, result: Outputs | None, error: BaseException | None
-    ) -> None:
-        with self._lock:
-            del self._running[request]
-            following = self._queue.popleft() if self._queue else None
-            if following is None:
-                self._idle.append(replica)
-            else:
-                self._running[following] = replica
-        self._complete(request, result, error)
-        if following is not None:
-            self._pool.submit(task(f"feeding {self.model.name}", lambda: self._start(following, replica)))
+    def _shut(self) -> None:
+        self._dispatcher.check_caller("close")
+        self._dispatcher.shut()
 
-    def _complete(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
-        request.result, request.error = result, error
-        with self._all_done:
-            if error is None:
-                self._completed += 1
-                self._latencies.append(time.perf_counter() - request.started)
-            elif isinstance(error, RunCancelledError | RunTimeoutError | ClosedError):
-                self._cancelled += 1
-            else:
-                self._failed += 1
-            self._all_done.notify_all()
-        assert request.notify is not None
-        request.notify()
+    def _wait_until_empty(self, seconds: float) -> bool:
+        wait = ThreadWait()
+        self._dispatcher.when_empty(wait.notify)
+        return wait.wait(seconds)
 
-    def _cancel(self, request: Request, error: DagexecError) -> None:
-        """End `request` with `error` as soon as no worker needs its replica. Nothing happens if it is over already."""
-        with self._lock:
-            request.cancelled = error
-            queued = request in self._queue
-            if queued:
-                self._queue.remove(request)
-            run = request.run
-        if queued:
-            self._complete(request, None, error)
-        elif run is not None:
-            self._pool.stop(run, error)
+    def _release(self) -> None:
+        self._pool.close()
+        self._replicas.close()
+
+    def _cancelled(self, why: str) -> RunCancelledError:
+        return RunCancelledError(f"net {self.model.name!r}: {why}")
+
+    def _timed_out(self, timeout: float | None) -> RunTimeoutError:
+        return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
+
+
+def _attach_secondary(error: BaseException, request: Request) -> None:
+    """What else went wrong in a run whose caller gets `error`: a note on it, unless it is the cancellation itself."""
+    other, request.error = request.error, None
+    if other is not None and other is not error and not isinstance(other, RunCancelledError):
+        error.add_note(f"secondary error: {other}")

@@ -49,11 +49,15 @@ class Replica:
 
 @dataclass(frozen=True)
 class Replicas:
-    """All replicas of a model, the workspace of their parameters, and the graph they share."""
+    """All replicas of a model, the workspace of their parameters, and the graph they share.
+
+    `updates_parameters` tells that the net writes blobs it starts from, so that one run changes the next.
+    """
 
     parameters: Workspace
     graph: Graph
     members: tuple[Replica, ...]
+    updates_parameters: bool
 
     def close(self) -> None:
         """Close every net. Idempotent."""
@@ -94,7 +98,7 @@ def build_replicas(
         for replica in members:
             replica.net.close()
         raise
-    return Replicas(parameters, graph, tuple(members))
+    return Replicas(parameters, graph, tuple(members), not written.isdisjoint(parameters.blobs()))
 
 
 def initialised(model: Model) -> Model:

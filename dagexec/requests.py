@@ -1,51 +1,172 @@
-"""Requests: one call of `run` or `run_async`, from the queue to its result, and who waits for it."""
+"""Requests, and the queue in which they wait: the more urgent first, equal ones in order of arrival, none for ever."""
 
 from __future__ import annotations
 
-import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
-import anyio.lowlevel
-
-from dagexec.core.errors import DagexecError
-from dagexec.replicas import Array, Outputs
+from dagexec.core.errors import ClosedError, DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.replicas import Array, Outputs, Replica
 from dagexec.scheduler.run import Run
 from dagexec.scheduler.trace import Trace
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+MOST_OVERTAKEN = 32
+"""How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
+
+_STALE_ENTRIES_KEPT = 64
+
 
 class Request:
-    """One call of `run` or `run_async`. `notify` is called once, when `outcome` is there to be asked for."""
+    """One call of `run` or `run_async`, from the queue to its result.
 
-    __slots__ = ("cancelled", "error", "feeds", "names", "notify", "result", "run", "started", "trace")
+    The lock of the dispatcher that serves it guards what changes.
 
-    def __init__(self, feeds: Mapping[str, Array], names: Sequence[str], trace: Trace | None) -> None:
+    Attributes:
+        feeds: checked arrays, let go when the replica has them.
+        names: blobs to return.
+        priority: higher goes first.
+        trace: collects when operators ran, or None.
+        notify: called from any thread when `outcome` is there to be asked for.
+        told: it has been called.
+        pinned: the replica that must serve it (warm-up), or None for any.
+        run_net: False for a request that only has its replica prepared.
+        created: when it was made, on the dispatcher's clock.
+        begun: when it got a replica; None before.
+        queue: the queue it waits in, if any.
+        replica: who serves it; None before and afterwards.
+        fed: the replica is being fed for it, or was.
+        run: its run, from the time it is on the pool.
+        following: the request that got the replica after it.
+        cancelled: why it is to end early.
+        over: the result or the error is settled.
+        span: its OpenTelemetry span, if spans were asked for.
+    """
+
+    __slots__ = (
+        "begun", "cancelled", "created", "error", "fed", "feeds", "following", "names", "notify", "over", "pinned",
+        "priority", "queue", "replica", "result", "run", "run_net", "span", "told", "trace",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        feeds: Mapping[str, Array],
+        names: Sequence[str] = (),
+        *,
+        priority: int = 0,
+        trace: Trace | None = None,
+        notify: Callable[[], object],
+        pinned: Replica | None = None,
+        run_net: bool = True,
+    ) -> None:
         self.feeds = feeds
         self.names = names
+        self.priority = priority
         self.trace = trace
-        self.started = time.perf_counter()
+        self.notify = notify
+        self.pinned = pinned
+        self.run_net = run_net
+        self.created = 0.0
+        self.begun: float | None = None
+        self.queue: RequestQueue | None = None
+        self.replica: Replica | None = None
+        self.fed = False
         self.run: Run | None = None
+        self.following: Request | None = None
         self.cancelled: DagexecError | None = None
+        self.over = False
+        self.told = False
         self.result: Outputs | None = None
         self.error: BaseException | None = None
-        self.notify: Callable[[], object] | None = None
+        self.span: Span | None = None
 
     def outcome(self) -> Outputs:
-        """The outputs, or raise what went wrong."""
-        if self.error is not None:
-            raise self.error
+        """The outputs, or raise what went wrong. To be asked once, as the request lets go of the error."""
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         assert self.result is not None
         return self.result
 
 
-def on_loop(callback: Callable[[], object]) -> Callable[[], None]:
-    """A function for any thread that has `callback` called on the event loop of the calling task."""
-    native = anyio.lowlevel.current_token().native_token
-    schedule = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon  # type: ignore[attr-defined]
+def outcome_name(error: BaseException | None) -> str:
+    """How statistics and spans call the end of a request: completed, failed, cancelled or timed_out."""
+    if error is None:
+        return "completed"
+    if isinstance(error, RunTimeoutError):
+        return "timed_out"
+    return "cancelled" if isinstance(error, RunCancelledError | ClosedError) else "failed"
 
-    def notify() -> None:
-        try:
-            schedule(callback)
-        except RuntimeError:
-            return  # the loop is gone, and with it everyone who could wait
 
-    return notify
+class RequestQueue:
+    """Requests in the order in which they are to be served. Not safe by itself: its owner's lock guards it.
+
+    The highest priority goes first, and requests of equal priority in order of arrival. A request that has been the
+    oldest while `MOST_OVERTAKEN` others were taken goes next, whatever its priority: one with n older requests before
+    it waits for at most (n + 1) * (MOST_OVERTAKEN + 1) others. Every operation takes O(log n), amortised.
+    """
+
+    __slots__ = ("_arrivals", "_heap", "_overtaken", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Request, None] = OrderedDict()
+        self._heap: list[tuple[int, int, Request]] = []  # with entries of requests that do not wait any more
+        self._arrivals = 0
+        self._overtaken = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, request: Request) -> None:
+        """Put `request` behind all of its priority."""
+        self._waiting[request] = None
+        request.queue = self
+        heappush(self._heap, (-request.priority, self._arrivals, request))
+        self._arrivals += 1
+
+    def pop(self) -> Request | None:
+        """Take the request whose turn it is; None when none waits."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return None
+        request = oldest
+        if self._overtaken < MOST_OVERTAKEN:
+            request = heappop(self._heap)[2]
+            while request.queue is not self:
+                request = heappop(self._heap)[2]
+        if request is not oldest:
+            self._overtaken += 1
+            self._forget(request)
+        else:
+            self.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take `request`, which waits here, out of its turn."""
+        if request is next(iter(self._waiting)):
+            self._overtaken = 0
+        self._forget(request)
+
+    def clear(self) -> list[Request]:
+        """Take all, oldest first."""
+        requests = list(self._waiting)
+        for request in requests:
+            request.queue = None
+        self._waiting.clear()
+        self._heap.clear()
+        self._overtaken = 0
+        return requests
+
+    def _forget(self, request: Request) -> None:
+        del self._waiting[request]
+        request.queue = None
+        if len(self._heap) > 2 * len(self._waiting) + _STALE_ENTRIES_KEPT:
+            self._heap = [entry for entry in self._heap if entry[2].queue is self]
+            heapify(self._heap)

@@ -24,6 +24,7 @@ from dagexec.core.errors import (
 )
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
+from dagexec.core.threads import new_gate
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.trace import Trace
 from tests.nets import temporary_operator
@@ -77,13 +78,14 @@ class Held:
 
 def release_after_cancelling(executor: dagexec.Executor, held: Held) -> None:
     """Let one held operator go on whenever a request has been told to stop, not before."""
-    cancel = executor._cancel
+    cancel = executor._dispatcher.cancel
 
-    def cancel_and_release(*arguments: object) -> None:
-        cancel(*arguments)
+    def cancel_and_release(*arguments: object) -> bool:
+        found = cancel(*arguments)  # type: ignore[arg-type]
         held.go_on.release()
+        return found
 
-    executor._cancel = cancel_and_release
+    executor._dispatcher.cancel = cancel_and_release  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -401,25 +403,24 @@ def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(executor._pool, "stop", stop_and_let_go)
 
-        class InterruptedLock:
+        class InterruptedGate:
             """A gate whose first wait ends as Ctrl-C would end it."""
 
             def __init__(self) -> None:
-                self._lock, self._interrupted = real_lock(), False
+                self._gate = new_gate()
                 self._waits = 0
 
-            def acquire(self, *args: object, **kwargs: object) -> bool:
+            def acquire(self, timeout: float = -1) -> bool:
                 self._waits += 1
-                if self._waits == 2:
+                if self._waits == 1:
                     held.wait_inside()
                     raise KeyboardInterrupt
-                return self._lock.acquire(*args, **kwargs)  # type: ignore[arg-type]
+                return self._gate.acquire(timeout=timeout)
 
             def release(self) -> None:
-                self._lock.release()
+                self._gate.release()
 
-        real_lock = threading.Lock
-        monkeypatch.setattr("dagexec.executor.threading.Lock", InterruptedLock)
+        monkeypatch.setattr("dagexec.waiting.new_gate", InterruptedGate)
         with pytest.raises(KeyboardInterrupt):
             executor.run({"x": rows(0)})
         monkeypatch.undo()

@@ -1,0 +1,414 @@
+"""The dispatcher: admits requests, gives each a replica, has its run done by the pool, and ends it.
+
+A request is in one place at a time: at the door (the queue is full and its caller waits), in the queue (admitted, no
+replica is free), on a replica, or over. Whoever frees a replica gives it to the next request of the queue, which makes
+room for the next one at the door. Idle replicas are used in turn, the one least recently used first.
+
+The dispatcher's lock guards those places, the counts and what changes in a request. It is never held while anything is
+fed, prepared, run, fetched or told, and no other lock is taken under it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from dagexec.core.device import Device
+from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, WorkerLostError
+from dagexec.core.runtime import runtime_of
+from dagexec.core.threads import ThreadsEndedError, reset_after_fork, threads
+from dagexec.replicas import Outputs, Replica, Replicas
+from dagexec.requests import Request, RequestQueue, outcome_name
+from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.run import Run, task
+from dagexec.statistics import ExecutorStatistics, Latencies, Tally
+from dagexec.telemetry import Telemetry
+
+WhenFull = Literal["wait", "reject"]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How many requests may wait in the queue (None: any number), and what happens to one more."""
+
+    max_queued: int | None = None
+    when_full: WhenFull = "wait"
+
+    def __post_init__(self) -> None:
+        if self.max_queued is not None and self.max_queued < 0:
+            raise ValueError(f"max_queued must be 0 or more, or None, not {self.max_queued}")
+        if self.when_full not in ("wait", "reject"):
+            raise ValueError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
+
+
+class Dispatcher:
+    """Serves requests with the replicas of one executor, whose workers are those of `pool`."""
+
+    def __init__(
+        self,
+        name: str,
+        replicas: Replicas,
+        pool: WorkerPool,
+        device: Device,
+        admission: Admission,
+        telemetry: Telemetry | None,
+    ) -> None:
+        """`name` is the model's, for messages."""
+        self.name = name
+        self._pool = pool
+        self._device = device
+        self._admission = admission
+        self._telemetry = telemetry
+        self._now = threads().monotonic
+        self._forked = False
+        self._lock = threads().lock()
+        self._members = replicas.members
+        self._idle = deque(replicas.members)
+        self._pinned: list[Request] = []
+        self._queue = RequestQueue()
+        self._door = RequestQueue()
+        self._running: set[Request] = set()
+        self._shut = False
+        self._tally = Tally()
+        self._begun = [0] * len(replicas.members)
+        self._when_empty: list[Callable[[], object]] = []
+        reset_after_fork(self, Dispatcher._in_child)
+
+    def submit(self, request: Request, *, start_here: bool) -> None:
+        """Take a request on; with `start_here` the caller's thread feeds the replica, if one is free.
+
+        Raises ClosedError when no more are admitted, QueueFullError, and what `check_caller` raises.
+        """
+        self.check_caller("run")
+        request.created = self._now()
+        if self._telemetry is not None and request.pinned is None:
+            self._telemetry.start(request)
+        try:
+            with self._lock:
+                replica = self._place(request)
+        except (ClosedError, QueueFullError) as error:
+            if self._telemetry is not None and request.pinned is None:
+                outcome = "rejected" if isinstance(error, QueueFullError) else "cancelled"
+                self._telemetry.end(request, outcome, error, 0.0)
+            raise
+        if replica is None:
+            return
+        if start_here:
+            self._serve(replica, request)
+        else:
+            self._serve_on_pool(replica, request)
+
+    def cancel(self, request: Request, error: DagexecError) -> bool:
+        """End `request` with `error` as soon as no worker needs its replica.
+
+        False when there is no end to wait for: it was never taken on, or is over already.
+        """
+        with self._lock:
+            if request.over:
+                return False
+            request.cancelled = error
+            waiting = True
+            if request.queue is not None:
+                request.queue.remove(request)
+                self._admit()
+            elif request in self._pinned:
+                self._pinned.remove(request)
+            elif request.replica is None:
+                return False
+            else:
+                waiting = False
+            run = request.run
+            if waiting:
+                self._settle(request, None, error)
+        if waiting:
+            self._tell(request)
+        elif run is not None:
+            self._pool.stop(run, error)
+        return True
+
+    def check_caller(self, doing: str) -> None:
+        """Raise where `run` or `close` would wait for ever: DagexecError on a worker, ClosedError in a forked child."""
+        if self._forked:
+            raise ClosedError(
+                f"net {self.name!r}: the process was forked, and the workers stayed in the parent; "
+                "compile the model again in the child"
+            )
+        if self._pool.is_worker():
+            raise DagexecError(
+                f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
+            )
+
+    @property
+    def forked(self) -> bool:
+        """True in a child process of the one that made the dispatcher, where it serves nothing."""
+        return self._forked
+
+    def shut(self) -> None:
+        """Admit no more; requests at the door end with ClosedError. Idempotent."""
+        with self._lock:
+            self._shut = True
+        self._end_waiting(self._door)
+
+    def abandon_queue(self) -> None:
+        """End the requests in the queue with ClosedError. To be called after `shut`."""
+        self._end_waiting(self._queue)
+
+    def stop_running(self) -> None:
+        """Have the runs under way stop at the next chain boundary, and end with ClosedError."""
+        with self._lock:
+            running = list(self._running)
+        for request in running:
+            self.cancel(request, self._closed())
+
+    def when_empty(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once no request is left, at once if none is."""
+        with self._lock:
+            self._when_empty.append(callback)
+        self._announce_empty()
+
+    def statistics(self) -> ExecutorStatistics:
+        """Counts at this moment."""
+        pool = self._pool.statistics()
+        streams = None if self._device.kind == "cpu" else runtime_of(self._device).statistics()
+        with self._lock:
+            times = list(self._tally.times)
+            outcomes = self._tally.outcomes
+            running, queued, at_the_door = len(self._running), len(self._queue), len(self._door)
+            counts = {name: outcomes[name] for name in ("completed", "failed", "cancelled", "timed_out", "rejected")}
+            begun = tuple(self._begun)
+        total = Latencies.of(wait + run for wait, run in times)
+        return ExecutorStatistics(
+            replicas=len(self._members),
+            running=running,
+            queued=queued,
+            at_the_door=at_the_door,
+            **counts,
+            median_latency=total.median,
+            p99_latency=total.p99,
+            queue_wait=Latencies.of(wait for wait, _ in times),
+            run_time=Latencies.of(run for _, run in times),
+            runs_per_replica=begun,
+            busy_workers=pool.busy,
+            pool=pool,
+            streams=streams,
+        )
+
+    def _place(self, request: Request) -> Replica | None:
+        """Put a new request where it belongs; its replica if it has one at once. Call with the lock held."""
+        if self._shut:
+            raise ClosedError(f"net {self.name!r}: the executor is closed")
+        if request.pinned is not None:
+            if request.pinned not in self._idle:
+                self._pinned.append(request)
+                return None
+            self._idle.remove(request.pinned)
+            self._assign(request.pinned, request)
+            return request.pinned
+        if self._idle:
+            replica = self._idle.popleft()
+            self._assign(replica, request)
+            return replica
+        limit = self._admission.max_queued
+        if limit is None or len(self._queue) < limit:
+            self._queue.push(request)
+        elif self._admission.when_full == "reject":
+            request.over = True
+            self._tally.count("rejected")
+            raise QueueFullError(
+                f"net {self.name!r}: the queue is full: {len(self._running)} run(s) in flight on "
+                f"{len(self._members)} replica(s), {len(self._queue)} queued, limit {limit}",
+                limit=limit,
+                queued=len(self._queue),
+                running=len(self._running),
+            )
+        else:
+            self._door.push(request)
+        return None
+
+    def _assign(self, replica: Replica, request: Request) -> None:
+        """Call with the lock held."""
+        request.replica = replica
+        request.begun = self._now()
+        self._running.add(request)
+        self._begun[replica.number] += 1
+
+    def _admit(self) -> None:
+        """There is room in the queue: let the next one in from the door. Call with the lock held."""
+        if self._door and len(self._queue) < (self._admission.max_queued or 0):
+            request = self._door.pop()
+            assert request is not None
+            self._queue.push(request)
+
+    def _next(self, replica: Replica) -> Request | None:
+        """The request that `replica`, which is free, serves next; else it is idle. Call with the lock held."""
+        request = next((pinned for pinned in self._pinned if pinned.pinned is replica), None) if self._pinned else None
+        if request is not None:
+            self._pinned.remove(request)
+        else:
+            request = self._queue.pop() or self._door.pop()
+            self._admit()
+        if request is None:
+            self._idle.append(replica)
+        else:
+            self._assign(replica, request)
+        return request
+
+    def _serve_on_pool(self, replica: Replica, request: Request) -> None:
+        feeding = task(f"feeding {self.name}", lambda: self._serve(replica, request), request.priority)
+        feeding.finished = lambda: self._fed(replica, request, feeding.error)
+        with self._lock:
+            if request.cancelled is not None:
+                feeding.stop(request.cancelled)
+            request.run = feeding
+        if feeding.stopped:
+            self._fed(replica, request, feeding.error)
+        else:
+            self._pool.submit(feeding)
+
+    def _fed(self, replica: Replica, request: Request, error: BaseException | None) -> None:
+        """The task that feeds is over. With an `error` and nothing fed, it was cancelled before its turn came."""
+        if error is not None and not request.fed:
+            following = self._end(replica, request, None, error)
+            if following is not None:
+                self._serve_on_pool(replica, following)
+
+    def _serve(self, replica: Replica, request: Request | None) -> None:
+        """Start the run of `request`; when it cannot be started, end it and start the one after it."""
+        while request is not None and not request.fed:
+            request.fed = True
+            result: Outputs | None = None
+            error: BaseException | None = None
+            try:
+                if self._start(replica, request):
+                    return
+                result = {}
+            except ThreadsEndedError:
+                raise
+            except BaseException as caught:
+                error = self._reported(caught)
+            request = self._end(replica, request, result, error)
+
+    def _start(self, replica: Replica, request: Request) -> bool:
+        """Feed the replica and hand its run to the pool; False when there is nothing to run."""
+        if request.cancelled is not None:
+            raise request.cancelled
+        replica.feed(request.feeds)
+        request.feeds = {}
+        if not request.run_net:
+            replica.net.prepared()
+            return False
+        run = replica.net.new_run(lambda: self._over(replica, request, run), request.trace)
+        run.priority = request.priority
+        if request.cancelled is not None:
+            raise request.cancelled
+        self._pool.submit(run)
+        with self._lock:
+            if not request.over:
+                request.run = run
+            cancelled = request.cancelled
+        if cancelled is not None:  # between the two looks; a run that is over already stays as it is
+            self._pool.stop(run, cancelled)
+        return True
+
+    def _over(self, replica: Replica, request: Request, run: Run) -> None:
+        """The end of a run, on the thread that left it last: fetch, then serve the next request with the replica.
+
+        The pool calls it again if that thread died in it.
+        """
+        if not request.over:
+            result: Outputs | None = None
+            error: BaseException | None = None
+            try:
+                run.check_complete()
+                run.raise_error()
+                result = replica.fetch(request.names)
+            except ThreadsEndedError:
+                raise
+            except BaseException as caught:
+                error = self._reported(caught)
+            self._end(replica, request, result, error)
+        elif not request.told:
+            self._tell(request)
+        following = request.following
+        if following is None:
+            return
+        if self._pool.is_worker():
+            self._serve(replica, following)
+        else:  # the thread of somebody who cancelled the run must not feed and prepare another
+            self._serve_on_pool(replica, following)
+        request.following = None
+
+    def _reported(self, error: BaseException) -> BaseException:
+        """What the caller of a request gets to see of an `error`: nothing that would end the caller's own thread."""
+        if isinstance(error, Exception) or not self._pool.is_worker():
+            return error
+        lost = WorkerLostError(f"net {self.name!r}: a worker was ended: {type(error).__name__}: {error}")
+        lost.__cause__ = error
+        return lost
+
+    def _end(
+        self, replica: Replica, request: Request, result: Outputs | None, error: BaseException | None
+    ) -> Request | None:
+        """Settle a request that had a replica; the request that has it now."""
+        with self._lock:
+            self._running.remove(request)
+            request.replica = request.run = None
+            following = request.following = self._next(replica)
+            self._settle(request, result, error)
+        self._tell(request)
+        return following
+
+    def _settle(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
+        """Call with the lock held, and `_tell` afterwards."""
+        request.result, request.error, request.over = result, error, True
+        request.feeds = {}
+        if request.pinned is not None:
+            return
+        if error is None:
+            assert request.begun is not None
+            self._tally.completed(request.begun - request.created, self._now() - request.begun)
+        else:
+            self._tally.count(outcome_name(error))
+
+    def _tell(self, request: Request) -> None:
+        """Let the caller of a settled request go on, and whoever waits for the last one."""
+        if self._telemetry is not None and request.pinned is None:
+            waited = (request.begun if request.begun is not None else self._now()) - request.created
+            self._telemetry.end(request, outcome_name(request.error), request.error, waited)
+        request.notify()
+        request.told = True
+        if self._when_empty:
+            self._announce_empty()
+
+    def _announce_empty(self) -> None:
+        with self._lock:
+            if not self._is_empty():
+                return
+            told, self._when_empty = self._when_empty, []
+        for callback in told:
+            callback()
+
+    def _is_empty(self) -> bool:
+        return not (self._running or self._queue or self._door or self._pinned)
+
+    def _end_waiting(self, queue: RequestQueue) -> None:
+        with self._lock:
+            ended = queue.clear()
+            for request in ended:
+                self._settle(request, None, self._closed())
+        for request in ended:
+            self._tell(request)
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"net {self.name!r}: the executor was closed")
+
+    def _in_child(self) -> None:
+        """In a child made by `os.fork`: the workers are the parent's, and so is whoever holds the lock."""
+        self._forked = self._shut = True
+        self._lock = threads().lock()
+        self._queue, self._door = RequestQueue(), RequestQueue()
+        self._running.clear()
+        self._pinned.clear()
+        self._when_empty.clear()

@@ -1,0 +1,53 @@
+"""OpenTelemetry spans, one a run. OpenTelemetry is imported only when they are asked for.
+
+A span begins when `run` or `run_async` is called, in the caller's context, and ends when the caller is told. It has
+the attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue_wait` (seconds until a replica was
+free) and `dagexec.outcome` (completed, failed, cancelled, timed_out or rejected); a run that raised has status ERROR
+and the exception recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagexec.core.errors import DagexecError
+from dagexec.requests import Request
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+SPAN_NAME = "dagexec.run"
+
+
+class Telemetry:
+    """Makes the spans of one executor."""
+
+    def __init__(self, net: str, net_type: str, tracer: Tracer | None) -> None:
+        """Without a `tracer`, the one called "dagexec" of the global provider.
+
+        Raises DagexecError when opentelemetry-api is not installed.
+        """
+        try:
+            from opentelemetry import trace
+        except ImportError:
+            raise DagexecError("telemetry needs opentelemetry-api: pip install 'dagexec[telemetry]'") from None
+        self._tracer = tracer or trace.get_tracer("dagexec")
+        self._error = trace.StatusCode.ERROR
+        self._attributes = {"dagexec.net": net, "dagexec.net_type": net_type}
+
+    def start(self, request: Request) -> None:
+        """Begin the span of `request`; called by the thread or task that asks for the run."""
+        request.span = self._tracer.start_span(SPAN_NAME, attributes=self._attributes)
+        request.span.set_attribute("dagexec.priority", request.priority)
+
+    def end(self, request: Request, outcome: str, error: BaseException | None, queue_wait: float) -> None:
+        """End it."""
+        span, request.span = request.span, None
+        if span is None:
+            return
+        span.set_attribute("dagexec.queue_wait", queue_wait)
+        span.set_attribute("dagexec.outcome", outcome)
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(self._error, str(error))
+        span.end()
