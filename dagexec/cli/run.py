@@ -66,7 +66,7 @@ def run_command(
             outputs = executor.run(feeds)
             seconds.append(time.perf_counter() - start)
         if trace is not None and record is not None:
-            record.write(trace, executor.graph, executor.net().plan.chain_of)
+            record.write(trace)
     if output is not None:
         _save(output, outputs)
     median = statistics.median(seconds) * 1e3

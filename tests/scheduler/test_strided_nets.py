@@ -192,7 +192,7 @@ def test_the_trace_says_what_is_converted_within_the_span_of_its_operator(
         trace = Trace()
         net.run(trace=trace)
         net.run(trace=trace)
-        trace.write(tmp_path / "trace.json", net.graph, net.plan.chain_of)
+        trace.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     conversions = [event for event in events if event.get("cat") == "conversion"]
     whole = [event for event in events if event.get("cat") == "operator"]
