@@ -27,6 +27,7 @@ from dagexec.core.schema import (
     memory_cost,
     same_as_input,
 )
+from dagexec.core.tensor import Tensor
 
 Array = npt.NDArray[Any]
 
@@ -409,17 +410,40 @@ def copy_schema(name: str, doc: str) -> OpSchema:
     )
 
 
-@operator(copy_schema("Copy", "A copy of the input, in memory of its own."))
+@operator(copy_schema("Copy", "A copy of the input, in memory of its own on the operator's device."))
 class Copy(Operator):
-    """A copy on one device."""
+    """A copy, of a blob on this device or another."""
 
-    reads_strided = writes_strided = True
+    reads_strided = writes_strided = crosses_devices = True
+
+    def x(self, index: int) -> npt.NDArray[Any]:
+        """The array of the input, as the device that has it works on it."""
+        return self.input(index).context.host_view(super().x(index))
 
     def prepare(self) -> Step:
         """One copy."""
         return partial(np.copyto, self.y(0), self.x(0))
 
 
-@operator(copy_schema("EnsureCPUOutput", "A copy of the input in host memory."))
+@operator(copy_schema("CopyCPUToGPU", "A copy of a blob of the host, on the operator's device."))
+class CopyCPUToGPU(Copy):
+    """A copy from the host."""
+
+
+@operator(copy_schema("CopyFromCPUInput", "A copy of a blob of the host, on the operator's device."))
+class CopyFromCPUInput(Copy):
+    """A copy from the host, whatever device the operator is on."""
+
+
+@operator(copy_schema("EnsureCPUOutput", "A copy of the input in host memory, made by the operator's device."))
 class EnsureCPUOutput(Copy):
-    """A copy on the host, from the host."""
+    """A copy to the host."""
+
+    def output(self, index: int) -> Tensor:
+        """The output, on the host."""
+        return self.output_blobs[index].tensor()
+
+
+@operator(copy_schema("CopyGPUToCPU", "A copy of the input in host memory, made by the operator's device."))
+class CopyGPUToCPU(EnsureCPUOutput):
+    """A copy to the host."""

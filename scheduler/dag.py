@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
@@ -11,19 +10,28 @@ from dagexec.core.errors import ClosedError, RunTimeoutError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Step
 from dagexec.core.proto import NetDef
+from dagexec.core.threads import new_gate
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
+from dagexec.scheduler.drain import Drain
+from dagexec.scheduler.launching import LaunchedChains
 from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.observers import ObservedRun, Observer
+from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.preparation import Preparation
-from dagexec.scheduler.run import ChainSteps, Run, waiting_time
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.run import ChainSteps, Run, task, waiting_time
+from dagexec.scheduler.synchronisation import Synchronisation, finished_chains
 
 
 class DAGNet(BaseNet):
-    """Runs chains side by side; with a pool of its own, or on one that it is given and leaves open."""
+    """Runs chains side by side; with a pool of its own, or on one that it is given and leaves open.
+
+    On a device, a worker launches a chain and waits until it is done.
+    """
 
     net_type: ClassVar[str] = "dag"
+    finishes_chains: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -35,13 +43,23 @@ class DAGNet(BaseNet):
         graph: Graph | None = None,
         constants: frozenset[str] = frozenset(),
         intra_op_threads: int = 1,
+        streams_per_worker: int = 1,
     ) -> None:
         """`num_workers` defaults to the def's own, else to the cores divided by `intra_op_threads`."""
-        super().__init__(definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads)
+        super().__init__(
+            definition,
+            workspace,
+            graph=graph,
+            constants=constants,
+            intra_op_threads=intra_op_threads,
+            streams_per_worker=streams_per_worker,
+        )
         cores = intra_op.available_cores()
-        self.num_workers = num_workers or definition.num_workers or max(1, cores // intra_op_threads)
+        chosen = num_workers or definition.num_workers or max(1, cores // intra_op_threads)
+        self.num_workers = chosen if pool is None else pool.num_workers
         self._pool = pool
         self._owns_pool = pool is None
+        self._launched: tuple[Preparation, LaunchedChains] | None = None
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
@@ -50,15 +68,53 @@ class DAGNet(BaseNet):
 
     def close(self) -> None:
         """Join the threads of the net's own pool. Idempotent."""
-        super().close()
         if self._owns_pool and self._pool is not None:
             self._pool.close()
+        super().close()
 
-    def new_run(self, finished: Callable[[], object], trace: Trace | None = None) -> Run:
+    def synchronisation(self, plan: Plan) -> Synchronisation:
+        """What orders the chains of `plan` on their devices: here nothing, as each is done when its call returns."""
+        return finished_chains(plan, self.guards())
+
+    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run of the chains, highest priority first."""
         preparation = self.prepared()
-        steps = preparation.chain_steps if trace is None else preparation.wrapped(trace.wrap)
-        return self._make_run(preparation, steps, finished)
+        observed = self._observed(trace, preparation.plan)
+        if self.on_host:
+            steps = preparation.chain_steps if observed is None else observed.all_chains(preparation.steps)
+            run = self._make_run(preparation, steps, finished)
+        else:
+            launched = self._launched_chains(preparation, observed)
+            run = self._make_run(preparation, launched.steps, finished)
+        if observed is not None:
+            observed.follow(run)
+        if not self.on_host:
+            Drain(run, self.streams, self.operators, self._on_pool)
+        return run
+
+    def _launched_chains(self, preparation: Preparation, observed: ObservedRun | None) -> LaunchedChains:
+        """The chains as calls that launch them; kept for the next run unless somebody observes this one."""
+        known = self._launched
+        if observed is None and known is not None and known[0] is preparation:
+            known[1].reset()
+            return known[1]
+        plan = preparation.plan
+        launched = LaunchedChains(
+            self.operators,
+            preparation,
+            plan.chains,
+            self.synchronisation(plan),
+            self.streams,
+            finish=self.finishes_chains,
+            observed=observed,
+        )
+        if observed is None:
+            self._launched = (preparation, launched)
+        return launched
+
+    def _on_pool(self, finished: Callable[[], object]) -> None:
+        """Have `finished` called by a worker."""
+        self._running_pool().submit(task(f"end of {self.name}", finished))
 
     def _make_run(self, preparation: Preparation, steps: ChainSteps, finished: Callable[[], object]) -> Run:
         def name_step(chain: int, step: Step) -> str:
@@ -66,9 +122,8 @@ class DAGNet(BaseNet):
 
         return Run(self.name, preparation.plan, steps, name_step, finished)
 
-    def _execute(self, preparation: Preparation, timeout: float | None, trace: Trace | None) -> None:
-        gate = threading.Lock()
-        gate.acquire()
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
+        gate = new_gate()
         run = self.new_run(gate.release, trace)
         pool = self._running_pool()
         pool.submit(run)

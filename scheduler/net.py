@@ -6,27 +6,32 @@ anew. One run of a net goes on at a time; a second caller waits for the first.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import ClassVar, Self
 
 from dagexec.core.blob import Blob
 from dagexec.core.errors import ClosedError, RunTimeoutError
+from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
+from dagexec.core.threads import threads
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
+from dagexec.scheduler.copies import insert_copies
+from dagexec.scheduler.launching import NetStreams, guards_of
+from dagexec.scheduler.observers import ObservedRun, Observer, together
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.preparation import Preparation
 from dagexec.scheduler.run import Run, waiting_time
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.trace_lines import line_observer
 
 _CACHED_PREPARATIONS = 4
 
@@ -41,6 +46,7 @@ class BaseNet(ABC):
         graph: operators and their order.
         operators: the operator objects, in list order.
         workspace: where the blobs are.
+        streams: those it has leased, of the devices that its operators run on.
     """
 
     net_type: ClassVar[str]
@@ -53,15 +59,20 @@ class BaseNet(ABC):
         graph: Graph | None = None,
         constants: frozenset[str] = frozenset(),
         intra_op_threads: int = 1,
+        streams_per_worker: int = 1,
     ) -> None:
         """Build the operators; nothing runs. Pass the `graph` of the same definition to share it between replicas.
 
-        `constants` are blobs whose values never change while the net lives, so shapes may be taken from them.
+        Copies are put in where blobs cross devices, but into a `graph` that is passed. `constants` are blobs whose
+        values never change while the net lives, so shapes may be taken from them.
+        `streams_per_worker` is how many streams of each device a thread that launches for this net uses.
         Raises what `build_graph` and `create_operator` raise.
         """
         self.name = definition.name
         self.workspace = workspace
-        self.graph = graph or build_graph(definition, workspace.has_blob)
+        if graph is None:
+            graph = build_graph(insert_copies(definition, partial(_home, workspace)).net, workspace.has_blob)
+        self.graph = graph
         self.operators: tuple[Operator, ...] = tuple(
             create_operator(operator, workspace, index=index, net=definition.name)
             for index, operator in enumerate(self.graph.operators)
@@ -70,8 +81,11 @@ class BaseNet(ABC):
         self._inputs = _blobs_read_first(self.operators)
         self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
         self._current: Preparation | None = None
-        self._run_lock = threading.Lock()
+        self._run_lock = threads().lock()
         self._closed = False
+        self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
+        self.streams = NetStreams(definition.name, streams_per_worker)
+        self._lines = line_observer()
         self._finalizer = weakref.finalize(self, intra_op.Demand(intra_op_threads).release)
 
     @classmethod
@@ -88,17 +102,18 @@ class BaseNet(ABC):
         self.close()
 
     def close(self) -> None:
-        """Release threads; a closed net does not run again. Idempotent."""
+        """Release threads and streams; a closed net does not run again. Idempotent."""
         self._closed = True
         self._finalizer()
+        self.streams.give_back()
 
     @property
     def plan(self) -> Plan:
         """The plan for the shapes the blobs have now; prepares if need be."""
         return self.prepared().plan
 
-    def run(self, *, timeout: float | None = None, trace: Trace | None = None) -> None:
-        """Run every operator once, blocking. `trace` collects when each operator ran.
+    def run(self, *, timeout: float | None = None, trace: Observer | None = None) -> None:
+        """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observers`).
 
         Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
         (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`.
@@ -112,16 +127,28 @@ class BaseNet(ABC):
         finally:
             self._run_lock.release()
 
+    def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
+        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; None for nobody."""
+        if observer is None and self._lines is None:
+            return None
+        everybody = together(observer, self._lines)
+        assert everybody is not None
+        return ObservedRun(everybody, self.graph, self.operators, plan)
+
     @abstractmethod
-    def new_run(self, finished: Callable[[], object], trace: Trace | None = None) -> Run:
+    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run of the steps for the shapes the blobs have now, for a pool to execute; `finished` is called at its end.
 
         The caller makes sure that no other run of this net is under way.
         """
 
     @abstractmethod
-    def _execute(self, preparation: Preparation, timeout: float | None, trace: Trace | None) -> None:
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         """Run the steps once; called by one thread at a time."""
+
+    def guards(self) -> list[tuple[str, ...]]:
+        """The names of the mutexes that each operator runs or is launched under."""
+        return [guards_of(operator) for operator in self.operators]
 
     def prepared(self) -> Preparation:
         """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""
@@ -147,6 +174,13 @@ class BaseNet(ABC):
 
     def _own_tensors(self) -> frozenset[int]:
         return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
+
+
+def _home(workspace: Workspace, name: str) -> Device | None:
+    """The device of the tensor that blob `name` holds, None when it holds nothing."""
+    blob = workspace.get_blob_or_none(name)
+    value = None if blob is None else blob.value
+    return value.device if isinstance(value, Tensor) and not value.is_empty else None
 
 
 def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:

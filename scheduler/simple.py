@@ -3,51 +3,91 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.operator import Step
+from dagexec.core.threads import new_gate, threads
+from dagexec.scheduler.drain import Drain
+from dagexec.scheduler.launching import LaunchedChains
 from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import build_sequence
+from dagexec.scheduler.observers import ObservedRun, Observer
+from dagexec.scheduler.plan import Plan, build_sequence
 from dagexec.scheduler.preparation import Preparation
 from dagexec.scheduler.run import ChainSteps, Run, operator_failure
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.synchronisation import Synchronisation, finished_chains
 
 
 class SimpleNet(BaseNet):
-    """Runs in the calling thread; on a pool, one worker runs all of it."""
+    """Runs in the calling thread; on a pool, one worker runs all of it. On a device each operator is waited for."""
 
     net_type: ClassVar[str] = "simple"
 
-    def new_run(self, finished: Callable[[], object], trace: Trace | None = None) -> Run:
+    def synchronisation(self, plan: Plan) -> Synchronisation:
+        """Nothing has to be ordered: an operator is done when the next one starts."""
+        return finished_chains(plan, self.guards())
+
+    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run that keeps list order, every operator waiting for the one before."""
         preparation = self.prepared()
-        steps: ChainSteps = [(step,) for step in _steps(preparation, trace)] or [()]  # an empty net has an empty chain
         plan = build_sequence(self.graph)
-        return Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
+        observed = self._observed(trace, None if self.on_host else plan)
+        if self.on_host:
+            steps: ChainSteps = [(step,) for step in _steps(preparation, observed)] or [()]
+        else:
+            steps = self._launched(preparation, plan, observed)
+        run = Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
+        if observed is not None:
+            observed.follow(run)
+        if not self.on_host:
+            Drain(run, self.streams, self.operators)
+        return run
 
-    def _execute(self, preparation: Preparation, timeout: float | None, trace: Trace | None) -> None:
+    def _launched(self, preparation: Preparation, plan: Plan, observed: ObservedRun | None) -> ChainSteps:
+        launched = LaunchedChains(
+            self.operators,
+            preparation,
+            plan.chains,
+            self.synchronisation(plan),
+            self.streams,
+            finish=True,
+            observed=observed,
+        )
+        return launched.steps
+
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         with operator_arithmetic():  # as on a worker of a pool
-            if timeout is None:
-                self._execute_all(preparation, trace)
-            else:
-                self._execute_until(time.monotonic() + timeout, timeout, _steps(preparation, trace))
+            if not self.on_host:
+                self._execute_on_devices(timeout, trace)
+                return
+            observed = self._observed(trace)
+            steps = preparation.in_order if observed is None and timeout is None else _steps(preparation, observed)
+            error: BaseException | None = None
+            try:
+                if timeout is None:
+                    self._execute_all(preparation, steps)
+                else:
+                    self._execute_until(threads().monotonic() + timeout, timeout, steps)
+            except BaseException as caught:
+                error = caught
+                raise
+            finally:
+                if observed is not None:
+                    observed.stopped(error)
 
-    def _execute_all(self, preparation: Preparation, trace: Trace | None) -> None:
+    def _execute_all(self, preparation: Preparation, steps: Sequence[Step]) -> None:
         step = None
-        steps = preparation.in_order if trace is None else _steps(preparation, trace)
         try:
             for step in steps:
                 step()
         except Exception as error:
-            raise self._failure(step, _steps(preparation, None), steps, error) from error
+            raise self._failure(step, preparation.steps, steps, error) from error
 
-    def _execute_until(self, deadline: float, timeout: float, steps: list[Step]) -> None:
+    def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step]) -> None:
         for index, step in enumerate(steps):
-            if time.monotonic() > deadline:
+            if threads().monotonic() > deadline:
                 raise RunTimeoutError(
                     f"net {self.name!r}: stopped before {self.graph.label(index)}, after {timeout} seconds"
                 )
@@ -56,14 +96,48 @@ class SimpleNet(BaseNet):
             except Exception as error:
                 raise self._failure(step, steps, steps, error) from error
 
-    def _failure(self, step: Step | None, plain: list[Step], steps: object, error: Exception) -> Exception:
+    def _failure(
+        self, step: Step | None, plain: Sequence[Step], steps: Sequence[Step], error: Exception
+    ) -> Exception:
         assert step is not None
-        candidates = plain if step in plain else list(steps)  # type: ignore[call-overload]
-        label = self.graph.label(candidates.index(step))
+        candidates = plain if step in plain else steps
+        label = self.graph.label(list(candidates).index(step))
         return operator_failure(self.name, label, error, threading.current_thread().name)
 
+    def _execute_on_devices(self, timeout: float | None, trace: Observer | None) -> None:
+        """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does."""
+        gate = new_gate()
+        run = self.new_run(gate.release, trace)
 
-def _steps(preparation: Preparation, trace: Trace | None) -> list[Step]:
-    if trace is None:
-        return preparation.steps
-    return [trace.wrap(index, step) for index, step in enumerate(preparation.steps)]
+        def stop() -> None:
+            run.stop(RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
+            if run.on_stop is not None:
+                run.on_stop()
+
+        timer = threads().call_later(timeout, stop) if timeout is not None else None
+        interruption: BaseException | None = None
+        for chain, steps in enumerate(run.steps):
+            if run.stopped:
+                break
+            step = None
+            try:
+                for step in steps:
+                    step()
+            except Exception as error:
+                run.stop(run.failure(chain, step, error, threading.current_thread().name))
+            except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
+                interruption = caught
+                run.stop(caught)
+                if run.on_stop is not None:
+                    run.on_stop()
+        run.finished()
+        gate.acquire()
+        if timer is not None:
+            timer.cancel()
+        if interruption is not None:
+            raise interruption
+        run.raise_error()
+
+
+def _steps(preparation: Preparation, observed: ObservedRun | None) -> Sequence[Step]:
+    return preparation.steps if observed is None else observed.chain(0, preparation.steps)

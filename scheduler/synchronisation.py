@@ -43,8 +43,7 @@ def synchronise(plan: Plan, guards: Sequence[tuple[str, ...]], streams: int | No
 
     With `streams` (on each device) of 1, chains of one device need no event between them.
     """
-    graph = plan.graph
-    devices = tuple(graph.device(chain[0]) if chain else CPU for chain in plan.chains)
+    devices = _devices(plan)
     waits: list[list[int]] = [[] for _ in plan.chains]
     records = [False] * len(plan.chains)
     for parent, children in enumerate(plan.children):
@@ -55,3 +54,13 @@ def synchronise(plan: Plan, guards: Sequence[tuple[str, ...]], streams: int | No
                 waits[child].append(parent)
                 records[parent] = True
     return Synchronisation(devices, tuple(map(tuple, waits)), tuple(records), tuple(guards))
+
+
+def finished_chains(plan: Plan, guards: Sequence[tuple[str, ...]]) -> Synchronisation:
+    """No events: for a net whose workers wait for each chain before they go on."""
+    count = len(plan.chains)
+    return Synchronisation(_devices(plan), ((),) * count, (False,) * count, tuple(guards))
+
+
+def _devices(plan: Plan) -> tuple[Device, ...]:
+    return tuple(plan.graph.device(chain[0]) if chain else CPU for chain in plan.chains)

@@ -61,6 +61,7 @@ class LibraryState:
         name: "library state 0 of sim:0".
         stream: the state's own.
         handle: the library's. Use it within `use` only.
+        user: the stream whose work the state's stream is doing at this moment.
     """
 
     def __init__(self, runtime: DeviceRuntime, index: int) -> None:
@@ -68,6 +69,7 @@ class LibraryState:
         self.name = f"library state {index} of {runtime.device}"
         self.stream = runtime.lease()
         self.handle = runtime.library_handle(self.name)
+        self.user: Stream | None = None
         self._runtime = runtime
         self._workspace = runtime.allocate(0)
         self._lock = threads().lock()
@@ -90,13 +92,14 @@ class LibraryState:
 
         It all comes after what was launched on `stream` before, and before what is launched there afterwards.
         """
-        outcome = _Outcome(stream)
+        outcome = _Outcome(self, stream)
         with self._lock:
             if self.stream.failure is not None and self.stream.is_idle:
                 self.stream.reset()  # somebody abandoned it
             turn = next(_turns)
             before = self._runtime.event(f"before turn {turn} at the {self.name}")
             before.record(stream)
+            self.stream.observer = stream.observer
             self.stream.follow(before)
             try:
                 with self.handle:
@@ -111,7 +114,8 @@ class LibraryState:
 class _Outcome:
     """Takes a failure from the state's stream to its user's."""
 
-    def __init__(self, user: Stream) -> None:
+    def __init__(self, state: LibraryState, user: Stream) -> None:
+        self._state = state
         self._user = user
         self._error: BaseException | None = None
 
@@ -120,10 +124,13 @@ class _Outcome:
 
         def step() -> None:
             if self._error is None and self._user.failure is None:
+                self._state.user = self._user
                 try:
                     kernel.step()
                 except BaseException as error:
                     self._error = error
+                finally:
+                    self._state.user = None
 
         return Kernel(step, kernel.label, kernel.seconds, kernel.operator, kernel.copied_bytes)
 

@@ -23,7 +23,7 @@ from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Context, Device, check_fits, make_context
 from dagexec.core.dtypes import STRING
-from dagexec.core.errors import MissingBlobError, ShapeError
+from dagexec.core.errors import DeviceError, MissingBlobError, ShapeError
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
@@ -152,11 +152,21 @@ class Operator(ABC):
         """What inference sees of this operator with the tensors its input blobs hold now."""
         types = []
         for index in range(len(self.input_blobs)):
+            self._check_device("input", self.input_blobs[index], self.input(index))
             array = self.x(index)
             types.append(TensorType(tuple(array.shape), self.input(index).meta))
         read = self.schema.values_read(self.definition)
         values = tuple(self.x(i) if i in read else None for i in range(len(types)))
         return OperatorCall(self.definition, self.arguments, tuple(types), values, self.label)
+
+    def _check_device(self, kind: str, blob: Blob, tensor: Tensor) -> None:
+        """Raise DeviceError unless the tensor is where this operator works, or the operator crosses devices."""
+        if tensor.context is self.context or self.crosses_devices or tensor.device == self.context.device:
+            return
+        raise DeviceError(
+            f"{self.label}: {kind} blob {blob.name!r} is on {tensor.device}; expected it on {self.context.device}, where "
+            f"the operator runs: put a Copy (or, towards the host, an EnsureCPUOutput) between"
+        )
 
     def infer(self) -> tuple[TensorType, ...] | None:
         """Types of the outputs for the inputs as they are now; None when the schema cannot tell."""
@@ -174,6 +184,7 @@ class Operator(ABC):
                 self.output(0).share(self.input(0), types[0].shape)
                 first = 1
             for index in range(first, len(types)):
+                self._check_device("output", self.output_blobs[index], self.output(index))
                 moved += self._resize_output(index, types[index])
         inputs = [] if self.reads_strided else _strided(self.input_blobs)
         outputs = [] if self.writes_strided else _strided(self.output_blobs)

@@ -108,7 +108,7 @@ def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int
     kind = Device.from_option(definition.device_option).kind
     refusals: list[str] = []
     for engine in _candidate_engines(definition, kind):
-        cls = _operators.get((kind, definition.type, engine))
+        cls = _implementation(kind, definition.type, engine)
         if cls is None:
             continue
         try:
@@ -120,12 +120,18 @@ def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int
     raise UnsupportedOperatorError(f"{label}: no implementation for device kind {kind!r}: {why}")
 
 
+def _implementation(kind: str, operator_type: str, engine: str) -> type[Operator] | None:
+    """The class for a device kind; the simulated device runs those of the host."""
+    found = _operators.get((kind, operator_type, engine))
+    return _operators.get(("cpu", operator_type, engine)) if found is None and kind == "sim" else found
+
+
 def _candidate_engines(definition: OperatorDef, kind: str) -> list[str]:
     asked = [name.strip() for name in definition.engine.split(",")] if definition.engine else []
     preferred = _preferences.get((kind, definition.type), ()) + _preferences.get((kind, ANY_OPERATOR), ())
     candidates = [_engine_key(name) for name in [*asked, *preferred]]
     for name in candidates:
-        if asked and name and (kind, definition.type, name) not in _operators:
+        if asked and name and _implementation(kind, definition.type, name) is None:
             logger.info("%s: engine %s is not available on %s", definition.type, name, kind)
     return list(dict.fromkeys([*candidates, ""]))
 

@@ -79,11 +79,13 @@ class Stream(ABC):
         device: whose it is.
         name: "sim:0 stream 3".
         priority: see `Priority`.
+        observer: who is told of what is asked of the stream from now on, and of what comes of that; None for nobody.
     """
 
     device: Device
     name: str
     priority: Priority
+    observer: StreamObserver | None = None
 
     @abstractmethod
     def launch(self, kernel: Kernel) -> None:

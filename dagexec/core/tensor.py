@@ -260,12 +260,18 @@ class Tensor:
             target = self.resize(tuple(array.shape), meta)
         else:
             target = self._lay_out(descriptor, meta)
-        self._context.copy_within(target, source)
+        if self.device == CPU:
+            self._context.copy_within(target, source)
+        else:
+            copy_between(self.device, CPU)(target, source)
 
     def fetch(self) -> npt.NDArray[Any]:
-        """A copy of the values as a NumPy array that owns its memory."""
-        self._context.finish()
-        return np.array(self.array, copy=True, order="C")
+        """A copy of the values as a NumPy array of the host that owns its memory. Waits until the device has it."""
+        if self.device == CPU:
+            return np.array(self.array, copy=True, order="C")
+        found = np.empty(self.shape, self.meta.numpy)
+        copy_between(CPU, self.device)(found, self.array)
+        return found
 
     def _lay_out(self, descriptor: TensorDescriptor, meta: TypeMeta) -> npt.NDArray[Any]:
         """An array in the layout of `descriptor`: the one already there, or one over new memory."""
@@ -283,6 +289,8 @@ class Tensor:
 
     def _allocate(self, count: int, meta: TypeMeta) -> Storage:
         if meta is STRING:
+            if self.device != CPU:
+                raise ShapeError(f"a tensor of strings cannot be on {self.device}: strings are kept on the host")
             return Storage(np.full(count, b"", np.object_), count)
         return Storage(self._context.allocate(count), count)
 

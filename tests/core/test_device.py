@@ -149,8 +149,9 @@ def test_a_copy_within_a_device_does_not_cross(fake: list[tuple[str, str]]) -> N
     one, two = (Tensor(make_context(Device("sim", 1))) for _ in range(2))
     one.feed(np.array([1, 2], np.int32))
     copy_tensor(two, one)
-    assert fake == []
+    assert fake == [("sim", "cpu")]  # feeding it
     assert two.fetch().tolist() == [1, 2]
+    assert fake == [("sim", "cpu"), ("cpu", "sim")]
 
 
 def test_a_copy_nobody_registered_is_refused(fake: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,124 @@
+"""Copies across devices: a net whose operators run on several devices, with a copy where a blob crosses.
+
+Every blob has a home: the device of its first writer, or where it is before the net runs. An operator on another device
+works on a local blob, `<blob>@<device>`, that is copied from home when it has to be, and copied back after a write. So
+each blob name still means one place, and the graph orders the copies like all other operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagexec.core.device import CPU, Device
+from dagexec.core.errors import SchemaError
+from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+
+
+@dataclass(frozen=True)
+class PlacedNet:
+    """A net with its copies.
+
+    Attributes:
+        net: the net, each operator with its device.
+        constants: copies of blobs that no operator writes and no run feeds, to be made once, before all runs.
+    """
+
+    net: NetDef
+    constants: NetDef
+
+
+def local_name(blob: str, device: Device) -> str:
+    """The name of the blob that stands for `blob` on `device`."""
+    return f"{blob}@{device}"
+
+
+def insert_copies(
+    net: NetDef, home: Callable[[str], Device | None] = lambda _name: None, constants: frozenset[str] = frozenset()
+) -> PlacedNet:
+    """`net` with copies where blobs cross devices; the same net when they never do.
+
+    `home` says where a blob is that exists before the net runs, None for one that does not exist or holds nothing: one
+    that is read all the same will be fed on the host. `constants` are blobs that never change. A copy to a device, or between two of a kind, is an operator of the device that gets it; one to the host is of the device that
+    gives. Raises SchemaError when the net has a blob of a name that a copy needs.
+    """
+    devices = [_device(definition, net) for definition in net.op]
+    homes: dict[str, Device] = {}
+    for definition, device in zip(net.op, devices, strict=True):
+        for name in definition.input:
+            homes.setdefault(name, home(name) or CPU)
+        for name in definition.output:
+            homes.setdefault(name, home(name) or device)
+    if all(homes[name] == device for op, device in zip(net.op, devices, strict=True) for name in (*op.input, *op.output)):
+        return PlacedNet(net, NetDef(name=net.name))
+    return _Placing(net, homes, constants).place(devices)
+
+
+class _Placing:
+    """The state of `insert_copies`: which local blobs have the present value of the blob they stand for."""
+
+    def __init__(self, net: NetDef, homes: dict[str, Device], constants: frozenset[str]) -> None:
+        self._net = net
+        self._homes = homes
+        self._constants = constants
+        self._valid: dict[str, set[Device]] = {}
+        self._used = {name for op in net.op for name in (*op.input, *op.output)} | set(net.external_input)
+        self._placed = NetDef()
+        self._placed.CopyFrom(net)
+        del self._placed.op[:]
+        self._first = NetDef(name=f"{net.name}: parameters to devices")
+
+    def place(self, devices: list[Device]) -> PlacedNet:
+        """Go through the operators in order."""
+        for definition, device in zip(self._net.op, devices, strict=True):
+            placed = OperatorDef()
+            placed.CopyFrom(definition)
+            if not placed.HasField("device_option"):
+                placed.device_option.CopyFrom(device.to_option())
+            for position, name in enumerate(definition.input):
+                placed.input[position] = self._reading(name, device)
+            for position, name in enumerate(definition.output):
+                if self._homes[name] != device:
+                    placed.output[position] = self._local(name, device)
+            self._placed.op.append(placed)
+            for name in dict.fromkeys(definition.output):
+                self._written(name, device)
+        return PlacedNet(self._placed, self._first)
+
+    def _reading(self, name: str, device: Device) -> str:
+        """The blob to read for `name` on `device`, copied there if it is not there yet."""
+        if self._homes[name] == device:
+            return name
+        local = self._local(name, device)
+        if device not in self._valid.setdefault(name, set()):
+            target = self._first if name in self._constants else self._placed
+            target.op.append(_copy(name, self._homes[name], local, device))
+            self._valid[name].add(device)
+        return local
+
+    def _written(self, name: str, device: Device) -> None:
+        """`name` was written on `device`: other places have an old value, and home gets the new one."""
+        home = self._homes[name]
+        self._valid[name] = {device}
+        if home != device:
+            self._placed.op.append(_copy(self._local(name, device), device, name, home))
+
+    def _local(self, name: str, device: Device) -> str:
+        local = local_name(name, device)
+        if local in self._used:
+            raise SchemaError(f"net {self._net.name!r}: blob {local!r} stands for {name!r} on {device}; rename yours")
+        return local
+
+
+def _device(definition: OperatorDef, net: NetDef) -> Device:
+    if definition.HasField("device_option"):
+        return Device.from_option(definition.device_option)
+    return Device.from_option(net.device_option) if net.HasField("device_option") else CPU
+
+
+def _copy(source: str, source_device: Device, target: str, target_device: Device) -> OperatorDef:
+    """The operator that copies from one device to another."""
+    kind = "EnsureCPUOutput" if target_device == CPU else "CopyFromCPUInput" if source_device == CPU else "Copy"
+    where = source_device if target_device == CPU else target_device
+    option: DeviceOption = where.to_option()
+    return OperatorDef(type=kind, input=[source], output=[target], device_option=option)

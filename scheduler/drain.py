@@ -1,0 +1,102 @@
+"""Drain: the end of a run whose work goes on on devices after the last worker has left it.
+
+It waits for the net's streams without holding a thread, makes what failed there the run's error, and then tells the
+run's owner. A run that was stopped gives its devices a while, and then gives up what their streams still hold, so that
+a kernel that hangs does not keep a caller for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dagexec.core.errors import RunCancelledError
+from dagexec.core.operator import Operator
+from dagexec.core.runtime import Stream, StreamFailure, runtime_of
+from dagexec.core.threads import Timer, threads
+from dagexec.scheduler.launching import NetStreams, device_failure
+from dagexec.scheduler.run import Run
+
+ABANDON_AFTER = 1.0
+"""Seconds that a stopped run waits for what its streams hold before it gives that up."""
+
+
+class Drain:
+    """Takes the place of `run.finished`, which it calls when the streams have come to their end too."""
+
+    def __init__(
+        self,
+        run: Run,
+        streams: NetStreams,
+        operators: Sequence[Operator],
+        call: Callable[[Callable[[], object]], object] = lambda finished: finished(),
+    ) -> None:
+        """`operators` are the net's: its work may be on the streams of their library states too.
+
+        `call` calls what it is given, or has it called: `run.finished` may wait, which a device's thread must not.
+        """
+        self._run = run
+        self._streams = streams
+        self._states = {id(state): state for operator in operators if (state := operator.library_state) is not None}
+        self._finished = run.finished
+        self._call = call
+        self._lock = threads().lock()
+        self._left = 0
+        self._timer: Timer | None = None
+        self._done = False
+        run.finished = self._start
+        run.on_stop = self._stopped
+
+    def _stopped(self) -> None:
+        """The run was stopped. Give the devices a while."""
+        with self._lock:
+            if self._done or self._timer is not None:
+                return
+            self._timer = threads().call_later(ABANDON_AFTER, self._abandon)
+
+    def _start(self) -> None:
+        """No worker is in the run any more: wait for the streams."""
+        streams = self._streams.all()
+        self._left = 1 + len(streams)
+        for stream in streams:
+            event = runtime_of(stream.device).event(f"the end of a run of net {self._streams.net!r} on {stream.name}")
+            event.record(stream)
+            event.when_done(self._one_done)
+        self._one_done()
+
+    def _one_done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+            self._done = True
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._collect()
+        self._call(self._finished)
+
+    def _collect(self) -> None:
+        """Make the first failure of the streams the run's error. The streams can be used again."""
+        run = self._run
+        run.on_stop = None
+        failed: dict[int, tuple[Stream, StreamFailure]] = {}
+        for stream in self._streams.all():
+            stream.observer = None
+            if stream.failure is not None:
+                failed.setdefault(stream.failure.number, (stream, stream.failure))
+                stream.reset()
+        for number in sorted(failed):
+            stream, failure = failed[number]
+            known = [error for error in (run.error, *run.secondary) if error is not None]
+            if all(error is not failure.error and error.__cause__ is not failure.error for error in known):
+                run.stop(device_failure(self._streams.net, stream, failure))
+
+    def _abandon(self) -> None:
+        error = self._run.error or RunCancelledError(f"net {self._streams.net!r}: the run was stopped")
+        mine = self._streams.all()
+        for stream in mine:
+            if not stream.is_idle:
+                stream.abandon(error)
+        for state in self._states.values():
+            if state.user in mine:
+                state.stream.abandon(error)

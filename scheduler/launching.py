@@ -1,0 +1,376 @@
+"""Launching: the chains of a net as calls that put work on streams, and the end of a run whose work goes on there.
+
+On the host a chain is a tuple of prepared steps. On a device it is one call: choose a stream of the calling worker,
+let it wait for the events of other chains where it must, launch the operators' steps, record an event if somebody needs
+one. The calls follow a `Synchronisation` to the letter.
+
+A net leases its streams for itself, so its failing work passes over nothing of anybody else's. The end of a run on
+streams is `scheduler.drain`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from dagexec.core.device import CPU, Device
+from dagexec.core.errors import DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.core.operator import Operator, Step
+from dagexec.core.runtime import (
+    Event,
+    Kernel,
+    Priority,
+    Stream,
+    StreamFailure,
+    StreamObserver,
+    runtime_of,
+    wait_for,
+)
+from dagexec.core.threads import threads
+from dagexec.scheduler.observers import ObservedRun
+from dagexec.scheduler.preparation import Preparation
+from dagexec.scheduler.run import ChainSteps, operator_failure
+from dagexec.scheduler.synchronisation import Synchronisation
+
+Launch = Callable[[Stream], object]
+
+
+class DeviceStreams:
+    """The streams that a net has leased of one device: `per_worker` for every thread that launches for it."""
+
+    def __init__(self, device: Device, per_worker: int, priority: Priority) -> None:
+        self._runtime = runtime_of(device)
+        self._per_worker = per_worker
+        self._priority = priority
+        self._lock = threads().lock()
+        self._leased: list[Stream] = []
+        self._thread = threading.local()
+
+    def all(self) -> list[Stream]:
+        """Every stream leased so far."""
+        with self._lock:
+            return list(self._leased)
+
+    def choose(self, parents: Sequence[Event]) -> Stream:
+        """A stream for the calling thread: where one of `parents` is, or one that is idle, or the next in turn.
+
+        On a parent's stream the chain need not wait for it, and no other chain is held up meanwhile.
+        """
+        try:
+            mine: list[Stream] = self._thread.mine
+        except AttributeError:
+            mine = self._thread.mine = self._lease()
+        if len(mine) == 1:
+            return mine[0]
+        chosen = next((event.stream for event in parents if event.stream in mine), None)
+        if chosen is None:
+            chosen = next((stream for stream in mine if stream.is_idle), mine[0])
+        mine.remove(chosen)
+        mine.append(chosen)
+        return chosen
+
+    def _lease(self) -> list[Stream]:
+        streams = [self._runtime.lease(self._priority) for _ in range(self._per_worker)]
+        with self._lock:
+            self._leased += streams
+        return list(streams)
+
+    def give_back(self) -> None:
+        """Return all streams to the device, once they are idle. Idempotent."""
+        with self._lock:
+            streams, self._leased = self._leased, []
+        self._thread = threading.local()
+        for stream in streams:
+            stream.synchronize()
+            self._runtime.give_back(stream)
+
+
+class NetStreams:
+    """The streams that a net has leased of all its devices."""
+
+    def __init__(self, net: str, per_worker: int = 1, priority: Priority = Priority.NORMAL) -> None:
+        """`net` is its name, for messages. Raises ValueError unless `per_worker` is at least 1."""
+        if per_worker < 1:
+            raise ValueError(f"net {net!r}: at least 1 stream a worker is needed, not {per_worker}")
+        self.net = net
+        self.per_worker = per_worker
+        self._priority = priority
+        self._lock = threads().lock()
+        self._devices: dict[Device, DeviceStreams] = {}
+
+    def on(self, device: Device) -> DeviceStreams:
+        """Those of `device`."""
+        with self._lock:
+            if device not in self._devices:
+                self._devices[device] = DeviceStreams(device, self.per_worker, self._priority)
+            return self._devices[device]
+
+    def all(self) -> list[Stream]:
+        """Every stream leased so far."""
+        with self._lock:
+            devices = list(self._devices.values())
+        return [stream for streams in devices for stream in streams.all()]
+
+    def give_back(self) -> None:
+        """Return all streams to their devices, once they are idle. Idempotent."""
+        with self._lock:
+            devices = list(self._devices.values())
+        for streams in devices:
+            streams.give_back()
+
+
+class DeviceChain:
+    """A chain on a device, as a call. `event` is recorded at its tail, if it has one; with `finish`, it is waited for.
+
+    Raises the OperatorError of an operator that cannot be launched, or of one that has failed on the stream before.
+    """
+
+    __slots__ = ("_choose", "_finish", "_launches", "_net", "_number", "_waits", "event", "observer", "stream")
+
+    def __init__(
+        self,
+        net: str,
+        number: int,
+        streams: DeviceStreams,
+        waits: Sequence[Event],
+        launches: Sequence[tuple[str, Launch]],
+        event: Event | None,
+        finish: bool,
+    ) -> None:
+        """`launches` are labels of operators, and what puts them on a stream."""
+        self._net = net
+        self._number = number
+        self._choose = streams.choose
+        self._waits = tuple(waits)
+        self._launches = tuple(launches)
+        self._finish = finish
+        self.event = event
+        self.observer: StreamObserver | None = None
+        self.stream: Stream | None = None
+
+    def __call__(self) -> None:
+        """Launch all of it."""
+        self.begin()
+        for position in range(len(self._launches)):
+            self.launch(position)
+        self.end()
+
+    def launch(self, position: int) -> None:
+        """Put the operator at `position` of the chain on the stream that `begin` has chosen."""
+        label, launch = self._launches[position]
+        assert self.stream is not None
+        try:
+            launch(self.stream)
+        except Exception as error:
+            raise self._failed(label, error) from error
+
+    def begin(self) -> Stream:
+        """Choose the stream, and let it wait for what other chains do on other streams."""
+        stream = self.stream = self._choose(self._waits)
+        stream.observer = self.observer
+        if stream.failure is not None:
+            raise self._stream_failed(stream.failure)
+        for event in self._waits:
+            if event.stream is not stream:
+                self._wait(event, stream)
+        return stream
+
+    def end(self) -> None:
+        """Record the event; wait for it if the chain is to be finished."""
+        stream = self.stream
+        assert stream is not None
+        if self.event is not None:
+            try:
+                self.event.record(stream)
+            except Exception as error:
+                raise self._failed(f"{self.event.owner}: recording its event", error) from error
+        if self._finish:
+            stream.synchronize()
+            if stream.failure is not None:
+                raise self._stream_failed(stream.failure)
+
+    def _wait(self, event: Event, stream: Stream) -> None:
+        try:
+            wait_for(event, stream)
+        except Exception as error:
+            raise self._failed(f"{event.owner}: waiting for its event", error) from error
+
+    def _failed(self, label: str, error: BaseException) -> DagexecError:
+        return operator_failure(self._net, label, error, threading.current_thread().name, self._number)
+
+    def _stream_failed(self, failure: StreamFailure) -> DagexecError:
+        assert self.stream is not None
+        return device_failure(self._net, self.stream, failure)
+
+
+class FastDeviceChain(DeviceChain):
+    """A chain whose kernels need no mutex: the loop that a run of many small operators spends its time in."""
+
+    __slots__ = ("_kernels",)
+
+    def __init__(
+        self,
+        net: str,
+        number: int,
+        streams: DeviceStreams,
+        waits: Sequence[Event],
+        kernels: Sequence[Kernel],
+        event: Event | None,
+        finish: bool,
+    ) -> None:
+        super().__init__(net, number, streams, waits, (), event, finish)
+        self._kernels = tuple(kernels)
+
+    def __call__(self) -> None:
+        """Launch all of it."""
+        stream = self.begin()
+        launch = stream.launch
+        kernel = None
+        try:
+            for kernel in self._kernels:
+                launch(kernel)
+        except Exception as error:
+            assert kernel is not None
+            raise self._failed(kernel.label, error) from error
+        self.end()
+
+
+def device_failure(net: str, stream: Stream, failure: StreamFailure) -> DagexecError:
+    """The error of a run whose work failed on `stream`."""
+    if isinstance(failure.error, RunCancelledError | RunTimeoutError):
+        return failure.error
+    return operator_failure(net, failure.label, failure.error, stream.name)
+
+
+def launches_of(operators: Sequence[Operator], preparation: Preparation) -> list[Kernel]:
+    """The prepared step of each operator as work for a stream."""
+    return [
+        Kernel(
+            preparation.steps[index],
+            operator.label,
+            preparation.seconds[index],
+            operator,
+            _copied_bytes(operator),
+        )
+        for index, operator in enumerate(operators)
+    ]
+
+
+def _copied_bytes(operator: Operator) -> int:
+    """Bytes that `operator` brings from one device to another, as far as shapes are known; 0 when it computes."""
+    if not operator.crosses_devices or operator.input(0).device == operator.output(0).device:
+        return 0
+    return operator.output(0).nbytes
+
+
+def guards_of(operator: Operator) -> tuple[str, ...]:
+    """The names of the mutexes that `operator` is launched under, or runs under on the host."""
+    names = []
+    if operator.shared_buffer is not None:
+        names.append(operator.shared_buffer.name)
+    if operator.library_state is not None:
+        names.append(operator.library_state.name)
+    return tuple(names)
+
+
+def guarded_launch(operator: Operator, kernel: Kernel, guards: Sequence[str]) -> Launch:
+    """Puts `kernel` on a stream under those of the operator's mutexes that `guards` names."""
+    buffer, state = operator.shared_buffer, operator.library_state
+    turns = buffer.turns if buffer is not None and buffer.name in guards else None
+    uses_state = state is not None and state.name in guards
+
+    def launch(stream: Stream) -> None:
+        with ExitStack() as held:
+            if turns is not None:
+                held.enter_context(turns.turn(stream))
+            put = held.enter_context(state.use(stream)) if state is not None and uses_state else stream.launch
+            put(kernel)
+
+    return launch if turns is not None or uses_state else lambda stream: stream.launch(kernel)
+
+
+class LaunchedChains:
+    """The chains of a preparation as calls, with the events between them. One run at a time uses it.
+
+    Attributes:
+        steps: what a run calls for each chain.
+    """
+
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        preparation: Preparation,
+        chains: Sequence[Sequence[int]],
+        synchronisation: Synchronisation,
+        streams: NetStreams,
+        *,
+        finish: bool,
+        observed: ObservedRun | None = None,
+    ) -> None:
+        """With `finish`, each chain is waited for before its call returns."""
+        self._operators = operators
+        self._steps = preparation.steps
+        self._kernels = launches_of(operators, preparation)
+        self._synchronisation = synchronisation
+        self._streams = streams
+        self._finish = finish
+        self._events: dict[int, Event] = {
+            chain: runtime_of(synchronisation.devices[chain]).event(f"chain {chain} of net {streams.net!r}")
+            for chain, recorded in enumerate(synchronisation.records)
+            if recorded
+        }
+        self.steps: ChainSteps = [self._chain(number, chain, observed) for number, chain in enumerate(chains)]
+
+    def reset(self) -> None:
+        """Make the events ready for the next run."""
+        for event in self._events.values():
+            event.reset()
+
+    def _chain(self, number: int, chain: Sequence[int], observed: ObservedRun | None) -> tuple[Step, ...]:
+        synchronisation = self._synchronisation
+        waits = [self._event_of(parent, number) for parent in synchronisation.waits[number]]
+        device = synchronisation.devices[number]
+        if device == CPU:
+            before = (self._host_wait(number, waits),) if waits else ()
+            steps = [self._steps[index] for index in chain]
+            return (*before, *steps) if observed is None else observed.chain(number, steps, waits=before)
+        net, streams, event = self._streams.net, self._streams.on(device), self._events.get(number)
+        kernels = [self._kernels[index] for index in chain]
+        if observed is None and not any(synchronisation.guards[index] for index in chain):
+            return (FastDeviceChain(net, number, streams, waits, kernels, event, self._finish),)
+        launches = [
+            (kernel.label, guarded_launch(self._operators[index], kernel, synchronisation.guards[index]))
+            for index, kernel in zip(chain, kernels, strict=True)
+        ]
+        launched = DeviceChain(net, number, streams, waits, launches, event, self._finish)
+        if observed is None:
+            return (launched,)
+        launched.observer = observed.observer
+        steps = [partial(launched.launch, position) for position in range(len(launches))]
+        return observed.chain(number, steps, waits=(launched.begin,), after=(launched.end,))
+
+    def _event_of(self, parent: int, child: int) -> Event:
+        """The event that `child` waits for; one that is never recorded if the synchronisation says so."""
+        if parent not in self._events:
+            device = self._synchronisation.devices[parent]
+            return runtime_of(device).event(f"chain {parent} of net {self._streams.net!r}, waited for by chain {child}")
+        return self._events[parent]
+
+    def _host_wait(self, number: int, waits: Sequence[Event]) -> Step:
+        """Blocks a worker until the device chains that a host chain depends on are done."""
+        net = self._streams.net
+
+        def wait() -> None:
+            for event in waits:
+                try:
+                    event.finish()
+                except Exception as error:
+                    failure = event.stream.failure if event.stream is not None else None
+                    if event.stream is not None and failure is not None:
+                        raise device_failure(net, event.stream, failure) from error
+                    owner = f"{event.owner}: waiting for its event"
+                    raise operator_failure(net, owner, error, threading.current_thread().name, number) from error
+
+        return wait
