@@ -15,6 +15,7 @@ from dagexec.cli.compare import compare_command
 from dagexec.cli.inspect import inspect_command
 from dagexec.cli.operators import operators_command
 from dagexec.cli.run import run_command
+from dagexec.cli.stress import stress_command
 from dagexec.core.errors import DagexecError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command("run")(run_command)
 app.command("compare")(compare_command)
 app.command("inspect")(inspect_command)
 app.command("operators")(operators_command)
+app.command("stress")(stress_command)
 
 
 def main() -> None:

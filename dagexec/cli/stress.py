@@ -1,0 +1,116 @@
+"""`dagexec stress`: random nets, callers, cancellations and faults, until one shows a defect or the time is up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dagexec.cli.feeds import JsonOption
+from dagexec.cli.json_output import print_json
+
+if TYPE_CHECKING:
+    from dagexec.stress.report import StressReport
+
+_DEFECT_FOUND = 1
+
+
+def stress_command(
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0, help="Start no case after so many seconds. Default: 60.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides which cases are run.")] = 0,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or sim:N; with sim:N, other devices take part. Default: cpu.")
+    ] = None,
+    net_type: Annotated[
+        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: each case has its own.")
+    ] = None,
+    cases: Annotated[int | None, typer.Option("--cases", min=1, help="Run no more cases than this.")] = None,
+    case: Annotated[
+        int | None, typer.Option("--case", min=0, help="Run one case only, by its seed: once, or --cases times.")
+    ] = None,
+    hang_seconds: Annotated[
+        float, typer.Option("--hang-seconds", min=0.1, help="A case that takes longer counts as hung.")
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run random cases and compare every result with SimpleNet's; exit 1 with the case that shows a defect."""
+    from dagexec.stress.session import Session, SessionOptions  # registers an operator, which no other command has
+
+    if case is not None and cases is None and seconds is None:
+        cases = 1
+    if seconds is None and cases is None:
+        seconds = 60.0
+    session = Session(
+        SessionOptions(
+            seed=seed,
+            seconds=seconds,
+            cases=cases,
+            device=device,
+            net_type=net_type,
+            case=case,
+            hang_seconds=hang_seconds,
+        )
+    )
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=as_json,
+    )
+
+    def show(report: StressReport) -> None:
+        share = max(report.seconds / seconds if seconds else 0.0, report.cases / cases if cases else 0.0)
+        bar.update(task, completed=min(1.0, share), rate=_rate(report))
+
+    def end_hung(report: StressReport) -> None:
+        bar.stop()
+        _print(report, as_json)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_DEFECT_FOUND)  # threads that hang would keep the process from ending
+
+    with bar:
+        task = bar.add_task(f"Stress on {device or 'cpu'}", total=1.0, rate="")
+        report = session.run(show, end_hung)
+    _print(report, as_json)
+    if report.defect is not None:
+        raise typer.Exit(_DEFECT_FOUND)
+
+
+def _print(report: StressReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        Console().print(_table(report))
+    if report.defect is not None:
+        lines = [report.defect.problem, report.defect.description, f"replay: {report.defect.replay}"]
+        print("\n".join(lines), file=sys.stderr)
+
+
+def _rate(report: StressReport) -> str:
+    return f"{report.cases} cases, {report.runs / max(report.seconds, 1e-9):.0f} runs a second"
+
+
+def _table(report: StressReport) -> Table:
+    table = Table(
+        title=f"{report.device}, seed {report.seed}: {_rate(report)} in {report.seconds:.1f} s",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("tried")
+    table.add_column("times", justify="right")
+    for name, count in sorted(report.tried.items()):
+        if count:
+            table.add_row(name, f"{count:,}")
+    return table

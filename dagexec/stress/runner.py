@@ -1,0 +1,335 @@
+"""Running a case: everyone calls at once, and every result and every error is judged.
+
+A result must have SimpleNet's bytes on the host. An error must be one that the caller asked for: the failure of an
+operator that was told to fail, a timeout that was set, a feed that was wrong, an executor that was closed, a device
+that was made to fail. Afterwards the executor must serve clean runs on all its replicas, and nothing may be lost.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import anyio
+
+import dagexec
+from dagexec.core.errors import (
+    ClosedError,
+    DagexecError,
+    FeedError,
+    OperatorError,
+    RunTimeoutError,
+)
+from dagexec.core.shared_buffer import create_shared_buffer
+from dagexec.core.threads import threads
+from dagexec.core.workspace import Workspace
+from dagexec.executor import Executor
+from dagexec.replicas import Outputs
+from dagexec.scheduler.simple import SimpleNet
+from dagexec.stress.case import FEEDS, Backend, Caller, Case, Request
+from dagexec.stress.devices import Holdings, prepared_devices
+from dagexec.stress.nets import Array, RandomNet, without_devices
+from dagexec.stress.operators import FAILING_OPERATOR
+
+PATIENCE_WITH_HANGS = 0.1
+"""Seconds that callers wait where a kernel may hang for ever."""
+
+
+class CaseFailedError(Exception):
+    """A case has shown a defect; the message has all that was found."""
+
+
+def run_case(case: Case) -> Counter[str]:
+    """Run `case` and count what was tried and how it ended. Raises CaseFailedError."""
+    run = _CaseRun(case)
+    before = Holdings.settled(case.devices)
+    with prepared_devices(case.devices, case.sim):
+        run.serve()
+        run.drive_alone()
+        run.problems.extend(Holdings.settled(case.devices).lost_since(before))
+    if run.problems:
+        raise CaseFailedError("\n".join(run.problems))
+    return run.tally
+
+
+class Reference:
+    """What SimpleNet gives on the host, by feed."""
+
+    def __init__(self, net: RandomNet) -> None:
+        self._net = net
+        self._lock = threads().lock()
+        self._known: dict[int, Outputs] = {}
+
+    def __getitem__(self, feed: int) -> Outputs:
+        with self._lock:
+            if feed not in self._known:
+                with HostNet(self._net) as host:
+                    self._known[feed] = host.run(feed)
+            return self._known[feed]
+
+
+class HostNet:
+    """A net under SimpleNet on the host, which keeps what it writes."""
+
+    def __init__(self, net: RandomNet) -> None:
+        self._net = net
+        self.workspace = Workspace()
+        create_shared_buffer(self.workspace)
+        feed_all(self.workspace, net.parameters)
+        feed_all(self.workspace, net.feeds(0))
+        self._simple = SimpleNet(without_devices(net.net), self.workspace)
+
+    def __enter__(self) -> HostNet:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._simple.close()
+
+    def run(self, feed: int) -> Outputs:
+        """The outputs for that feed."""
+        feed_all(self.workspace, self._net.feeds(feed))
+        self._simple.run()
+        return {name: self.workspace.fetch_blob(name) for name in self._net.outputs}
+
+
+def feed_all(workspace: Workspace, arrays: Mapping[str, Array]) -> None:
+    """Feed every array under its name."""
+    for name, array in arrays.items():
+        workspace.feed_blob(name, array)
+
+
+def differences(found: Outputs, expected: Outputs) -> list[str]:
+    """Names and numbers of what is not the same to the byte; empty when all is."""
+    problems = [f"outputs {sorted(found)}, expected {sorted(expected)}"] if found.keys() != expected.keys() else []
+    for name in found.keys() & expected.keys():
+        mine, other = found[name], expected[name]
+        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            problems.append(f"{name!r} is {mine.dtype}{mine.shape}, expected {other.dtype}{other.shape}")
+        elif mine.tobytes() != other.tobytes():
+            problems.append(f"{name!r} differs in {int((mine != other).sum())} of {mine.size} elements")
+    return problems
+
+
+class _CaseRun:
+    """A case under way. `problems` collects what is wrong, `tally` what was tried and how it ended."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._net = case.net()
+        self._model = self._net.model()
+        self._reference = Reference(self._net)
+        self._troubled = case.sim is not None and bool(case.sim.faults or case.sim.limit_bytes)
+        self.problems: list[str] = []
+        self._outcomes: list[str] = []
+        self._secondary = 0
+        self.tally: Counter[str] = Counter(self._net.features)
+        self.tally["cases"] = 1
+        self.tally[f"net type {case.net_type}"] = 1
+        for what, count in (("workers", case.workers), ("replicas", case.replicas), ("executors", case.executors)):
+            self.tally[f"{what}: {count}"] = 1
+
+    def serve(self) -> None:
+        """Executors, and callers of all kinds at once; then clean runs; then the end of the executors."""
+        case = self._case
+        try:
+            executors = [self._compile() for _ in range(case.executors)]
+        except DagexecError as error:
+            self._expect(self._troubled, f"the net does not compile: {error!r}")
+            self._outcomes.append("not compiled")
+            return
+        try:
+            self._call_all(executors)
+            if case.closing:
+                self._check_closed(executors)
+            else:
+                self._check_alive(executors)
+        finally:
+            for executor in executors:
+                executor.close()
+        self.tally["runs"] += len(self._outcomes)
+        self.tally.update(f"run ended: {outcome}" for outcome in self._outcomes)
+        self.tally["errors with secondary errors attached"] += self._secondary
+
+    def _compile(self) -> Executor:
+        case = self._case
+        return dagexec.compile(
+            self._model,
+            net_type=case.net_type,
+            num_workers=case.workers,
+            replicas=case.replicas,
+            device=case.device,
+        )
+
+    def _call_all(self, executors: list[Executor]) -> None:
+        callers: list[tuple[str, Callable[[], object]]] = []
+        for group in self._case.callers:
+            backend = _available(group.backend)
+            self.tally[f"callers in {backend}"] += len(group.rows)
+            if backend == "threads":
+                callers += [("stress thread", partial(self._call_in_order, row, executors)) for row in group.rows]
+            else:
+                callers.append((f"stress {backend}", partial(self._call_in_tasks, group, backend, executors)))
+        if self._case.closing:
+            self.tally["executors closed under way"] += len(executors)
+            callers += [("stress closing", executor.close) for executor in executors]
+        started = [
+            threads().start(partial(self._watched, name, call), f"{name} {number}")
+            for number, (name, call) in enumerate(callers)
+        ]
+        for thread in started:
+            thread.join()
+
+    def _watched(self, name: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException:
+            self.problems.append(f"{name} ended with an exception:\n{traceback.format_exc()}")
+
+    def _call_in_order(self, row: tuple[Request, ...], executors: list[Executor]) -> None:
+        for request in row:
+            try:
+                result = executors[request.executor].run(**self._arguments(request))  # type: ignore[arg-type]
+            except BaseException as error:
+                self._judge_error(request, error)
+            else:
+                self._judge(request, result)
+
+    def _call_in_tasks(self, group: Caller, backend: Backend, executors: list[Executor]) -> None:
+        async def call_in_order(row: tuple[Request, ...]) -> None:
+            for request in row:
+                with anyio.move_on_after(request.patience if request.ending == "cancel" else None):
+                    try:
+                        result = await executors[request.executor].run_async(**self._arguments(request))  # type: ignore[arg-type]
+                    except anyio.get_cancelled_exc_class():
+                        self._expect(request.ending == "cancel", "a run was cancelled that nobody cancelled")
+                        self._outcomes.append("cancelled")
+                        raise
+                    except Exception as error:
+                        self._judge_error(request, error)
+                    else:
+                        self._judge(request, result)
+
+        async def main() -> None:
+            async with anyio.create_task_group() as tasks:
+                for row in group.rows:
+                    tasks.start_soon(call_in_order, row)
+
+        anyio.run(main, backend=backend)
+
+    def _arguments(self, request: Request) -> dict[str, object]:
+        feeds: dict[str, Array] = self._net.feeds(request.feed, dict(request.failures))
+        outputs = None
+        needed = sorted(self._model.needed_inputs())
+        if request.mistake == "missing input" and needed:
+            del feeds[needed[0]]
+        elif request.mistake == "wrong type":
+            feeds["x0"] = feeds["x0"].astype("complex64")
+        elif request.mistake == "unknown output":
+            outputs = ["no such blob"]
+        elif request.mistake is not None:
+            feeds["no such input"] = feeds["x0"]
+        timeout = request.patience if request.ending == "timeout" else None
+        if timeout is None and self._may_hang():
+            timeout = PATIENCE_WITH_HANGS
+        return {"feeds": feeds, "outputs": outputs, "timeout": timeout}
+
+    def _may_hang(self) -> bool:
+        sim = self._case.sim
+        return sim is not None and any(kind == "hang" for kind, _ in sim.faults)
+
+    def _judge(self, request: Request, result: Outputs) -> None:
+        self._outcomes.append("right")
+        self._expect(request.mistake is None, f"accepted: {request}")
+        self._expect(not request.failures, f"operators that were told to fail did not: {request}")
+        for problem in differences(result, self._reference[request.feed]):
+            self._outcomes[-1] = "wrong"
+            self.problems.append(f"wrong result, {problem}: {request}")
+
+    def _judge_error(self, request: Request, error: BaseException) -> None:
+        self._outcomes.append(type(error).__name__)
+        self._secondary += bool(getattr(error, "__notes__", ()))
+        text = f"{request}\n{''.join(_lines(error))}"
+        if isinstance(error, FeedError):
+            self._expect(request.mistake is not None, f"a right feed was refused: {text}")
+        elif isinstance(error, RunTimeoutError):
+            self._expect(request.ending == "timeout" or self._may_hang(), f"timed out without a timeout: {text}")
+        elif isinstance(error, ClosedError):
+            self._expect(self._case.closing, f"the executor was closed by nobody: {text}")
+        elif isinstance(error, OperatorError) and not self._troubled:
+            named = error.operator.startswith(FAILING_OPERATOR)
+            self._expect(named and bool(request.failures), f"an operator failed that was not told to: {text}")
+            self._expect(error.__cause__ is not None, f"an OperatorError without a cause: {text}")
+        else:
+            self._expect(self._troubled and isinstance(error, DagexecError), f"an error of the wrong kind: {text}")
+
+    def _check_alive(self, executors: list[Executor]) -> None:
+        """All replicas serve clean runs, at the same time, and no request is left in an executor."""
+        for number, executor in enumerate(executors):
+            clean = [Request(number, feed) for feed in range(FEEDS)]
+            for request in clean:
+                self._serve_clean(executor, request)
+            group = Caller("asyncio", tuple((request,) for request in clean * self._case.replicas))
+            self._call_in_tasks(group, "asyncio", executors)
+            moment = executor.statistics()
+            found = (moment.replicas, moment.running, moment.queued)
+            expected = (self._case.replicas, 0, 0)
+            self._expect(found == expected, f"replicas, running, queued: {found}, expected {expected}")
+
+    def _serve_clean(self, executor: Executor, request: Request) -> None:
+        try:
+            self._judge(request, executor.run(self._net.feeds(request.feed)))
+        except DagexecError:
+            self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
+
+    def _check_closed(self, executors: list[Executor]) -> None:
+        for executor in executors:
+            try:
+                executor.run(self._net.feeds(0))
+            except ClosedError:
+                continue
+            self.problems.append("a closed executor serves runs")
+
+    def drive_alone(self) -> None:
+        """A net without an executor, several runs one after another, beside SimpleNet on the host."""
+        case = self._case
+        if not case.repeats or self._troubled:
+            return
+        net = case.stateful_net()
+        self.tally.update({"nets driven alone": 1, "runs": case.repeats})
+        workspace = Workspace()
+        create_shared_buffer(workspace)
+        feed_all(workspace, net.parameters)
+        feed_all(workspace, net.feeds(0))
+        driven = workspace.create_net(net.net, case.net_type, case.workers)
+        with HostNet(net) as host:
+            try:
+                for number in range(case.repeats):
+                    expected = host.run(number)
+                    feed_all(workspace, net.feeds(number))
+                    driven.run()
+                    found = {name: workspace.fetch_blob(name) for name in net.outputs}
+                    for problem in differences(found, expected):
+                        self.problems.append(f"run {number} of the net alone: {problem}")
+            except DagexecError:
+                self.problems.append(f"the net alone fails:\n{traceback.format_exc()}")
+            finally:
+                workspace.delete_net(driven.name)
+
+    def _expect(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)
+
+
+def _available(backend: Backend) -> Backend:
+    """`backend`, or asyncio where trio is not installed."""
+    return "asyncio" if backend == "trio" and importlib.util.find_spec("trio") is None else backend
+
+
+def _lines(error: BaseException) -> list[str]:
+    try:
+        return traceback.format_exception(error)
+    except Exception:  # an exception of a stress case that cannot be printed
+        return traceback.format_tb(error.__traceback__)
