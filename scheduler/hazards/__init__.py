@@ -1,0 +1,20 @@
+"""Is a net safe to run? A static proof over its plan, and a detector that watches a run; `docs/hazards.md` has both.
+
+`check` proves, with `accesses` (what operators touch) and `happens_before` (what is surely ordered), that no two
+conflicting accesses are unordered. `detector` finds the same at run time, from what streams and workers really did.
+"""
+
+from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses
+from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, check_plan
+from dagexec.scheduler.hazards.happens_before import HappensBefore
+
+__all__ = [
+    "Accesses",
+    "HappensBefore",
+    "Proof",
+    "Resource",
+    "UnorderedAccesses",
+    "check_plan",
+    "named_accesses",
+    "prepared_accesses",
+]

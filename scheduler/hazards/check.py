@@ -1,0 +1,184 @@
+"""The static proof: every pair of conflicting accesses is ordered or takes turns, or is found.
+
+Not all pairs are looked at. On ordered memory it is enough that every reader comes after the last writer before it in
+the list, and every writer after the last writer before it and after the readers since. Say two accesses conflict,
+and one of them at least is a write. If nobody writes in between in the list, the pair itself is among these. Otherwise
+take the first writer after the earlier one and the last before the later one: the earlier one is ordered before the
+first of these, each writer before the next, and the last before the later one; and happens-before is transitive. So
+as many pairs are checked as there are accesses, twice over at most.
+
+On working memory any order will do, and taking turns is one. Two users that hold one mutex are excluded from each
+other; a user that shares no mutex with all of the others has to be ordered with each. The same argument goes there:
+with an ordered user between two others, both are ordered against it, hence with each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagexec.core.graph import Graph, Hazard
+from dagexec.scheduler.hazards.accesses import Accesses, named_accesses
+from dagexec.scheduler.hazards.happens_before import HappensBefore
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.synchronisation import Synchronisation
+
+
+@dataclass(frozen=True, slots=True)
+class UnorderedAccesses:
+    """Two accesses that nothing orders.
+
+    Attributes:
+        resource: what both touch.
+        kind: RAW, WAR or WAW, as the list of operators has it; CONTROL for an event that is waited for in vain.
+        earlier, later: the labels of the operators, in list order.
+        missing: what would order them: "chain 7 must wait for the event of chain 3".
+    """
+
+    resource: str
+    kind: Hazard
+    earlier: str
+    later: str
+    missing: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} on {self.resource}: {self.earlier}, then {self.later}; {self.missing}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a check of a net found; it is a proof when `unordered` is empty.
+
+    Attributes:
+        operators, chains, dependencies: the size of the plan; dependencies are those between chains.
+        events, waits: how many events are recorded, and how many times one is waited for.
+        guards: how many operators take turns at each working memory.
+        resources: how many there are that two operators touch and one writes.
+        pairs_checked: of conflicting accesses.
+        unordered: the pairs that are not ordered.
+    """
+
+    operators: int
+    chains: int
+    dependencies: int
+    events: int
+    waits: int
+    guards: dict[str, int]
+    resources: int
+    pairs_checked: int
+    unordered: tuple[UnorderedAccesses, ...]
+
+    @property
+    def holds(self) -> bool:
+        """True when every pair is ordered."""
+        return not self.unordered
+
+
+Pair = tuple[int, int, Hazard]
+
+
+def check_plan(
+    plan: Plan,
+    synchronisation: Synchronisation,
+    accesses: Accesses | None = None,
+    streams: int | None = None,
+    *,
+    finished: bool = False,
+) -> Proof:
+    """Prove that `plan`, run as `synchronisation` says, orders all conflicting `accesses`, or find those it does not.
+
+    `accesses` default to those by name, `streams` (on each device, in all) to any number. With `finished`, workers
+    wait for each chain before they go on.
+    Raises CycleError when chains depend on each other in a circle.
+    """
+    touched = named_accesses(plan.graph) if accesses is None else accesses
+    order = HappensBefore(plan, synchronisation, streams, finished=finished)
+    graph, guards = plan.graph, synchronisation.guards
+    unordered = [_fault(plan, *fault) for fault in order.faults]
+    pairs = contested = 0
+    for number, users in enumerate(touched.users()):
+        resource = touched.resources[number]
+        mutex = _common_mutex(users, guards) if resource.exclusive else None
+        found = _turns(users, guards, mutex) if resource.exclusive else _conflicts(users, number, touched)
+        contested += bool(found)
+        pairs += len(found)
+        for earlier, later, kind in found:
+            if order.before(earlier, later) or (mutex in guards[earlier] and mutex in guards[later]):
+                continue
+            missing = (
+                _missing_turn(earlier, later, mutex or resource.name, graph, guards)
+                if resource.exclusive
+                else order.missing(earlier, later)
+            )
+            unordered.append(UnorderedAccesses(resource.name, kind, graph.label(earlier), graph.label(later), missing))
+    return Proof(
+        operators=len(graph),
+        chains=sum(1 for chain in plan.chains if chain),
+        dependencies=sum(map(len, plan.children)),
+        events=synchronisation.events,
+        waits=sum(map(len, synchronisation.waits)),
+        guards=dict(Counter(name for row in guards for name in row)),
+        resources=contested,
+        pairs_checked=pairs,
+        unordered=tuple(unordered),
+    )
+
+
+def _conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[Pair]:
+    """Neighbouring conflicting accesses to ordered memory; see above."""
+    found: list[Pair] = []
+    writer = -1
+    readers: list[int] = []
+    for user in users:
+        reads, writes = resource in accesses.reads[user], resource in accesses.writes[user]
+        if writer >= 0:
+            found.append((writer, user, Hazard.RAW if reads else Hazard.WAW))
+        if writes:
+            found += [(reader, user, Hazard.WAR) for reader in readers]
+            writer, readers = user, []
+        else:
+            readers.append(user)
+    return found
+
+
+def _turns(users: Sequence[int], guards: Sequence[tuple[str, ...]], mutex: str | None) -> list[Pair]:
+    """Pairs of users of working memory: each that does not hold `mutex` with those since the last such, and with it.
+
+    Those that do hold it are paired with their neighbours only, to be counted.
+    """
+    found: list[Pair] = []
+    since: list[int] = []  # the last user without the mutex, and all after it
+    for user in users:
+        if mutex in guards[user]:
+            found += [(other, user, Hazard.WAW) for other in since[-1:]]
+            if since and mutex not in guards[since[0]] and len(since) > 1:
+                found.append((since[0], user, Hazard.WAW))
+            since.append(user)
+        else:
+            found += [(other, user, Hazard.WAW) for other in since]
+            since = [user]
+    return found
+
+
+def _common_mutex(users: Sequence[int], guards: Sequence[tuple[str, ...]]) -> str | None:
+    """The mutex that most of `users` hold."""
+    counts = Counter(name for user in users for name in guards[user])
+    return max(sorted(counts), key=counts.__getitem__) if counts else None
+
+
+def _missing_turn(earlier: int, later: int, mutex: str, graph: Graph, guards: Sequence[tuple[str, ...]]) -> str:
+    without = [graph.label(user) for user in (earlier, later) if mutex not in guards[user]]
+    who = f"{without[0]} does not take" if len(without) == 1 else f"{without[0]} and {without[1]} do not take"
+    return f"both need the mutex of the {mutex}, which {who}"
+
+
+def _fault(plan: Plan, recording: int, waiting: int, why: str) -> UnorderedAccesses:
+    earlier, later = (
+        plan.graph.label(plan.chains[chain][place]) if plan.chains[chain] else f"chain {chain}"
+        for chain, place in ((recording, -1), (waiting, 0))
+    )
+    return UnorderedAccesses(
+        f"event of chain {recording}", Hazard.CONTROL, earlier, later,
+        f"{why}, and chain {waiting} waits for it" if "records" in why else f"{why}, whose event it waits for",
+    )  # fmt: skip
