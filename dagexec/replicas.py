@@ -6,13 +6,13 @@ The parameters live in one workspace; a replica's workspace is its child, and ho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.device import Device
+from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
@@ -20,6 +20,7 @@ from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, share
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.copies import insert_copies
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
@@ -72,18 +73,15 @@ def build_replicas(
 
     Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open then.
     """
-    net_def = model.net
-    if device.kind != "cpu":
-        net_def = NetDef()
-        net_def.CopyFrom(model.net)
-        net_def.device_option.CopyFrom(device.to_option())
     parameters = _parameter_workspace(model)
+    net_def = _placed_net(model, device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
     written = {name for definition in graph.operators for name in definition.output}
     constants = frozenset(parameters.blobs()) - written - set(model.inputs)
     if _uses_shared_buffer(net_def):
-        create_shared_buffer(parameters, device)
+        for place in {graph.device(index) for index in range(len(graph))}:
+            create_shared_buffer(parameters, place)
     for name in constants:
         blob = parameters.get_blob(name)
         if isinstance(blob.value, Tensor) and not blob.value.is_view:
@@ -112,6 +110,24 @@ def initialised(model: Model) -> Model:
     return replace(model, init_net=None, parameters=parameters)
 
 
+def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
+    """The net with copies where blobs cross devices; operators that name no device run on `device`.
+
+    Inputs are fed on the host. Parameters that the net never writes are copied to the devices that read them, here and
+    once.
+    """
+    net = NetDef()
+    net.CopyFrom(model.net)
+    if device != CPU:
+        net.device_option.CopyFrom(device.to_option())
+    written = {name for definition in net.op for name in definition.output}
+    on_host = set(parameters.blobs()) | set(model.inputs)
+    constants = frozenset(parameters.blobs()) - written - set(model.inputs)
+    placed = insert_copies(net, lambda name: CPU if name in on_host else None, constants)
+    parameters.run_net_once(placed.constants)
+    return placed.net
+
+
 def _uses_shared_buffer(net: NetDef) -> bool:
     return shared_buffer_forced() or any(
         argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
@@ -130,7 +146,7 @@ def _parameter_workspace(model: Model) -> Workspace:
     return workspace
 
 
-def _child(parameters: Workspace, inputs: Iterable[str], written: Iterable[str]) -> Workspace:
+def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str]) -> Workspace:
     """A replica's workspace: parameters read through, but what the net writes or is fed with is its own.
 
     A parameter that the net itself updates starts in every replica with the value it has in `parameters`.
@@ -141,7 +157,7 @@ def _child(parameters: Workspace, inputs: Iterable[str], written: Iterable[str])
         blob = workspace.create_local_blob(name)
         if initial is not None and isinstance(initial.value, Tensor) and not initial.value.is_empty:
             blob.tensor().feed(initial.value.array)
-        else:
+        elif name in inputs:
             blob.tensor()
     return workspace
 

@@ -7,12 +7,17 @@ each blob name still means one place, and the graph orders the copies like all o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+
+
+_COPIES = frozenset({"Copy", "CopyCPUToGPU", "CopyFromCPUInput", "CopyGPUToCPU", "EnsureCPUOutput"})
+_TO_HOST = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
+"""Operators that read any device, and those of them that write on the host."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,17 @@ def insert_copies(
         for name in definition.input:
             homes.setdefault(name, home(name) or CPU)
         for name in definition.output:
-            homes.setdefault(name, home(name) or device)
-    if all(homes[name] == device for op, device in zip(net.op, devices, strict=True) for name in (*op.input, *op.output)):
+            homes.setdefault(name, home(name) or _written_on(definition, device))
+    if not any(_crosses(definition, device, homes) for definition, device in zip(net.op, devices, strict=True)):
         return PlacedNet(net, NetDef(name=net.name))
     return _Placing(net, homes, constants).place(devices)
+
+
+def _crosses(definition: OperatorDef, device: Device, homes: Mapping[str, Device]) -> bool:
+    """True when the operator reads or writes a blob that is elsewhere, and is not made for that."""
+    if any(homes[name] != _written_on(definition, device) for name in definition.output):
+        return True
+    return definition.type not in _COPIES and any(homes[name] != device for name in definition.input)
 
 
 class _Placing:
@@ -75,14 +87,16 @@ class _Placing:
             placed.CopyFrom(definition)
             if not placed.HasField("device_option"):
                 placed.device_option.CopyFrom(device.to_option())
-            for position, name in enumerate(definition.input):
-                placed.input[position] = self._reading(name, device)
+            written_on = _written_on(definition, device)
+            if definition.type not in _COPIES:
+                for position, name in enumerate(definition.input):
+                    placed.input[position] = self._reading(name, device)
             for position, name in enumerate(definition.output):
-                if self._homes[name] != device:
-                    placed.output[position] = self._local(name, device)
+                if self._homes[name] != written_on:
+                    placed.output[position] = self._local(name, written_on)
             self._placed.op.append(placed)
             for name in dict.fromkeys(definition.output):
-                self._written(name, device)
+                self._written(name, written_on)
         return PlacedNet(self._placed, self._first)
 
     def _reading(self, name: str, device: Device) -> str:
@@ -114,6 +128,11 @@ def _device(definition: OperatorDef, net: NetDef) -> Device:
     if definition.HasField("device_option"):
         return Device.from_option(definition.device_option)
     return Device.from_option(net.device_option) if net.HasField("device_option") else CPU
+
+
+def _written_on(definition: OperatorDef, device: Device) -> Device:
+    """The device that the outputs of an operator on `device` are on."""
+    return CPU if definition.type in _TO_HOST else device
 
 
 def _copy(source: str, source_device: Device, target: str, target_device: Device) -> OperatorDef:
