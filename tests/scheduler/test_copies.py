@@ -1,0 +1,118 @@
+"""Copies across devices, as a change of the net: what is copied, when, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagexec.core.device import CPU, Device
+from dagexec.core.errors import SchemaError
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.scheduler.copies import insert_copies
+
+SIM, OTHER = Device("sim", 0), Device("sim", 1)
+
+
+def operator(kind: str, inputs: str, outputs: str, device: Device = CPU) -> OperatorDef:
+    return OperatorDef(type=kind, input=inputs.split(), output=outputs.split(), device_option=device.to_option())
+
+
+def net_of(*operators: OperatorDef, inputs: str = "") -> NetDef:
+    return NetDef(name="net", op=operators, external_input=inputs.split())
+
+
+def lines(net: NetDef) -> list[str]:
+    """One text an operator: `device: type inputs -> outputs`."""
+    return [
+        f"{Device.from_option(op.device_option)}: {op.type} {' '.join(op.input)} -> {' '.join(op.output)}"
+        for op in net.op
+    ]
+
+
+def test_a_net_on_one_device_is_left_as_it_is() -> None:
+    net = net_of(operator("Relu", "x", "y"), operator("Relu", "y", "z"))
+    placed = insert_copies(net)
+    assert placed.net is net
+    assert not placed.constants.op
+
+
+def test_inputs_go_to_the_device_once_and_results_come_back_when_the_host_reads_them() -> None:
+    net = net_of(
+        operator("Relu", "x", "a", SIM), operator("Tanh", "x", "b", SIM), operator("Sum", "a b", "c"), inputs="x"
+    )
+    assert lines(insert_copies(net).net) == [
+        "sim:0: CopyFromCPUInput x -> x@sim:0",
+        "sim:0: Relu x@sim:0 -> a",
+        "sim:0: Tanh x@sim:0 -> b",
+        "sim:0: EnsureCPUOutput a -> a@cpu",
+        "sim:0: EnsureCPUOutput b -> b@cpu",
+        "cpu: Sum a@cpu b@cpu -> c",
+    ]
+
+
+def test_between_two_devices_of_a_kind_there_is_one_copy() -> None:
+    net = net_of(operator("Relu", "x", "a", SIM), operator("Relu", "a", "b", OTHER))
+    placed = insert_copies(net, lambda name: SIM if name == "x" else None)
+    assert lines(placed.net) == ["sim:0: Relu x -> a", "sim:1: Copy a -> a@sim:1", "sim:1: Relu a@sim:1 -> b"]
+
+
+def test_a_blob_written_again_is_copied_again() -> None:
+    net = net_of(
+        operator("Relu", "x", "a"),
+        operator("Relu", "a", "b", SIM),
+        operator("Tanh", "x", "a"),
+        operator("Relu", "a", "c", SIM),
+    )
+    assert lines(insert_copies(net).net) == [
+        "cpu: Relu x -> a",
+        "sim:0: CopyFromCPUInput a -> a@sim:0",
+        "sim:0: Relu a@sim:0 -> b",
+        "cpu: Tanh x -> a",
+        "sim:0: CopyFromCPUInput a -> a@sim:0",
+        "sim:0: Relu a@sim:0 -> c",
+    ]
+
+
+def test_a_blob_changed_in_place_elsewhere_comes_home_at_once() -> None:
+    net = net_of(operator("Relu", "x", "a"), operator("Tanh", "a", "a", SIM), operator("Relu", "a", "b"))
+    assert lines(insert_copies(net).net) == [
+        "cpu: Relu x -> a",
+        "sim:0: CopyFromCPUInput a -> a@sim:0",
+        "sim:0: Tanh a@sim:0 -> a@sim:0",
+        "sim:0: EnsureCPUOutput a@sim:0 -> a",
+        "cpu: Relu a -> b",
+    ]
+
+
+def test_a_reader_on_the_device_that_wrote_last_needs_no_copy() -> None:
+    net = net_of(operator("Relu", "x", "a"), operator("Tanh", "a", "a", SIM), operator("Relu", "a", "b", SIM))
+    assert lines(insert_copies(net).net)[-1] == "sim:0: Relu a@sim:0 -> b"
+
+
+def test_constants_are_copied_beforehand() -> None:
+    net = net_of(operator("FC", "x w b", "y", SIM), operator("FC", "y w b", "z", SIM))
+    placed = insert_copies(net, lambda name: CPU if name in "xwb" else None, frozenset("wb"))
+    assert lines(placed.constants) == [
+        "sim:0: CopyFromCPUInput w -> w@sim:0",
+        "sim:0: CopyFromCPUInput b -> b@sim:0",
+    ]
+    assert lines(placed.net) == [
+        "sim:0: CopyFromCPUInput x -> x@sim:0",
+        "sim:0: FC x@sim:0 w@sim:0 b@sim:0 -> y",
+        "sim:0: FC y w@sim:0 b@sim:0 -> z",
+    ]
+
+
+def test_copies_that_are_written_down_are_not_copied_for() -> None:
+    net = net_of(operator("CopyCPUToGPU", "x", "a", SIM), operator("CopyGPUToCPU", "a", "b", SIM))
+    assert insert_copies(net).net is net
+
+
+def test_the_device_of_the_net_is_that_of_operators_that_name_none() -> None:
+    net = NetDef(name="net", device_option=SIM.to_option(), op=[OperatorDef(type="Relu", input=["x"], output=["y"])])
+    assert lines(insert_copies(net).net) == ["sim:0: CopyFromCPUInput x -> x@sim:0", "sim:0: Relu x@sim:0 -> y"]
+
+
+def test_a_blob_that_has_the_name_of_a_copy_is_refused() -> None:
+    net = net_of(operator("Relu", "x", "x@sim:0"), operator("Relu", "x", "y", SIM))
+    with pytest.raises(SchemaError, match=r"net 'net': blob 'x@sim:0' stands for 'x' on sim:0; rename yours"):
+        insert_copies(net)
