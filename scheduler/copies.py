@@ -14,7 +14,6 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 
-
 _COPIES = frozenset({"Copy", "CopyCPUToGPU", "CopyFromCPUInput", "CopyGPUToCPU", "EnsureCPUOutput"})
 _TO_HOST = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
 """Operators that read any device, and those of them that write on the host."""
@@ -44,8 +43,9 @@ def insert_copies(
     """`net` with copies where blobs cross devices; the same net when they never do.
 
     `home` says where a blob is that exists before the net runs, None for one that does not exist or holds nothing: one
-    that is read all the same will be fed on the host. `constants` are blobs that never change. A copy to a device, or between two of a kind, is an operator of the device that gets it; one to the host is of the device that
-    gives. Raises SchemaError when the net has a blob of a name that a copy needs.
+    that is read all the same will be fed on the host. `constants` are blobs that never change. A copy to a device, or
+    between two of a kind, is an operator of the device that gets it; one to the host is of the device that gives.
+    Raises SchemaError when the net has a blob of a name that a copy needs.
     """
     devices = [_device(definition, net) for definition in net.op]
     homes: dict[str, Device] = {}

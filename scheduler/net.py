@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from dagexec.core.blob import Blob
-from dagexec.core.errors import ClosedError, RunTimeoutError
 from dagexec.core.device import CPU, Device
+from dagexec.core.errors import ClosedError, RunTimeoutError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef

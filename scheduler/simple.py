@@ -96,9 +96,7 @@ class SimpleNet(BaseNet):
             except Exception as error:
                 raise self._failure(step, steps, steps, error) from error
 
-    def _failure(
-        self, step: Step | None, plain: Sequence[Step], steps: Sequence[Step], error: Exception
-    ) -> Exception:
+    def _failure(self, step: Step | None, plain: Sequence[Step], steps: Sequence[Step], error: Exception) -> Exception:
         assert step is not None
         candidates = plain if step in plain else steps
         label = self.graph.label(list(candidates).index(step))

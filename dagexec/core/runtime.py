@@ -5,8 +5,8 @@ the host or another stream can wait until the stream has come that far. `runtime
 device; `cpu` is `dagexec.core.host`, `sim` is `dagexec.core.sim`.
 
 Errors of asynchronous work are kept by the stream: the first kernel that raises makes the stream fail, whatever else
-is on it is passed over, events recorded on it end FAILED, and so do streams that wait for those. `Stream.reset` makes it
-usable again. Streams are leased, one user each, so that a failing run takes no other with it.
+is on it is passed over, events recorded on it end FAILED, and so do streams that wait for those. `Stream.reset` makes
+it usable again. Streams are leased, one user each, so that a failing run takes no other with it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.descriptor import TensorDescriptor
+from dagexec.core.device import Device, make_context
 from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
@@ -106,17 +107,30 @@ class Workspace:
             if self._blobs.pop(name, None) is None:
                 raise MissingBlobError(f"blob {name!r} is not a blob of this workspace itself")
 
-    def feed_blob(self, name: str, value: npt.ArrayLike, descriptor: TensorDescriptor | None = None) -> None:
+    def feed_blob(
+        self,
+        name: str,
+        value: npt.ArrayLike,
+        descriptor: TensorDescriptor | None = None,
+        *,
+        device: str | Device | None = None,
+    ) -> None:
         """Copy an array (or a number, or nested lists) into tensor blob `name`, which is created if need be.
 
-        The tensor is packed, or in the layout of `descriptor`. Raises ShapeError for what is no array, has a dtype
-        tensors do not hold or does not go into that layout, BlobTypeError when the blob holds something else.
+        The tensor is packed, or in the layout of `descriptor`, and on `device`: by default where it is, a new one on
+        the host. Raises ShapeError for what is no array, has a dtype tensors do not hold or does not go into that
+        layout, BlobTypeError when the blob holds something else, DeviceError for an unknown device.
         """
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:  # lists of unequal lengths
             raise ShapeError(f"blob {name!r} cannot be fed: {error}") from None
-        self.create_blob(name).tensor().feed(array, descriptor)
+        blob = self.create_blob(name)
+        if device is not None:
+            place = Device.parse(device) if isinstance(device, str) else device
+            if blob.value is None or blob.get(Tensor).device != place:
+                blob.value = Tensor(make_context(place))
+        blob.tensor().feed(array, descriptor)
 
     def adopt_blob(self, name: str, array: npt.NDArray[Any]) -> None:
         """Make `array`'s own memory the content of blob `name`, read-only and without a copy (for parameters)."""
