@@ -1,8 +1,8 @@
 """What goes wrong, and what is guaranteed then: the documented exception within one chain, and nothing else disturbed.
 
 `docs/failures.md` is the table of these. Every test has a run in flight beside the failing one, which must end with the
-right bytes, runs the executor again afterwards, and counts threads, streams, device bytes and replicas. Interleavings are forced
-with gates inside operators; nothing sleeps.
+right bytes, runs the executor again afterwards, and counts threads, streams, device bytes and replicas before and
+after. Interleavings are forced with gates inside operators; nothing sleeps.
 """
 
 from __future__ import annotations
