@@ -139,7 +139,7 @@ class Preparation:
         for operator in operators:
             operator.check_output_layouts()
         _own_what_is_written(operators, inputs)
-        dynamic = _dynamic_operators(graph, constants)
+        dynamic = dynamic_operators(graph, constants)
         self.steps: list[Step] = []
         seconds: list[float] = []
         self.seconds = seconds
@@ -256,7 +256,7 @@ def _static_outputs(operators: Sequence[Operator], dynamic: frozenset[int]) -> l
     return list(blobs.values())
 
 
-def _dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:
+def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:
     """Operators whose output shapes cannot be told from the input shapes alone, and all that follow from them.
 
     A blob with one such writer counts as dynamic for all its writers, so that none of them keeps an array that

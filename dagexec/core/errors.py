@@ -87,6 +87,14 @@ class WorkerLostError(DagexecError):
     """A worker thread died in the middle of the run: something raised in it outside any operator (the `__cause__`)."""
 
 
+class HazardError(DagexecError):
+    """Accesses to one memory that nothing orders were found in a run. `races` describes each of them."""
+
+    def __init__(self, message: str, races: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.races = races
+
+
 class RunCancelledError(DagexecError):
     """The run was cancelled before it finished."""
 

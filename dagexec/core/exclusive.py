@@ -7,8 +7,11 @@ each turn also waits, on the device, for the event that the turn before has reco
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
 
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
@@ -18,6 +21,50 @@ from dagexec.core.threads import threads
 STATES_PER_DEVICE = 4
 
 _turns = itertools.count()
+_watched = threading.local()
+
+
+@dataclass
+class WatchedTurns:
+    """Names of the turns that a thread is taking at this moment, and of all it has taken since it is watched."""
+
+    held: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
+
+
+def watch_turns() -> WatchedTurns:
+    """Watch the turns that the calling thread takes from now on, until it is called again. For checks."""
+    turns = _watched.turns = WatchedTurns()
+    return turns
+
+
+class TurnLock:
+    """The lock of what is used in turns, by its name; tells `watch_turns` who holds it. Used as a context manager."""
+
+    __slots__ = ("_lock", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threads().lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        turns: WatchedTurns | None = getattr(_watched, "turns", None)
+        if turns is not None:
+            turns.held.add(self.name)
+            turns.taken.add(self.name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        turns: WatchedTurns | None = getattr(_watched, "turns", None)
+        if turns is not None:
+            turns.held.discard(self.name)
+        self._lock.release()
+
+    def locked(self) -> bool:
+        """True while somebody holds it."""
+        return self._lock.locked()
 
 
 class StreamMutex:
@@ -30,7 +77,7 @@ class StreamMutex:
     def __init__(self, name: str, runtime: DeviceRuntime) -> None:
         self.name = name
         self._runtime = runtime
-        self._lock = threads().lock()
+        self._lock = TurnLock(name)
         self._last: Event | None = None
 
     @contextmanager
@@ -72,7 +119,7 @@ class LibraryState:
         self.user: Stream | None = None
         self._runtime = runtime
         self._workspace = runtime.allocate(0)
-        self._lock = threads().lock()
+        self._lock = TurnLock(self.name)
 
     def workspace(self, nbytes: int) -> Array:
         """At least `nbytes` of the state's memory. Use it within `use` only, for work on the state's stream.

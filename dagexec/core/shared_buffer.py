@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, Context, Device, check_fits, make_context
 from dagexec.core.errors import DeviceError, MissingBlobError
-from dagexec.core.exclusive import StreamMutex
+from dagexec.core.exclusive import StreamMutex, TurnLock
 from dagexec.core.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SharedBuffer:
         device = context.device
         self.name = f"shared buffer of {device}"
         self.turns = None if device == CPU else StreamMutex(self.name, runtime_of(device))
-        self._use = threading.Lock()
+        self._use = TurnLock(self.name)
         self._announce = threading.Lock()
         self._needed = 0
         self._memory = context.allocate(0)

@@ -6,15 +6,19 @@ conflicting accesses are unordered. `detector` finds the same at run time, from 
 
 from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses
 from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, check_plan
+from dagexec.scheduler.hazards.detector import Detector, Race, detecting
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 
 __all__ = [
     "Accesses",
+    "Detector",
     "HappensBefore",
     "Proof",
+    "Race",
     "Resource",
     "UnorderedAccesses",
     "check_plan",
+    "detecting",
     "named_accesses",
     "prepared_accesses",
 ]

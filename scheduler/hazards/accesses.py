@@ -21,7 +21,7 @@ from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.shared_buffer import shared_buffer_forced
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.preparation import CheckedStep
+from dagexec.scheduler.preparation import CheckedStep, dynamic_operators
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -143,19 +143,19 @@ def named_accesses(graph: Graph) -> Accesses:
     return found.finished()
 
 
-def prepared_accesses(graph: Graph, operators: Sequence[Operator], steps: Sequence[Step]) -> Accesses:
+def prepared_accesses(graph: Graph, operators: Sequence[Operator], steps: Sequence[Step] | None = None) -> Accesses:
     """The accesses of a net whose operators are bound to tensors: blobs go by the memory they have.
 
     A view that has nothing to do touches nothing. What a run may yet give other memory, since its shape depends on
-    values, goes by name, and so does a tensor without elements.
+    values, goes by name, and so does a tensor without elements. Without the `steps` that were prepared, that is told
+    from the graph.
     """
     found = _Collection(len(graph))
-    dynamic = {
-        id(blob)
-        for operator, step in zip(operators, steps, strict=True)
-        if isinstance(step, CheckedStep)
-        for blob in operator.output_blobs
-    }
+    if steps is None:
+        unsettled = dynamic_operators(graph, frozenset())
+    else:
+        unsettled = frozenset(index for index, step in enumerate(steps) if isinstance(step, CheckedStep))
+    dynamic = {id(blob) for index in unsettled for blob in operators[index].output_blobs}
     blobs = {id(blob): blob for operator in operators for blob in (*operator.input_blobs, *operator.output_blobs)}
     regions = {key: region for key, blob in blobs.items() if key not in dynamic and (region := region_of(blob))}
     numbers = _memory_resources(found, regions, {key: blob.name for key, blob in blobs.items()})
@@ -170,7 +170,7 @@ def prepared_accesses(graph: Graph, operators: Sequence[Operator], steps: Sequen
             return numbers[key]
         return [found.resource(key, f"blob {blobs[key].name!r}")]
 
-    for index, (operator, step) in enumerate(zip(operators, steps, strict=True)):
+    for index, operator in enumerate(operators):
         outputs = [id(blob) for blob in operator.output_blobs]
         if index in graph.views and outputs[0] in regions:
             source = regions.get(id(operator.input_blobs[0]))
@@ -178,7 +178,7 @@ def prepared_accesses(graph: Graph, operators: Sequence[Operator], steps: Sequen
             if source is not None and (source.space, source.low, source.high) == (
                 target.space, target.low, target.high
             ):  # fmt: skip
-                if step is nothing_to_do:
+                if steps is not None and steps[index] is nothing_to_do:
                     continue
                 outputs = outputs[1:]
         for blob in operator.input_blobs:

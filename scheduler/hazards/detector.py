@@ -1,0 +1,380 @@
+"""Detector: an observer that finds unordered accesses while a net runs, with a vector clock for each strand of work.
+
+A strand is what one execution of a chain does on one stream, or on the host. Its clock (Fidge 1988, Mattern 1989) says
+which operators come before what it does next. A clock has a component a strand, and since an operator belongs to one,
+the clock is kept as the set of operators, a bit each: joining two clocks is one `|`, and asking whether an access comes
+before, FastTrack's comparison of an epoch with a clock (Flanagan, Freund 2009), is one bit. Per resource the last
+writer and the readers since are kept, as there.
+
+All of it is worked out on the host while work is launched, since the order on a device is settled then. What happened
+to be ordered in this run only, by chance, is left out, so that what is missing is found whatever the schedule was:
+
+    host      a chain begins after its parents in the plan, not after what its worker did before
+    stream    the strand of a chain begins after the earlier strands on that stream whose chains the plan launches
+              before it, not after those that came first by chance; two chains without a dependency are found even
+              when they share a stream
+    event     a strand that waits for an event, or a host thread that does, goes on after the strand that recorded it,
+              if the plan launches that chain before
+    turns     who follows a turn at working memory is not ordered after it for any other memory
+
+For working memory itself that is too strict: there, two users that held one mutex may have come in either order. On a
+device their work must then have been ordered by what the streams really waited for, chance included.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from dagexec.core.device import CPU
+from dagexec.core.errors import HazardError
+from dagexec.core.exclusive import WatchedTurns, watch_turns
+from dagexec.core.graph import Hazard
+from dagexec.core.operator import Operator
+from dagexec.core.runtime import Event, Kernel, Stream
+from dagexec.core.tensor import binding_epoch
+from dagexec.core.threads import threads
+from dagexec.scheduler.hazards.accesses import Accesses, prepared_accesses
+from dagexec.scheduler.observers import ObservedRun, Observer
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses that nothing orders, seen in a run.
+
+    Attributes:
+        resource: what both touch.
+        kind: RAW, WAR or WAW, as the list of operators has it.
+        earlier, later: the labels of the operators, in list order.
+        earlier_place, later_place: the stream or worker that each was on.
+    """
+
+    resource: str
+    kind: Hazard
+    earlier: str
+    later: str
+    earlier_place: str
+    later_place: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind.name} on {self.resource}: {self.earlier} ({self.earlier_place}) and {self.later} "
+            f"({self.later_place}) are not ordered"
+        )
+
+
+@dataclass(slots=True)
+class _Access:
+    """An access that was made: the operator's bit, where it was, and the mutexes it held."""
+
+    bit: int
+    run: _RunClocks
+    operator: int
+    place: str
+    held: frozenset[str]
+    on_host: bool
+
+
+@dataclass(slots=True)
+class _Shadow:
+    """What is kept of a resource: the last writer, and the readers since."""
+
+    writer: _Access | None = None
+    readers: list[_Access] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The clocks of an event: of the strand that recorded it, and of its stream as it really was."""
+
+    run: _RunClocks
+    chain: int
+    clock: int
+    actual: int
+
+
+class _RunClocks:
+    """The clocks of one run.
+
+    Attributes:
+        base: the number of the bit of operator 0.
+        host: per chain, the clock of its host strand; of a chain that has ended, that of its end.
+        launched: per chain, the chains that the plan launches before it, as bits.
+        ended: chains that the host has left.
+        strands: per stream, the chains that have put work there and their clocks, in order.
+    """
+
+    def __init__(self, run: ObservedRun, accesses: Accesses, base: int, before: int) -> None:
+        self.run = run
+        self.accesses = accesses
+        self.base = base
+        self.before = before
+        count = len(run.chains)
+        self.host = [before] * count
+        self.launched = [0] * count
+        self.ended = [False] * count
+        self.strands: dict[Stream, dict[int, int]] = {}
+        self.shadows: dict[int, _Shadow] = {}
+
+    @property
+    def everything(self) -> int:
+        """The clock of the end of the run."""
+        return self.before | ((1 << len(self.run.graph)) - 1) << self.base
+
+    def begin(self, chain: int) -> None:
+        """The host strand of `chain` begins."""
+        for parent in self.run.parents[chain]:
+            if self.ended[parent]:
+                self.host[chain] |= self.host[parent]
+                self.launched[chain] |= self.launched[parent] | 1 << parent
+
+    def comes_before(self, other: int, chain: int) -> bool:
+        """True when the plan launches chain `other` before `chain`, or they are the same."""
+        return other == chain or bool(self.launched[chain] >> other & 1)
+
+    def strand(self, chain: int, stream: Stream) -> int:
+        """The clock of `chain` on `stream`; begins the strand."""
+        strands = self.strands.setdefault(stream, {})
+        clock = strands.get(chain, 0) | self.host[chain]
+        if chain not in strands:
+            for other, known in strands.items():
+                if self.launched[chain] >> other & 1:
+                    clock |= known
+        strands[chain] = clock
+        return clock
+
+
+class _Working(threading.local):
+    """What the calling thread works on: a chain of a run, an operator of it, and the mutexes taken for that."""
+
+    clocks: _RunClocks | None = None
+    chain = -1
+    operator: int | None = None
+    turns: WatchedTurns | None = None
+
+
+class Detector(Observer):
+    """Finds unordered accesses of the runs it is told of: pass it as `trace` to `run`, of any nets at once.
+
+    Streams must tell it what is launched (`core.runtime.StreamObserver`), as those of `sim` do. `races` are those
+    found so far, each pair of operators once a resource; `accesses` counts how many were looked at.
+    """
+
+    def __init__(self) -> None:
+        self.races: list[Race] = []
+        self.accesses = 0
+        self._lock = threads().lock()
+        self._working = _Working()
+        self._runs: dict[ObservedRun, _RunClocks] = {}
+        self._known: weakref.WeakKeyDictionary[Operator, tuple[int, Accesses]] = weakref.WeakKeyDictionary()
+        self._ended: dict[int, int] = {}
+        self._next_bit = 0
+        self._events: weakref.WeakKeyDictionary[Event, _Recorded] = weakref.WeakKeyDictionary()
+        self._actual: dict[Stream, int] = {}
+        self._turns: dict[tuple[str, int], list[_Access]] = {}
+        self._found: set[tuple[str, str, str]] = set()
+
+    def raise_found(self) -> None:
+        """Raise HazardError, with all of them, if any race was found."""
+        if self.races:
+            more = f" (and {len(self.races) - 1} more)" if len(self.races) > 1 else ""
+            raise HazardError(f"{self.races[0]}{more}", tuple(map(str, self.races)))
+
+    def run_started(self, run: ObservedRun) -> None:
+        """Clocks for the run: it comes after the earlier runs of its net."""
+        with self._lock:
+            before = self._ended.get(id(run.operators), 0)
+            self._runs[run] = _RunClocks(run, self._accesses_of(run), self._next_bit, before)
+            self._next_bit += len(run.graph)
+
+    def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
+        """Later runs of the net come after it; all that is known is forgotten when no run is under way."""
+        with self._lock:
+            clocks = self._runs.pop(run)
+            self._ended[id(run.operators)] = clocks.everything
+            if not self._runs:
+                self._next_bit = 0
+                for known in (self._ended, self._events, self._actual, self._turns):
+                    known.clear()
+
+    def chain_started(self, run: ObservedRun, chain: int, worker: str, ready: int, start: int) -> None:
+        """The calling thread works on `chain` now."""
+        with self._lock:
+            working = self._working
+            working.clocks, working.chain, working.operator = self._runs[run], chain, None
+            working.clocks.begin(chain)
+
+    def chain_stopped(
+        self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
+    ) -> None:
+        """Its children may begin."""
+        with self._lock:
+            self._runs[run].ended[chain] = True
+            self._working.clocks = None
+
+    def operator_started(self, run: ObservedRun, operator: int, worker: str) -> None:
+        """The calling thread works on `operator` now."""
+        working = self._working
+        working.operator, working.turns = operator, watch_turns()
+
+    def operator_stopped(
+        self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
+    ) -> None:
+        """What ran on the host has made its accesses."""
+        working = self._working
+        clocks, working.operator = working.clocks, None
+        if clocks is None or run.graph.device(operator) != CPU:
+            return
+        with self._lock:
+            clock = clocks.host[working.chain]
+            taken = frozenset(working.turns.taken if working.turns is not None else ())
+            access = _Access(clocks.base + operator, clocks, operator, f"worker {worker}", taken, True)
+            self._touch(access, clock, clock)
+            clocks.host[working.chain] = clock | 1 << access.bit
+
+    def launched(self, stream: Stream, kernel: Kernel) -> None:
+        """The kernel of an operator makes its accesses at this place of `stream`."""
+        working = self._working
+        clocks, operator = working.clocks, working.operator
+        if clocks is None:
+            return
+        with self._lock:
+            clock = clocks.strand(working.chain, stream)
+            actual = self._actual.get(stream, 0) | clock
+            if operator is not None and kernel.operator is clocks.run.operators[operator]:
+                held = frozenset(working.turns.held if working.turns is not None else ())
+                access = _Access(clocks.base + operator, clocks, operator, stream.name, held, False)
+                self._touch(access, clock, actual)
+                clocks.strands[stream][working.chain] = clock | 1 << access.bit
+                actual |= 1 << access.bit
+            self._actual[stream] = actual
+
+    def recorded(self, stream: Stream, event: Event) -> None:
+        """The event has the clock of the strand."""
+        working = self._working
+        if working.clocks is None:
+            return
+        with self._lock:
+            clock = working.clocks.strand(working.chain, stream)
+            actual = self._actual[stream] = self._actual.get(stream, 0) | clock
+            self._events[event] = _Recorded(working.clocks, working.chain, clock, actual)
+
+    def waits(self, stream: Stream, event: Event) -> None:
+        """The strand goes on after the event's."""
+        working = self._working
+        if working.clocks is None:
+            return
+        with self._lock:
+            found = self._events.get(event)
+            if found is None:
+                return
+            clock = working.clocks.strand(working.chain, stream)
+            if self._orders(found):
+                clock = working.clocks.strands[stream][working.chain] = clock | found.clock
+            self._actual[stream] = self._actual.get(stream, 0) | clock | found.actual
+
+    def host_waited(self, event: Event | Stream) -> None:
+        """The host strand goes on after the event's, or after those on the stream."""
+        clocks, chain = self._working.clocks, self._working.chain
+        if clocks is None:
+            return
+        with self._lock:
+            if isinstance(event, Stream):
+                for other, clock in clocks.strands.get(event, {}).items():
+                    if clocks.comes_before(other, chain):
+                        clocks.host[chain] |= clock
+                return
+            found = self._events.get(event)
+            if found is not None and self._orders(found):
+                clocks.host[chain] |= found.clock
+
+    def _orders(self, found: _Recorded) -> bool:
+        """True when the calling thread's strand comes after the event in every schedule that has the same waits.
+
+        While an operator is launched, what it waits for of other chains are turns.
+        """
+        working = self._working
+        if found.run is not working.clocks:
+            return False
+        if working.operator is not None:
+            return found.chain == working.chain
+        return found.run.comes_before(found.chain, working.chain)
+
+    def _touch(self, access: _Access, clock: int, actual: int) -> None:
+        """Hold the accesses of an operator against those before. Call with the lock held."""
+        clocks, operator = access.run, access.operator
+        resources = clocks.accesses.resources
+        for number in clocks.accesses.writes[operator]:
+            if resources[number].exclusive:
+                self._take_turn(access, resources[number].name, clock, actual)
+                continue
+            shadow = clocks.shadows.setdefault(number, _Shadow())
+            for other in (shadow.writer, *shadow.readers):
+                if other is not None and other.bit != access.bit:
+                    self._hold_against(other, access, clock, number)
+            shadow.writer, shadow.readers = access, []
+            self.accesses += 1
+        written = clocks.accesses.writes[operator]
+        for number in clocks.accesses.reads[operator]:
+            if number not in written:
+                shadow = clocks.shadows.setdefault(number, _Shadow())
+                if shadow.writer is not None:
+                    self._hold_against(shadow.writer, access, clock, number)
+                shadow.readers.append(access)
+                self.accesses += 1
+
+    def _hold_against(self, before: _Access, access: _Access, clock: int, number: int) -> None:
+        if not clock >> before.bit & 1:
+            self._report(before, access, access.run.accesses.resources[number].name, self._kind(before, access, number))
+
+    def _kind(self, before: _Access, access: _Access, number: int) -> Hazard:
+        accesses = access.run.accesses
+        earlier, later = sorted((before.operator, access.operator))
+        if number not in accesses.writes[later]:
+            return Hazard.RAW
+        if number not in accesses.writes[earlier]:
+            return Hazard.WAR
+        return Hazard.RAW if number in accesses.reads[later] else Hazard.WAW
+
+    def _take_turn(self, access: _Access, name: str, clock: int, actual: int) -> None:
+        operator = access.run.run.operators[access.operator]
+        memory = operator.shared_buffer if _is_of(operator.shared_buffer, name) else operator.library_state
+        users = self._turns.setdefault((name, id(memory)), [])
+        for other in users:
+            excluded = other.held & access.held and (access.on_host or actual >> other.bit & 1)
+            if not clock >> other.bit & 1 and not excluded:
+                self._report(other, access, name, Hazard.WAW)
+        users.append(access)
+        self.accesses += 1
+
+    def _report(self, before: _Access, access: _Access, resource: str, kind: Hazard) -> None:
+        first, second = sorted((before, access), key=lambda found: found.operator)
+        labels = [found.run.run.graph.label(found.operator) for found in (first, second)]
+        key = (resource, labels[0], labels[1])
+        if key not in self._found:
+            self._found.add(key)
+            self.races.append(Race(resource, kind, labels[0], labels[1], first.place, second.place))
+
+    def _accesses_of(self, run: ObservedRun) -> Accesses:
+        if not run.operators:
+            return Accesses((), (), ())
+        epoch = binding_epoch()
+        known = self._known.get(run.operators[0])
+        if known is None or known[0] != epoch:
+            known = self._known[run.operators[0]] = (epoch, prepared_accesses(run.graph, run.operators))
+        return known[1]
+
+
+def _is_of(memory: object, name: str) -> bool:
+    return getattr(memory, "name", None) == name
+
+
+@contextmanager
+def detecting() -> Iterator[Detector]:
+    """A detector to pass as `trace`; raises HazardError at the end of the block if it has found a race."""
+    detector = Detector()
+    yield detector
+    detector.raise_found()
