@@ -215,4 +215,19 @@ def array_on(buffer: npt.NDArray[Any], shape: tuple[int, ...], meta: TypeMeta) -
     return buffer[: count * meta.itemsize].view(meta.numpy).reshape(shape)
 
 
+def _sim_context(device: Device, seed: int | None) -> Context:
+    from dagexec.core.sim import SimContext
+
+    return SimContext(device, seed)
+
+
+def _copy_of_sim(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+    from dagexec.core.sim import copy_blocking
+
+    copy_blocking(destination, source)
+
+
 register_context("cpu", CPUContext)
+register_context("sim", _sim_context)
+for _pair in (("sim", "cpu"), ("cpu", "sim"), ("sim", "sim")):
+    register_copy(*_pair, _copy_of_sim)

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy.typing as npt
@@ -317,7 +316,21 @@ class DeviceRuntime(ABC):
         """Counts at this moment."""
 
 
-_factories: dict[str, Callable[[Device], DeviceRuntime]] = {}
+def _host_runtime(device: Device) -> DeviceRuntime:
+    from dagexec.core.host import HostRuntime
+
+    return HostRuntime(device)
+
+
+def _sim_runtime(device: Device) -> DeviceRuntime:
+    from dagexec.core.sim import new_runtime
+
+    return new_runtime(device)
+
+
+_factories: dict[str, Callable[[Device], DeviceRuntime]] = {"cpu": _host_runtime, "sim": _sim_runtime}
+_runtimes: dict[Device, DeviceRuntime] = {}
+_runtimes_lock = threading.Lock()
 
 
 def register_runtime(kind: str, factory: Callable[[Device], DeviceRuntime]) -> None:
@@ -325,10 +338,30 @@ def register_runtime(kind: str, factory: Callable[[Device], DeviceRuntime]) -> N
     _factories[kind] = factory
 
 
-@cache
 def runtime_of(device: Device) -> DeviceRuntime:
     """The runtime of `device`. Raises DeviceError when there is no such device here."""
+    found = _runtimes.get(device)
+    if found is not None:
+        return found
     factory = _factories.get(device.kind)
     if factory is None:
         raise DeviceError(f"device {device} has no runtime here; kinds that have one: {', '.join(sorted(_factories))}")
-    return factory(device)
+    with _runtimes_lock:
+        found = _runtimes.get(device)
+        if found is None:
+            found = _runtimes[device] = factory(device)
+        return found
+
+
+def installed_runtime(device: Device) -> DeviceRuntime | None:
+    """The runtime of `device` if it has been made."""
+    return _runtimes.get(device)
+
+
+def install_runtime(device: Device, runtime: DeviceRuntime | None) -> None:
+    """Make `runtime` the one of `device` from now on; with None, a new one is made when it is needed."""
+    with _runtimes_lock:
+        if runtime is None:
+            _runtimes.pop(device, None)
+        else:
+            _runtimes[device] = runtime
