@@ -20,6 +20,7 @@ lint: $(VENV)/.installed-dev
 
 benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scheduler_cost.py --json benchmarks/results/scheduler_cost.json
+	$(BIN)/python benchmarks/hazard_check.py --json benchmarks/results/hazard_check.json
 	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json
 
 	$(BIN)/python benchmarks/conv.py --json benchmarks/results/conv.json

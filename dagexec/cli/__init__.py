@@ -11,6 +11,7 @@ import sys
 import typer
 from rich.console import Console
 
+from dagexec.cli.check import check_command
 from dagexec.cli.compare import compare_command
 from dagexec.cli.inspect import inspect_command
 from dagexec.cli.operators import operators_command
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("compare")(compare_command)
 app.command("inspect")(inspect_command)
+app.command("check")(check_command)
 app.command("operators")(operators_command)
 app.command("stress")(stress_command)
 

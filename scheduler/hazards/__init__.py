@@ -5,7 +5,7 @@ conflicting accesses are unordered. `detector` finds the same at run time, from 
 """
 
 from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses
-from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, check_plan
+from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, check_net, check_plan
 from dagexec.scheduler.hazards.detector import Detector, Race, detecting
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 
@@ -17,6 +17,7 @@ __all__ = [
     "Race",
     "Resource",
     "UnorderedAccesses",
+    "check_net",
     "check_plan",
     "detecting",
     "named_accesses",

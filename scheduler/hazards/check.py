@@ -19,10 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagexec.core.graph import Graph, Hazard
-from dagexec.scheduler.hazards.accesses import Accesses, named_accesses
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses
 from dagexec.scheduler.hazards.happens_before import HappensBefore
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.synchronisation import Synchronisation
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.plan import Plan, build_sequence
+from dagexec.scheduler.synchronisation import Synchronisation, finished_chains, synchronise
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,22 @@ def check_plan(
         pairs_checked=pairs,
         unordered=tuple(unordered),
     )
+
+
+def check_net(net: BaseNet, streams: int | None = None) -> Proof:
+    """Prove that runs of `net`, for the shapes its blobs have now, order all conflicting accesses; prepares if need be.
+
+    `streams` are those of each device in all, where the net's own number is not meant. Raises what preparing raises.
+    """
+    preparation = net.prepared()
+    accesses = prepared_accesses(net.graph, net.operators, preparation.steps)
+    if isinstance(net, AsyncDAGNet):
+        own = net.num_workers * net.streams.per_worker
+        plan = preparation.plan
+        found = net.synchronisation(plan) if streams in (None, own) else synchronise(plan, net.guards(), streams)
+        return check_plan(plan, found, accesses, streams or own)
+    plan = preparation.plan if isinstance(net, DAGNet) else build_sequence(net.graph)
+    return check_plan(plan, finished_chains(plan, net.guards()), accesses, streams, finished=True)
 
 
 def _conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[Pair]:
