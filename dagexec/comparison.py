@@ -1,15 +1,19 @@
 """Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
 
-Every runtime is measured beside what its graph allows: from the operator times that SimpleNet shows, the chains of
-the graph and list scheduling give the speed-up that W workers can reach (`predicted`), and the critical path the one
-that no number of workers can beat (`bound`).
+Every runtime is measured beside what its graph allows. SimpleNet shows the operator times, alone and on all cores at
+once, and what a run costs beyond them; list scheduling of the chains then predicts the milliseconds of W workers
+(`dagexec.what_if`). From operator times alone it gives the speed-up that W workers can reach (`predicted`), and the
+critical path the one that no number of workers can beat (`bound`).
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,13 +29,16 @@ from dagexec.executor import Executor
 from dagexec.executor import compile as compile_model
 from dagexec.model_source import ModelSource, load_model
 from dagexec.replicas import initialised
+from dagexec.scheduler import intra_op
+from dagexec.scheduler.calibration import measure_costs
 from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.simulate import predict_makespan, replan
+from dagexec.scheduler.simulate import predict_makespan, retimed
 from dagexec.scheduler.trace import Trace
+from dagexec.what_if import LAUNCH_SECONDS, Calibration, WhatIf, slowdown_up_to, what_if
 
 Array = npt.NDArray[Any]
 
-_TRACED_RUNS = 5
+_LEAST_TRACED_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,9 @@ class RuntimeResult:
     """One runtime's row.
 
     Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
-    SimpleNet's median. `largest_difference` is from SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN
-    count too.
+    SimpleNet's median. `predicted_ms` is what the calibration predicts for this plan and these workers (for SimpleNet,
+    its operators' times alone), `predicted_ratio` that over the measured median. `largest_difference` is from
+    SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
     """
 
     net_type: str
@@ -49,6 +57,8 @@ class RuntimeResult:
     median_ms: float
     quartile_1_ms: float
     quartile_3_ms: float
+    predicted_ms: float
+    predicted_ratio: float
     speed_up: float
     predicted: float
     bound: float
@@ -58,13 +68,14 @@ class RuntimeResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows for one model. `operator_seconds` are the medians under SimpleNet, in list order."""
+    """All rows for one model, what the predictions started from, and those for other machines that were asked for."""
 
     model: str
     operators: int
     repeat: int
     rows: tuple[RuntimeResult, ...]
-    operator_seconds: tuple[float, ...]
+    calibration: Calibration
+    what_if: tuple[WhatIf, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -118,61 +129,104 @@ def compare(
     repeat: int = 15,
     feeds: Mapping[str, Array] | None = None,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
-    progress: Callable[[], object] = lambda: None,
+    what_if_workers: Sequence[int] = (),
+    what_if_streams: Sequence[int] = (),
+    launch_seconds: float = LAUNCH_SECONDS,
+    progress: Callable[[float], object] = lambda _done: None,
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
-    One thread an operator everywhere. `operator_arguments` are those of `compile`; `progress` is called after every
-    run. Raises what `compile` and `run` raise.
+    One thread an operator everywhere. `operator_arguments` are those of `compile`. Predict the times of
+    `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an operator.
+    `progress` is called after every run with the share that is done, up to 1. Raises what `compile` and `run` raise.
     """
     model = initialised(load_model(source))
     inputs = random_feeds(model) if feeds is None else feeds
     executors: dict[tuple[str, int], Executor] = {}
+    cores = min(max([1, *workers]), intra_op.available_cores())
 
-    def compiled(net_type: str, count: int) -> Executor:
-        return compile_model(model, net_type=net_type, num_workers=count, operator_arguments=operator_arguments)
+    def compiled(net_type: str, count: int, replicas: int = 1) -> Executor:
+        return compile_model(
+            model, net_type=net_type, num_workers=count, replicas=replicas, operator_arguments=operator_arguments
+        )
 
-    try:
-        executors["simple", 1] = compiled("simple", 1)
+    with ExitStack() as stack:
+        executors["simple", 1] = stack.enter_context(compiled("simple", 1))
         for net_type in net_types:
             for count in (1,) if net_type == "simple" else workers:
                 key = (net_type, count)
                 if key not in executors:
-                    executors[key] = compiled(net_type, count)
+                    executors[key] = stack.enter_context(compiled(net_type, count))
+        crowd = stack.enter_context(compiled("simple", cores, cores)) if cores > 1 else None
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
-        seconds = _measure(executors, inputs, repeat, progress)
-        operator_seconds = _operator_seconds(executors["simple", 1], inputs)
-        plans = {key: replan(executor.net().plan, operator_seconds) for key, executor in executors.items()}
-    finally:
-        for executor in executors.values():
-            executor.close()
+        alone, crowded = Trace(), Trace()
+        seconds = _measure(executors, crowd, inputs, repeat, (alone, crowded), progress)
+        plans = {key: executor.net().plan for key, executor in executors.items()}
     base = statistics.median(seconds["simple", 1])
-    rows = tuple(_row(key, plans[key], seconds[key], base, outputs["simple", 1], outputs[key]) for key in executors)
-    return Comparison(model.name, len(operator_seconds), repeat, rows, tuple(operator_seconds))
+    plan = plans[next((key for key in plans if key[0] != "simple"), ("simple", 1))]
+    calibration = _calibrate(plan, base, cores, alone, crowded)
+    rows = tuple(
+        _row(key, plans[key], seconds[key], base, calibration, outputs["simple", 1], outputs[key]) for key in executors
+    )
+    predictions = what_if(plan, calibration, what_if_workers, what_if_streams, launch_seconds)
+    return Comparison(model.name, len(plan.graph), repeat, rows, calibration, predictions)
 
 
 def _measure(
     executors: Mapping[tuple[str, int], Executor],
+    crowd: Executor | None,
     inputs: Mapping[str, Array],
     repeat: int,
-    progress: Callable[[], object],
+    traces: tuple[Trace, Trace],
+    progress: Callable[[float], object],
 ) -> dict[tuple[str, int], list[float]]:
-    """Seconds of each run, every executor once a round, so that a slow moment of the machine hits all alike."""
+    """Seconds of each run, every executor once a round, so that a slow moment of the machine hits all alike.
+
+    In each round SimpleNet runs once under a trace alone, and once in all replicas of `crowd` at the same time; further
+    rounds of these alone follow when `repeat` is small. Each round begins with another executor, as what ran just
+    before leaves the caches and the cores in its own way.
+    """
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in executors}
-    for _ in range(repeat):
-        for key, executor in executors.items():
+    rounds = max(repeat, _LEAST_TRACED_RUNS)
+    total = repeat * len(executors) + rounds * (1 if crowd is None else 2)
+    done = itertools.count(1)
+    alone, crowded = traces
+    simple = executors["simple", 1]
+    keys = list(executors)
+    for number in range(rounds):
+        first = number % len(keys)
+        for key in (*keys[first:], *keys[:first]) if number < repeat else ():
             start = time.perf_counter()
-            executor.run(inputs)
+            executors[key].run(inputs)
             seconds[key].append(time.perf_counter() - start)
-            progress()
+            progress(next(done) / total)
+        simple.run(inputs, trace=alone)
+        progress(next(done) / total)
+        if crowd is not None:
+            _run_at_once(crowd, inputs, crowded)
+            progress(next(done) / total)
     return seconds
 
 
-def _operator_seconds(executor: Executor, inputs: Mapping[str, Array]) -> list[float]:
-    trace = Trace()
-    for _ in range(_TRACED_RUNS):
-        executor.run(inputs, trace=trace)
-    return trace.operator_seconds(len(executor.graph))
+def _run_at_once(crowd: Executor, inputs: Mapping[str, Array], trace: Trace) -> None:
+    """Every worker of `crowd` runs the net at the same time."""
+    with ThreadPoolExecutor(crowd.num_workers) as callers:
+        for call in [callers.submit(crowd.run, inputs, trace=trace) for _ in range(crowd.num_workers)]:
+            call.result()
+
+
+def _calibrate(plan: Plan, simple_seconds: float, cores: int, alone: Trace, crowded: Trace) -> Calibration:
+    operator_seconds = tuple(alone.operator_seconds(len(plan.graph)))
+    work = sum(operator_seconds)
+    slowdown = sum(crowded.operator_seconds(len(plan.graph))) / work if cores > 1 and work else 1.0
+    costs = measure_costs(plan)
+    return Calibration(
+        operator_seconds=operator_seconds,
+        run_seconds=max(0.0, simple_seconds - work),
+        chain_seconds=costs.chain_seconds,
+        wake_seconds=costs.wake_seconds,
+        slowdown=slowdown_up_to(cores, slowdown),
+    )
 
 
 def _row(
@@ -180,6 +234,7 @@ def _row(
     plan: Plan,
     seconds: Sequence[float],
     base: float,
+    calibration: Calibration,
     expected: Mapping[str, Array],
     found: Mapping[str, Array],
 ) -> RuntimeResult:
@@ -187,6 +242,8 @@ def _row(
     median = statistics.median(seconds)
     quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
     alone = net_type == "simple"
+    timed = retimed(plan, calibration.operator_seconds)
+    predicted = timed.work if alone else calibration.predict(plan, calibration.machine(workers))
     return RuntimeResult(
         net_type=net_type,
         workers=workers,
@@ -194,9 +251,11 @@ def _row(
         median_ms=median * 1e3,
         quartile_1_ms=quartiles[0] * 1e3,
         quartile_3_ms=quartiles[2] * 1e3,
+        predicted_ms=predicted * 1e3,
+        predicted_ratio=predicted / median,
         speed_up=base / median,
-        predicted=1.0 if alone else _ratio(plan.work, predict_makespan(plan, workers)),
-        bound=1.0 if alone else _ratio(plan.work, plan.critical_path),
+        predicted=1.0 if alone else _ratio(timed.work, predict_makespan(timed, workers)),
+        bound=1.0 if alone else _ratio(timed.work, timed.critical_path),
         largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
         same_bytes=all(expected[name].tobytes() == found[name].tobytes() for name in expected),
     )

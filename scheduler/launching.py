@@ -28,6 +28,7 @@ from dagexec.core.runtime import (
     runtime_of,
     wait_for,
 )
+from dagexec.core.tensor import Tensor
 from dagexec.core.threads import threads
 from dagexec.scheduler.observers import ObservedRun
 from dagexec.scheduler.preparation import Preparation
@@ -46,6 +47,7 @@ class DeviceStreams:
         self._priority = priority
         self._lock = threads().lock()
         self._leased: list[Stream] = []
+        self._tails: dict[Stream, Event | None] = {}
         self._thread = threading.local()
 
     def all(self) -> list[Stream]:
@@ -54,9 +56,10 @@ class DeviceStreams:
             return list(self._leased)
 
     def choose(self, parents: Sequence[Event]) -> Stream:
-        """A stream for the calling thread: where one of `parents` is, or one that is idle, or the next in turn.
+        """A stream for the calling thread: one that ends with one of `parents`, or that is idle, or the next in turn.
 
-        On a parent's stream the chain need not wait for it, and no other chain is held up meanwhile.
+        Right behind a parent the chain need not wait for it, and no other chain is held up meanwhile. Behind anything
+        else it would be: the children of one parent would all queue up on its stream.
         """
         try:
             mine: list[Stream] = self._thread.mine
@@ -64,12 +67,18 @@ class DeviceStreams:
             mine = self._thread.mine = self._lease()
         if len(mine) == 1:
             return mine[0]
-        chosen = next((event.stream for event in parents if event.stream in mine), None)
+        tails = self._tails
+        chosen = next((stream for event in parents for stream in mine if tails.get(stream) is event), None)
         if chosen is None:
             chosen = next((stream for stream in mine if stream.is_idle), mine[0])
         mine.remove(chosen)
         mine.append(chosen)
+        tails[chosen] = None
         return chosen
+
+    def ends_with(self, stream: Stream, event: Event) -> None:
+        """`event` is what was recorded on `stream` last, by the thread whose stream it is."""
+        self._tails[stream] = event
 
     def _lease(self) -> list[Stream]:
         streams = [self._runtime.lease(self._priority) for _ in range(self._per_worker)]
@@ -81,6 +90,7 @@ class DeviceStreams:
         """Return all streams to the device, once they are idle. Idempotent."""
         with self._lock:
             streams, self._leased = self._leased, []
+            self._tails = {}
         self._thread = threading.local()
         for stream in streams:
             stream.synchronize()
@@ -127,7 +137,7 @@ class DeviceChain:
     Raises the OperatorError of an operator that cannot be launched, or of one that has failed on the stream before.
     """
 
-    __slots__ = ("_choose", "_finish", "_launches", "_net", "_number", "_waits", "event", "observer", "stream")
+    __slots__ = ("_choose", "_ends", "_finish", "_launches", "_net", "_number", "_waits", "event", "observer", "stream")
 
     def __init__(
         self,
@@ -143,6 +153,7 @@ class DeviceChain:
         self._net = net
         self._number = number
         self._choose = streams.choose
+        self._ends = streams.ends_with
         self._waits = tuple(waits)
         self._launches = tuple(launches)
         self._finish = finish
@@ -186,6 +197,7 @@ class DeviceChain:
                 self.event.record(stream)
             except Exception as error:
                 raise self._failed(f"{self.event.owner}: recording its event", error) from error
+            self._ends(stream, self.event)
         if self._finish:
             stream.synchronize()
             if stream.failure is not None:
@@ -260,9 +272,12 @@ def launches_of(operators: Sequence[Operator], preparation: Preparation) -> list
 
 def _copied_bytes(operator: Operator) -> int:
     """Bytes that `operator` brings from one device to another, as far as shapes are known; 0 when it computes."""
-    if not operator.crosses_devices or operator.input(0).device == operator.output(0).device:
+    if not operator.crosses_devices:
         return 0
-    return operator.output(0).nbytes
+    source, target = operator.input_blobs[0].value, operator.output_blobs[0].value
+    if not isinstance(source, Tensor) or not isinstance(target, Tensor) or source.device == target.device:
+        return 0
+    return 0 if target.is_empty else target.nbytes
 
 
 def guards_of(operator: Operator) -> tuple[str, ...]:

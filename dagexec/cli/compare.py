@@ -19,6 +19,7 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import plot_comparison
 from dagexec.comparison import Comparison, compare
 from dagexec.core.errors import SchemaError
+from dagexec.what_if import LAUNCH_SECONDS
 
 
 def compare_command(
@@ -33,19 +34,33 @@ def compare_command(
     seed: SeedOption = 0,
     settings: SetOption = None,
     choices: ChoicesOption = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option("--what-if", metavar="COUNTS", help="Predict the times of other worker counts, such as 4,16,64."),
+    ] = None,
+    streams: Annotated[
+        str | None,
+        typer.Option("--streams", metavar="COUNTS", help="With --what-if: launched on so many streams, too."),
+    ] = None,
+    launch_us: Annotated[
+        float, typer.Option("--launch-us", min=0, help="Microseconds that a launch on a stream is taken to cost.")
+    ] = LAUNCH_SECONDS * 1e6,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the times as bars.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
-    workers = _parse_workers(num_workers)
+    workers = _parse_counts("--num-workers", num_workers)
+    other_workers = _parse_counts("--what-if", what_if) if what_if is not None else []
+    other_streams = _parse_counts("--streams", streams) if streams is not None else []
+    if other_streams and not other_workers:
+        raise SchemaError(f"--streams {streams!r}: say with --what-if how many workers launch on them")
     arguments = parse_arguments(settings)
     loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, seed)
-    runtimes = 1 + len(set(net_types) - {"simple"}) * len(set(workers))
     progress = Progress(console=Console(stderr=True), transient=True, disable=as_json)
     with kept_choices(choices), progress as bar:
-        task = bar.add_task(escape(f"Comparing runtimes on {loaded.name}"), total=repeat * runtimes)
+        task = bar.add_task(escape(f"Comparing runtimes on {loaded.name}"), total=1.0)
         comparison = compare(
             loaded,
             net_types=net_types,
@@ -53,12 +68,17 @@ def compare_command(
             repeat=repeat,
             feeds=feeds,
             operator_arguments=arguments,
-            progress=lambda: bar.advance(task),
+            what_if_workers=other_workers,
+            what_if_streams=other_streams,
+            launch_seconds=launch_us / 1e6,
+            progress=lambda done: bar.update(task, completed=done),
         )
     if as_json:
         print_json(comparison.as_dict())
     else:
         Console().print(_table(comparison))
+        if comparison.what_if:
+            Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
     if plot is not None:
         plot_comparison(comparison, plot)
     if not comparison.agrees:
@@ -66,14 +86,14 @@ def compare_command(
         raise typer.Exit(1)
 
 
-def _parse_workers(text: str) -> list[int]:
+def _parse_counts(option: str, text: str) -> list[int]:
     try:
-        workers = [int(count) for count in text.split(",")]
+        counts = [int(count) for count in text.split(",")]
     except ValueError:
-        workers = []
-    if not workers or min(workers) < 1:
-        raise SchemaError(f"--num-workers {text!r}: expected counts of 1 or more, separated by commas")
-    return workers
+        counts = []
+    if not counts or min(counts) < 1:
+        raise SchemaError(f"{option} {text!r}: expected counts of 1 or more, separated by commas")
+    return counts
 
 
 def _table(comparison: Comparison) -> Table:
@@ -82,16 +102,18 @@ def _table(comparison: Comparison) -> Table:
         title=Text(
             f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs", "table.title"
         ),
-        caption="spread: between the quartiles; speed-up: over SimpleNet's median;\n"
-        "predicted: what list scheduling reaches with these workers and the\n"
-        "measured operator times; bound: what the critical path allows; diff.:\n"
-        "largest difference from SimpleNet's outputs. One thread an operator.",
+        caption="spread: between the quartiles; predicted: ms, by list scheduling from the\n"
+        "operator times and costs under SimpleNet; ratio: predicted / median;\n"
+        "speed-up: over SimpleNet's median; bound: what the critical path allows;\n"
+        "diff.: largest difference from SimpleNet's outputs. One thread an operator.",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.add_column("runtime")
-    for column in ("chains", "workers", "median\nms", "spread\nms", "speed-\nup", "pre-\ndicted", "bound", "diff."):
+    for column in ("chains", "work-\ners", "median\nms", "spread\nms"):
+        table.add_column(column, justify="right")
+    for column in ("pre-\ndicted", "ratio", "speed-\nup", "bound", "diff."):
         table.add_column(column, justify="right")
     for row in comparison.rows:
         table.add_row(
@@ -100,9 +122,29 @@ def _table(comparison: Comparison) -> Table:
             str(row.workers),
             f"{row.median_ms:.2f}",
             f"{row.quartile_3_ms - row.quartile_1_ms:.2f}",
+            f"{row.predicted_ms:.2f}",
+            f"{row.predicted_ratio:.2f}",
             f"{row.speed_up:.2f}",
-            f"{row.predicted:.2f}",
             f"{row.bound:.2f}",
             "0" if row.same_bytes else f"{row.largest_difference:.3g}",
         )
+    return table
+
+
+_WHAT_IF_NOTES = """predicted: with what a run costs beyond its operators; each worker has a core,
+each stream computes like a core here; speed-up: over one worker; bound: no
+schedule is shorter: max(critical path, work / workers), or the launches."""
+
+
+def _what_if_table(comparison: Comparison) -> Table:
+    table = Table(
+        title=Text(f"{comparison.model}: what if", "table.title"),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("workers", "streams", "predicted\nms", "speed-\nup", "bound\nms"):
+        table.add_column(column, justify="right")
+    for row in comparison.what_if:
+        figures = (f"{row.predicted_ms:.2f}", f"{row.speed_up:.2f}", f"{row.bound_ms:.2f}")
+        table.add_row(str(row.workers), str(row.streams) if row.streams else "-", *figures)
     return table

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
 from dagexec.scheduler.plan import build_plan, build_sequence
-from dagexec.scheduler.simulate import lower_bound, predict_makespan, replan
+from dagexec.scheduler.simulate import lower_bound, predict_makespan, retimed
 from tests.nets import net_of, noop_nets, parents_from_edges
 
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -78,11 +78,12 @@ def test_the_longer_branch_is_predicted_to_start_first() -> None:
     assert predict_makespan(plan, 2) == 6.0
 
 
-def test_measured_times_replace_estimates_and_keep_the_chains() -> None:
+def test_measured_times_replace_estimates_and_keep_the_order_of_the_chains() -> None:
     plan = build_plan(build_graph(net_of(DIAMOND)), [1.0, 4.0, 3.0, 1.0])
-    measured = replan(plan, [1.0, 2.0, 9.0, 1.0])
-    assert sorted(measured.chains) == sorted(plan.chains)
-    assert measured.chains[1] == (2,)
+    measured = retimed(plan, [1.0, 2.0, 9.0, 1.0])
+    assert measured.chains == plan.chains
+    assert measured.seconds == (1.0, 2.0, 9.0, 1.0)
+    assert measured.levels == (11.0, 3.0, 10.0, 1.0)
     assert predict_makespan(measured, 2) == 11.0
 
 

@@ -1,0 +1,87 @@
+"""What if there were more workers, or a device with streams: predictions from what was measured here.
+
+`Calibration` is what a prediction starts from, all of it measured under SimpleNet and on empty chains, none of it on
+the runtime that is predicted. `scheduler.simulate` does the list scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.simulate import Machine, machine_bound, predict, retimed
+
+LAUNCH_SECONDS = 5e-6
+"""What launching an operator on a stream is taken to cost, where nobody says."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured seconds.
+
+    Attributes:
+        operator_seconds: of each operator, alone on the machine; medians, in list order.
+        run_seconds: of a run beyond its operators: feeding, waking the first worker, fetching.
+        chain_seconds: for a worker to settle a chain and take the next.
+        wake_seconds: until an idle worker begins what it is given.
+        slowdown: by what the operators take longer when 1, 2, ... cores compute.
+    """
+
+    operator_seconds: tuple[float, ...]
+    run_seconds: float = 0.0
+    chain_seconds: float = 0.0
+    wake_seconds: float = 0.0
+    slowdown: tuple[float, ...] = (1.0,)
+
+    def machine(self, workers: int, streams: int = 0, launch_seconds: float = LAUNCH_SECONDS) -> Machine:
+        """A machine with so many workers and streams and the costs of this one."""
+        return Machine(workers, streams, self.chain_seconds, self.wake_seconds, launch_seconds, self.slowdown)
+
+    def predict(self, plan: Plan, machine: Machine) -> float:
+        """Seconds a run of `plan` takes on `machine`."""
+        timed = retimed(plan, self.operator_seconds)
+        return predict(timed, machine, self.operator_seconds) + self.run_seconds
+
+
+def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
+    """The slowdown for 1 to `cores` busy cores, on a straight line from none to that `measured` for all of them."""
+    if cores < 2:
+        return (1.0,)
+    return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A prediction. `streams` is 0 on the host; `speed_up` is over one worker there; no schedule beats `bound_ms`."""
+
+    workers: int
+    streams: int
+    predicted_ms: float
+    speed_up: float
+    bound_ms: float
+
+
+def what_if(
+    plan: Plan,
+    calibration: Calibration,
+    workers: Sequence[int],
+    streams: Sequence[int] = (),
+    launch_seconds: float = LAUNCH_SECONDS,
+) -> tuple[WhatIf, ...]:
+    """A prediction for each of `workers` on the host, then for each of them with each of `streams`.
+
+    Every worker has a core, and every stream computes as fast as a core here; more cores at once than were measured
+    slow each other down no more than those.
+    """
+    timed = retimed(plan, calibration.operator_seconds)
+    alone = calibration.predict(plan, calibration.machine(1))
+    rows = []
+    for stream_count in (0, *streams):
+        for worker_count in workers:
+            machine = calibration.machine(worker_count, stream_count, launch_seconds)
+            seconds = calibration.predict(plan, machine)
+            used = machine.streams_per_worker * worker_count if stream_count else 0
+            speed_up = alone / seconds if seconds else 1.0
+            rows.append(WhatIf(worker_count, used, seconds * 1e3, speed_up, machine_bound(timed, machine) * 1e3))
+    return tuple(rows)

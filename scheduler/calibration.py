@@ -1,0 +1,60 @@
+"""Calibration: what scheduling costs on this machine, measured on chains that compute nothing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from dagexec.core.threads import new_gate
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.run import Run, task
+
+
+@dataclass(frozen=True)
+class SchedulingCosts:
+    """Seconds until an idle worker begins what it is given, and for a worker to settle a chain and take the next."""
+
+    wake_seconds: float
+    chain_seconds: float
+
+
+def measure_costs(plan: Plan, repeat: int = 51) -> SchedulingCosts:
+    """Run the chains of `plan` `repeat` times without their operators, on one worker; medians."""
+    wakes, runs = [], []
+    with WorkerPool(1, name="calibration") as pool:
+        for _ in range(repeat):
+            wakes.append(_wake_seconds(pool))
+            runs.append(_run_seconds(pool, plan))
+    wake = statistics.median(wakes)
+    return SchedulingCosts(wake, max(0.0, statistics.median(runs) - wake) / len(plan.chains))
+
+
+def _wake_seconds(pool: WorkerPool) -> float:
+    gate = new_gate()
+    begun: list[float] = []
+
+    def begin() -> None:
+        begun.append(time.perf_counter())
+        gate.release()
+
+    start = time.perf_counter()
+    pool.submit(task("wake-up", begin))
+    gate.acquire()
+    return begun[0] - start
+
+
+def _run_seconds(pool: WorkerPool, plan: Plan) -> float:
+    gate = new_gate()
+    ended: list[float] = []
+
+    def finished() -> None:
+        ended.append(time.perf_counter())
+        gate.release()
+
+    run = Run("calibration", plan, [()] * len(plan.chains), lambda _chain, _step: "", finished)
+    start = time.perf_counter()
+    pool.submit(run)
+    gate.acquire()
+    return ended[0] - start

@@ -1,0 +1,147 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagexec import NetDef
+from dagexec.core.graph import build_graph
+from dagexec.scheduler.calibration import measure_costs
+from dagexec.scheduler.plan import Plan, build_plan
+from dagexec.scheduler.simulate import (
+    Machine,
+    machine_bound,
+    predict,
+    predict_device,
+    predict_host,
+    predict_makespan,
+    retimed,
+)
+from tests.nets import net_of, noop_nets, parents_from_edges
+
+DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+
+
+def plan_of(parents: list[list[int]], seconds: list[float]) -> Plan:
+    return build_plan(build_graph(net_of(parents)), seconds)
+
+
+def test_every_chain_costs_its_worker_the_settling_of_it() -> None:
+    plan = plan_of(DIAMOND, [1.0, 4.0, 3.0, 1.0])
+    assert predict_host(plan, Machine(1, chain_seconds=0.25)) == 9.0 + 4 * 0.25
+    assert predict_host(plan, Machine(2, chain_seconds=0.25)) == 6.0 + 3 * 0.25
+
+
+def test_a_worker_that_sleeps_is_woken_first_and_one_that_is_done_goes_on_at_once() -> None:
+    plan = plan_of(DIAMOND, [1.0, 4.0, 4.0, 1.0])
+    assert predict_host(plan, Machine(1, wake_seconds=0.5)) == 10.0
+    assert predict_host(plan, Machine(2, wake_seconds=0.5)) == 1.0 + (0.5 + 4.0) + 1.0
+
+
+def test_operators_take_longer_while_other_workers_compute() -> None:
+    plan = plan_of([[], []], [1.0, 3.0])
+    # both at half the speed until the short one is done after 2 s, the other's last 2 s alone
+    assert predict_host(plan, Machine(2, slowdown=(1.0, 2.0))) == pytest.approx(4.0)
+    assert predict_host(plan, Machine(1, slowdown=(1.0, 2.0))) == pytest.approx(4.0)
+    three = plan_of([[], [], []], [2.0, 2.0, 2.0])
+    assert predict_host(three, Machine(3, slowdown=(1.0, 1.5))) == pytest.approx(3.0)  # the last holds for more
+
+
+def test_launches_hide_behind_kernels_on_one_stream() -> None:
+    plan = plan_of([[], [0], [1]], [1.0, 1.0, 1.0])
+    assert predict_device(plan, Machine(1, 1, launch_seconds=0.1), [1.0] * 3) == pytest.approx(0.1 + 3.0)
+    # kernels shorter than launches: the device waits for the host
+    assert predict_device(plan, Machine(1, 1, launch_seconds=1.0), [0.1] * 3) == pytest.approx(3.0 + 0.1)
+
+
+def test_the_branches_of_a_diamond_run_side_by_side_on_two_streams_of_two_workers() -> None:
+    seconds = [1.0, 4.0, 3.0, 1.0]
+    plan = plan_of(DIAMOND, seconds)
+    assert predict_device(plan, Machine(2, 2), seconds) == 6.0
+    assert predict_device(plan, Machine(1, 1), seconds) == 9.0
+
+
+def test_a_chain_is_launched_when_its_parents_are_not_when_they_are_done() -> None:
+    plan = plan_of(DIAMOND, [1.0] * 4)
+    # 0 launched at 0.1; 1 and 2 at 0.2 by two workers; 3 at 0.3: long before 0 is done
+    assert predict_device(plan, Machine(2, 2, launch_seconds=0.1), [1.0] * 4) == pytest.approx(0.1 + 3.0)
+    # with `finish` each worker waits for its chain before the next can be launched
+    finished = predict_device(plan, Machine(2, 2, launch_seconds=0.1), [1.0] * 4, finish=True)
+    assert finished == pytest.approx(3 * (0.1 + 1.0))
+
+
+def test_a_stream_keeps_its_order_even_when_a_later_chain_could_go_on() -> None:
+    parents = parents_from_edges(4, [(0, 2), (1, 2)])  # 2 waits for 0 and 1; 3 is alone
+    plan = build_plan(build_graph(net_of(parents)), [9.0, 1.0, 5.0, 0.5])
+    # by priority: 0 and 1 first; the second worker then launches 2 behind 1 on its stream, or 3
+    seconds = [9.0, 1.0, 5.0, 0.5]
+    assert predict_device(plan, Machine(2, 2), seconds) == pytest.approx(14.0)
+
+
+def test_a_worker_launches_on_another_of_its_streams_what_need_not_wait() -> None:
+    plan = plan_of([[], []], [1.0, 1.0])
+    assert predict_device(plan, Machine(1, 2, launch_seconds=0.1), [1.0] * 2) == pytest.approx(1.2)
+    assert predict_device(plan, Machine(1, 1, launch_seconds=0.1), [1.0] * 2) == pytest.approx(2.1)
+
+
+def test_siblings_do_not_queue_up_behind_each_other_on_the_stream_of_their_parent() -> None:
+    plan = plan_of(DIAMOND, [1.0] * 4)
+    assert predict_device(plan, Machine(1, 2), [1.0] * 4) == pytest.approx(3.0)
+    assert predict_device(plan, Machine(1, 1), [1.0] * 4) == pytest.approx(4.0)
+
+
+def test_a_chain_on_the_host_waits_for_what_it_needs_of_the_device() -> None:
+    plan = plan_of([[], [0], [1]], [1.0, 1.0, 1.0])
+    chain_of = {chain: number for number, chain in enumerate(plan.chains)}
+    assert len(chain_of) == 1  # one device: one chain
+    mixed = build_plan(build_graph(net_of([[], [0], [1]])), [1.0] * 3, [(0,), (1,), (2,)])
+    on_device = [chain != (1,) for chain in mixed.chains]
+    found = predict_device(mixed, Machine(1, 1, launch_seconds=0.1), [2.0, 5.0, 1.0], on_device)
+    assert found == pytest.approx((0.1 + 2.0) + 5.0 + (0.1 + 1.0))
+
+
+@given(noop_nets(), st.integers(1, 4), st.integers(0, 6), st.sampled_from([0.0, 0.5, 2.0]))
+@settings(max_examples=150, deadline=None)
+def test_no_prediction_beats_the_bound(net: NetDef, workers: int, streams: int, launch_seconds: float) -> None:
+    graph = build_graph(net)
+    seconds = [float(1 + index % 3) for index in range(len(graph))]
+    plan = build_plan(graph, seconds)
+    machine = Machine(workers, streams, launch_seconds=launch_seconds)
+    makespan = predict(plan, machine, seconds)
+    assert makespan >= machine_bound(plan, machine) - 1e-9
+    launching = launch_seconds * len(graph) if streams else 0.0
+    assert makespan <= plan.work + launching + 1e-9
+
+
+@given(noop_nets(), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_a_machine_without_costs_is_plain_list_scheduling(net: NetDef, workers: int) -> None:
+    graph = build_graph(net)
+    plan = build_plan(graph, [float(1 + index % 3) for index in range(len(graph))])
+    assert predict(plan, Machine(workers)) == predict_makespan(plan, workers)
+    doubled = Machine(workers, slowdown=(2.0,))
+    assert predict(plan, doubled) == pytest.approx(2 * predict_makespan(plan, workers))
+
+
+@given(noop_nets())
+@settings(max_examples=100, deadline=None)
+def test_the_levels_of_measured_times_are_those_of_a_plan_built_from_them(net: NetDef) -> None:
+    graph = build_graph(net)
+    seconds = [float(1 + (7 * index) % 5) for index in range(len(graph))]
+    measured = retimed(build_plan(graph, [1.0] * len(graph)), seconds)
+    anew = build_plan(graph, seconds, measured.chains)
+    assert dict(zip(measured.chains, measured.levels, strict=True)) == dict(
+        zip(anew.chains, anew.levels, strict=True)
+    )
+    assert measured.critical_path == anew.critical_path
+
+
+def test_a_machine_has_a_worker() -> None:
+    with pytest.raises(ValueError, match="1 worker or more"):
+        Machine(0)
+    assert Machine(4, 2).streams_per_worker == 1
+    assert Machine(2, 5).streams_per_worker == 2
+
+
+def test_what_scheduling_costs_is_measured() -> None:
+    costs = measure_costs(plan_of([[] for _ in range(200)], [1.0] * 200), repeat=5)
+    assert 0 < costs.wake_seconds < 0.1
+    assert 0 <= costs.chain_seconds < 0.001

@@ -1,0 +1,101 @@
+"""Predictions from measured times: by hand-made calibrations, and beside what the runtimes really take."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dagexec.comparison import compare
+from dagexec.core.graph import build_graph
+from dagexec.scheduler.plan import build_plan
+from dagexec.what_if import Calibration, slowdown_up_to, what_if
+from tests.nets import net_of, parents_from_edges
+from tests.test_cli import Cli, cli  # noqa: F401
+
+DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+SECONDS = (1e-3, 4e-3, 3e-3, 1e-3)
+
+
+def test_predictions_for_more_workers_end_at_the_critical_path() -> None:
+    plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
+    one, two, many = what_if(plan, Calibration(SECONDS), (1, 2, 64))
+    assert (one.predicted_ms, one.speed_up, one.bound_ms) == pytest.approx((9.0, 1.0, 9.0))
+    assert (two.predicted_ms, two.speed_up, two.bound_ms) == pytest.approx((6.0, 1.5, 6.0))
+    assert (many.workers, many.streams, many.predicted_ms) == (64, 0, pytest.approx(6.0))
+
+
+def test_what_a_run_and_its_chains_cost_is_part_of_a_prediction_but_not_of_the_bound() -> None:
+    plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
+    calibration = Calibration(SECONDS, run_seconds=2e-3, chain_seconds=0.1e-3, wake_seconds=0.5e-3)
+    one, two = what_if(plan, calibration, (1, 2))
+    assert one.predicted_ms == pytest.approx(2 + 9 + 4 * 0.1)
+    assert two.predicted_ms == pytest.approx(2 + 6 + 3 * 0.1)  # the branch that wakes a worker is the shorter one
+    assert (one.bound_ms, two.bound_ms) == pytest.approx((9.0, 6.0))
+
+
+def test_workers_that_launch_are_predicted_for_each_number_of_streams() -> None:
+    plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
+    rows = what_if(plan, Calibration(SECONDS), (1, 2), (1, 4), launch_seconds=0.1e-3)
+    assert [(row.workers, row.streams) for row in rows] == [(1, 0), (2, 0), (1, 1), (2, 2), (1, 4), (2, 4)]
+    alone = rows[2]
+    assert alone.predicted_ms == pytest.approx(0.1 + 9.0)
+    assert rows[4].predicted_ms == pytest.approx(0.1 + 6.0)
+    assert all(row.predicted_ms >= row.bound_ms - 1e-9 for row in rows)
+
+
+def test_the_slowdown_between_one_core_and_all_is_on_a_straight_line() -> None:
+    assert slowdown_up_to(1, 3.0) == (1.0,)
+    assert slowdown_up_to(2, 1.5) == (1.0, 1.5)
+    assert slowdown_up_to(3, 1.5) == (1.0, 1.25, 1.5)
+    assert slowdown_up_to(2, 0.9) == (1.0, 1.0)
+
+
+def test_compare_predicts_from_simple_nets_times_alone() -> None:
+    done: list[float] = []
+    comparison = compare("zoo:lenet", repeat=2, workers=(1, 2), what_if_workers=(1, 8), progress=done.append)
+    assert comparison.agrees
+    calibration = comparison.calibration
+    assert len(calibration.operator_seconds) == comparison.operators == 8
+    assert all(seconds > 0 for seconds in calibration.operator_seconds)
+    simple = comparison.rows[0]
+    work = sum(calibration.operator_seconds) * 1e3
+    assert simple.predicted_ms == pytest.approx(work)
+    for row in comparison.rows:
+        assert row.predicted_ratio == pytest.approx(row.predicted_ms / row.median_ms)
+        assert row.predicted_ms >= work - 1e-9  # LeNet is one chain
+    assert [row.workers for row in comparison.what_if] == [1, 8]
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+
+
+def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) -> None:  # noqa: F811
+    options = ("compare", "zoo:lenet", "--repeat", 1, "--net-type", "dag", "--what-if", "1,4", "--streams", "2")
+    status, out, _ = cli(*options)
+    assert status == 0
+    assert "what if" in out
+    status, out, _ = cli(*options, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert [(row["workers"], row["streams"]) for row in found["what_if"]] == [(1, 0), (4, 0), (1, 2), (4, 4)]
+    assert all(np.isfinite(row["predicted_ms"]) for row in found["what_if"])
+    assert {"predicted_ms", "predicted_ratio"} <= set(found["rows"][1])
+    assert len(found["calibration"]["operator_seconds"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--what-if", "1,x"), "--what-if '1,x': expected counts of 1 or more"),
+        (("--what-if", "0"), "--what-if '0': expected counts"),
+        (("--what-if", "1", "--streams", "0"), "--streams '0': expected counts"),
+        (("--streams", "4"), "say with --what-if how many workers"),
+    ],
+)
+def test_counts_that_make_no_sense_are_refused_before_anything_runs(
+    cli: Cli,  # noqa: F811
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    status, out, err = cli("compare", "zoo:lenet", *options)
+    assert (status, out) == (2, "")
+    assert message in " ".join(err.split())
