@@ -47,8 +47,8 @@ class Graph:
         parents, children: all hazard edges, per operator, ascending.
         reduced_parents, reduced_children: the transitive reduction of them.
         hazards: (earlier, later) to the reasons for that edge.
-        views: operators whose output 0 may be a view of input 0: nobody else writes the output, and nobody writes the
-            input afterwards.
+        views: operators whose output 0 may be a view of input 0: nobody else writes the output or reads it before, as
+            the run before left it, and nobody writes the input afterwards.
         external_inputs, external_outputs: as the NetDef lists them.
     """
 
@@ -238,10 +238,16 @@ def _find_views(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -
         found = writers.get(name, [])
         return not found or (len(found) == 1 and found[0] < index)
 
+    first_reader: dict[str, int] = {}
+    for index, definition in enumerate(operators):
+        for name in definition.input:
+            first_reader.setdefault(name, index)
+
     return frozenset(
         index
         for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True))
         if schema.view
+        and first_reader.get(definition.output[0], index) >= index
         and definition.input[0] != definition.output[0]
         and never_written_after(index, definition.input[0])
         and len(writers[definition.output[0]]) == 1

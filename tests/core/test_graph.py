@@ -184,6 +184,7 @@ def test_only_a_view_of_a_value_that_stays_may_share_storage() -> None:
     assert views(operator_def("Relu", ["q"], ["x"]), flatten, operator_def("FlattenToVec", ["y"], ["z"])) == {1, 2}
     assert views(operator_def("Relu", ["x"], ["y"])) == frozenset()
     assert views(operator_def("Flatten", ["x"], ["x"])) == frozenset()
+    assert views(operator_def("Relu", ["y"], ["q"]), flatten) == frozenset()  # it reads what the run before left
     assert views(flatten, operator_def("Relu", ["y"], ["y"])) == frozenset()
     assert views(flatten, operator_def("Relu", ["q"], ["x"])) == frozenset()
     assert views(operator_def("Relu", ["q"], ["x"]), operator_def("Relu", ["x"], ["x"]), flatten) == frozenset()

@@ -59,3 +59,16 @@ def test_every_blob_has_the_bytes_of_a_run_in_list_order(
     except DagexecError:
         return  # a net that SimpleNet refuses, for instance for shapes, says nothing about the others
     assert run_repeatedly(net_class, definition, workers, 3) == expected
+
+
+def test_a_blob_read_before_it_becomes_a_view_has_the_value_of_the_run_before() -> None:
+    net = NetDef(name="net", external_input=INPUTS)
+    net.op.append(operator_def("Add", ["x0", "x2"], ["x0"]))
+    net.op.append(operator_def("Flatten", ["x0"], ["x2"]))
+    workspace = Workspace()
+    for value, name in enumerate(INPUTS, 1):
+        workspace.feed_blob(name, np.full((2, 2), value, np.float32))
+    with SimpleNet(net, workspace) as running:
+        for expected in (4, 8, 16):
+            running.run()
+            assert workspace.fetch_blob("x2").tolist() == [[expected] * 2] * 2
