@@ -277,7 +277,10 @@ class TensorDescriptor:
             )
         steps = tuple(stride * buffer.itemsize for stride in self.strides)
         writeable = bool(buffer.flags.writeable) and not self.is_overlapping
-        return as_strided(buffer.reshape(-1), self.shape, steps, writeable=writeable)
+        flat = buffer.reshape(-1)
+        if isinstance(flat, np.ndarray):
+            return as_strided(flat, self.shape, steps, writeable=writeable)
+        return flat.strided(self.shape, steps, writeable)
 
     def __str__(self) -> str:
         return f"{list(self.shape)} {self.layout}"

@@ -111,9 +111,10 @@ class SimArray:
         """Without axes of size 1."""
         return SimArray(self._array.squeeze(axis), self.device)
 
-    def strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> SimArray:
+    def strided(self, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool = True) -> SimArray:
         """The same memory with this shape and these strides, in bytes, as `numpy.lib.stride_tricks.as_strided`."""
-        return SimArray(np.lib.stride_tricks.as_strided(self._array, shape, strides), self.device)
+        found = np.lib.stride_tricks.as_strided(self._array, shape, strides, writeable=writeable)
+        return SimArray(found, self.device)
 
     def __getitem__(self, key: Any) -> SimArray:
         parts = key if isinstance(key, tuple) else (key,)
@@ -171,7 +172,7 @@ _BINARY = (
 _TOUCHING = [
     "__array__", "__iter__", "__float__", "__int__", "__complex__", "__index__", "__bool__", "__contains__",
     "__setitem__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__", "__abs__",
-    "__invert__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__", "__format__", "__dlpack__", "__buffer__",
+    "__invert__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__", "__dlpack__", "__buffer__",
     *(f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")),
 ]  # fmt: skip
 for _name in _TOUCHING:

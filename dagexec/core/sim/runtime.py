@@ -52,9 +52,12 @@ class SimRuntime(DeviceRuntime):
         """An idle stream of that priority; the one given back last, or a new one."""
         with self._lock:
             pool = self._pools[priority]
-            stream = pool.pop() if pool else self._new_stream(priority)
+            is_new = not pool
+            stream = self._new_stream(priority) if is_new else pool.pop()
             self._leased.add(stream)
-            return stream
+        if is_new:
+            self.driver.attach(stream)  # with no lock held: a driver may have its own
+        return stream
 
     def give_back(self, stream: Stream) -> None:
         """Return a leased stream. Raises DeviceError for one that is not leased, captured, or not idle."""
@@ -71,7 +74,6 @@ class SimRuntime(DeviceRuntime):
     def _new_stream(self, priority: Priority) -> SimStream:
         number = len(self._streams)
         stream = SimStream(self.device, number, priority, self.driver, self._model)
-        self.driver.attach(stream)
         self._streams.append(stream)
         return stream
 

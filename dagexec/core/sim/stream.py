@@ -255,6 +255,8 @@ class SimStream(Stream):
             if self.outcome.failure is None and self._abandoned is None:
                 self._abandoned = next_failure(self.name, error)
             self._next_watch = -1
+            if self.is_idle:  # since then: what it held is done
+                self._abandoned = None
         self.driver.notify(self)
         self.want(self.launched, _nothing)
 
@@ -384,9 +386,13 @@ class SimStream(Stream):
 
     def _pass_over(self) -> None:
         """Drop every command without doing it."""
-        abandoned = self._abandoned
-        if abandoned is not None:
-            self._fail(abandoned)
+        with self._lock:
+            abandoned, self._abandoned = self._abandoned, None
+            if abandoned is not None and self.outcome.failure is None:
+                self.outcome.failed_after = self.done
+                self.outcome.failure = abandoned
+        if self.outcome.failure is None:
+            return
         queue = self._queue
         while queue:
             queue.popleft()
