@@ -39,7 +39,7 @@ class SimContext(Context):
         """Raises DeviceError for an index of 64 or more."""
         check_index(device)
         super().__init__(device, seed)
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[tuple[SimRuntime, int], Stream] = {}
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """New device memory, as a `SimArray`."""
@@ -61,14 +61,14 @@ class SimContext(Context):
     def switch(self, stream: int = 0) -> None:
         """Make stream `stream` of this context the calling thread's current one of the device, leased on first use."""
         runtime = sim_runtime(self.device)
-        found = self._streams.get(stream)
+        found = self._streams.get((runtime, stream))
         if found is None:
-            found = self._streams[stream] = runtime.lease()
+            found = self._streams[runtime, stream] = runtime.lease()
         runtime.set_current(found)
 
     def finish(self) -> None:
         """Block until the calling thread's current stream is idle. Raises DeviceError if its work failed."""
-        stream = sim_runtime(self.device).set_stream()
+        stream = sim_runtime(self.device).stream_in_use()
         if stream is None:
             return
         stream.synchronize()

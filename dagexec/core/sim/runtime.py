@@ -102,7 +102,7 @@ class SimRuntime(DeviceRuntime):
         kernel. Whoever has not waited for the work before gets its old bytes.
         """
         kernel = copy_kernel(destination, source)
-        stream = None if is_device_thread() else self.set_stream()
+        stream = None if is_device_thread() else self.stream_in_use()
         if stream is None:
             if not is_device_thread():
                 self._copy_on_host(kernel.label, source.nbytes)
@@ -119,7 +119,7 @@ class SimRuntime(DeviceRuntime):
             raise fault_error(fault, f"{self.device}: {label}")
         spend_host_time(self.settings.copy_seconds + self.settings.copy_seconds_per_byte * nbytes)
 
-    def set_stream(self) -> Stream | None:
+    def stream_in_use(self) -> Stream | None:
         """The stream the calling thread made its current one, None when it did not."""
         found: Stream | None = getattr(self._thread, "current", None)
         return found
@@ -127,6 +127,10 @@ class SimRuntime(DeviceRuntime):
     def set_current(self, stream: Stream) -> None:
         """Make `stream` the calling thread's current one from now on; `using` does so for a block."""
         self._thread.current = self._own(stream)
+
+    def clear_current(self) -> None:
+        """The calling thread has no current stream any more; the stream stays leased."""
+        self._thread.current = None
 
     def library_handle(self, name: str) -> LibraryHandle:
         """A new handle that notices when two use it at once."""
