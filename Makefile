@@ -4,13 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: compare test lint proto benchmark fuzz clean
+.PHONY: compare test stress lint proto benchmark fuzz clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+# Random nets, callers and faults for a minute on each kind of device; `--case SEED` replays what fails.
+stress: $(VENV)/.installed-test
+	$(BIN)/dagexec stress --seconds 60 --device sim:0
+	$(BIN)/dagexec stress --seconds 60 --device cpu
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
