@@ -38,8 +38,19 @@ from dagexec.scheduler.synchronisation import Synchronisation
 Launch = Callable[[Stream], object]
 
 
+class _OwnStreams(threading.local):
+    """Those of the calling thread; `only` is set when it has no more than one."""
+
+    only: Stream | None = None
+    all: list[Stream] | None = None
+
+
 class DeviceStreams:
-    """The streams that a net has leased of one device: `per_worker` for every thread that launches for it."""
+    """The streams that a net has leased of one device: `per_worker` for every thread that launches for it.
+
+    Attributes:
+        own: the calling thread's, once it has chosen one.
+    """
 
     def __init__(self, device: Device, per_worker: int, priority: Priority) -> None:
         self._runtime = runtime_of(device)
@@ -48,7 +59,7 @@ class DeviceStreams:
         self._lock = threads().lock()
         self._leased: list[Stream] = []
         self._tails: dict[Stream, Event | None] = {}
-        self._thread = threading.local()
+        self.own = _OwnStreams()
 
     def all(self) -> list[Stream]:
         """Every stream leased so far."""
@@ -61,10 +72,9 @@ class DeviceStreams:
         Right behind a parent the chain need not wait for it, and no other chain is held up meanwhile. Behind anything
         else it would be: the children of one parent would all queue up on its stream.
         """
-        try:
-            mine: list[Stream] = self._thread.mine
-        except AttributeError:
-            mine = self._thread.mine = self._lease()
+        mine = self.own.all
+        if mine is None:
+            mine = self._lease()
         if len(mine) == 1:
             return mine[0]
         tails = self._tails
@@ -84,14 +94,16 @@ class DeviceStreams:
         streams = [self._runtime.lease(self._priority) for _ in range(self._per_worker)]
         with self._lock:
             self._leased += streams
-        return list(streams)
+        self.own.all = list(streams)
+        self.own.only = streams[0] if len(streams) == 1 else None
+        return self.own.all
 
     def give_back(self) -> None:
         """Return all streams to the device, once they are idle. Idempotent."""
         with self._lock:
             streams, self._leased = self._leased, []
             self._tails = {}
-        self._thread = threading.local()
+        self.own = _OwnStreams()
         for stream in streams:
             stream.synchronize()
             self._runtime.give_back(stream)
@@ -137,7 +149,7 @@ class DeviceChain:
     Raises the OperatorError of an operator that cannot be launched, or of one that has failed on the stream before.
     """
 
-    __slots__ = ("_choose", "_ends", "_finish", "_launches", "_net", "_number", "_waits", "event", "observer", "stream")
+    __slots__ = ("_choose", "_ends", "_finish", "_launches", "_net", "_number", "event", "observer", "stream", "waits")
 
     def __init__(
         self,
@@ -154,7 +166,7 @@ class DeviceChain:
         self._number = number
         self._choose = streams.choose
         self._ends = streams.ends_with
-        self._waits = tuple(waits)
+        self.waits = tuple(waits)
         self._launches = tuple(launches)
         self._finish = finish
         self.event = event
@@ -175,15 +187,15 @@ class DeviceChain:
         try:
             launch(self.stream)
         except Exception as error:
-            raise self._failed(label, error) from error
+            raise self.failed(label, error) from error
 
     def begin(self) -> Stream:
         """Choose the stream, and let it wait for what other chains do on other streams."""
-        stream = self.stream = self._choose(self._waits)
+        stream = self.stream = self._choose(self.waits)
         stream.observer = self.observer
         if stream.failure is not None:
             raise self._stream_failed(stream.failure)
-        for event in self._waits:
+        for event in self.waits:
             if event.stream is not stream:
                 self._wait(event, stream)
         return stream
@@ -196,7 +208,7 @@ class DeviceChain:
             try:
                 self.event.record(stream)
             except Exception as error:
-                raise self._failed(f"{self.event.owner}: recording its event", error) from error
+                raise self.failed(f"{self.event.owner}: recording its event", error) from error
             self._ends(stream, self.event)
         if self._finish:
             stream.synchronize()
@@ -207,9 +219,10 @@ class DeviceChain:
         try:
             wait_for(event, stream)
         except Exception as error:
-            raise self._failed(f"{event.owner}: waiting for its event", error) from error
+            raise self.failed(f"{event.owner}: waiting for its event", error) from error
 
-    def _failed(self, label: str, error: BaseException) -> DagexecError:
+    def failed(self, label: str, error: BaseException) -> DagexecError:
+        """The error of the run when `error` was raised while the operator called `label` was launched."""
         return operator_failure(self._net, label, error, threading.current_thread().name, self._number)
 
     def _stream_failed(self, failure: StreamFailure) -> DagexecError:
@@ -217,36 +230,34 @@ class DeviceChain:
         return device_failure(self._net, self.stream, failure)
 
 
-class FastDeviceChain(DeviceChain):
-    """A chain whose kernels need no mutex: the loop that a run of many small operators spends its time in."""
+def unguarded_chain(chain: DeviceChain, streams: DeviceStreams, kernels: Sequence[Kernel]) -> Step:
+    """`chain`, of `kernels` that need no mutex and that nobody observes or waits for, as one function.
 
-    __slots__ = ("_kernels",)
+    It does what `DeviceChain.__call__` does. A net of many small operators spends its time here, hence the local names.
+    """
+    own, waits, work = streams.own, chain.waits, tuple(kernels)
+    record = None if chain.event is None else chain.event.record
 
-    def __init__(
-        self,
-        net: str,
-        number: int,
-        streams: DeviceStreams,
-        waits: Sequence[Event],
-        kernels: Sequence[Kernel],
-        event: Event | None,
-        finish: bool,
-    ) -> None:
-        super().__init__(net, number, streams, waits, (), event, finish)
-        self._kernels = tuple(kernels)
-
-    def __call__(self) -> None:
-        """Launch all of it."""
-        stream = self.begin()
-        launch = stream.launch
-        kernel = None
+    def launch_all() -> None:
+        stream = own.only
+        if stream is None or stream.failure is not None:
+            chain()
+            return
+        at = 0
         try:
-            for kernel in self._kernels:
+            for event in waits:
+                if event.stream is not stream:
+                    wait_for(event, stream)
+            launch = stream.launch
+            for kernel in work:
                 launch(kernel)
+                at += 1
+            if record is not None:
+                record(stream)
         except Exception as error:
-            assert kernel is not None
-            raise self._failed(kernel.label, error) from error
-        self.end()
+            raise chain.failed(work[min(at, len(work) - 1)].label, error) from error
+
+    return launch_all
 
 
 def device_failure(net: str, stream: Stream, failure: StreamFailure) -> DagexecError:
@@ -353,15 +364,14 @@ class LaunchedChains:
             return (*before, *steps) if observed is None else observed.chain(number, steps, waits=before)
         net, streams, event = self._streams.net, self._streams.on(device), self._events.get(number)
         kernels = [self._kernels[index] for index in chain]
-        if observed is None and not any(synchronisation.guards[index] for index in chain):
-            return (FastDeviceChain(net, number, streams, waits, kernels, event, self._finish),)
         launches = [
             (kernel.label, guarded_launch(self._operators[index], kernel, synchronisation.guards[index]))
             for index, kernel in zip(chain, kernels, strict=True)
         ]
         launched = DeviceChain(net, number, streams, waits, launches, event, self._finish)
         if observed is None:
-            return (launched,)
+            plain = not self._finish and not any(synchronisation.guards[index] for index in chain)
+            return (unguarded_chain(launched, streams, kernels) if plain else launched,)
         launched.observer = observed.observer
         steps = [partial(launched.launch, position) for position in range(len(launches))]
         return observed.chain(number, steps, waits=(launched.begin,), after=(launched.end,))

@@ -1,0 +1,301 @@
+"""Nets on the simulated device: SimpleNet's bytes, events only where they are needed, a host that is not held up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dagexec
+from dagexec import NetDef, Workspace
+from dagexec.core.device import Device
+from dagexec.core.errors import DagexecError, DeviceError, OperatorError
+from dagexec.core.operator import Operator
+from dagexec.core.runtime import Event, Stream, runtime_of
+from dagexec.core.sim import simulated
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.observers import Observer
+from dagexec.scheduler.simple import SimpleNet
+from tests.nets import net_of, temporary_operator
+from tests.scheduler.test_results import INPUTS, SHAPE, arithmetic_nets, run_repeatedly
+
+SIM = Device("sim", 0)
+NETS = (SimpleNet, DAGNet, AsyncDAGNet)
+
+
+def on_devices(net: NetDef, devices: list[Device]) -> NetDef:
+    """A copy of `net` whose operators are on `devices`, in turn."""
+    placed = NetDef()
+    placed.CopyFrom(net)
+    for index, definition in enumerate(placed.op):
+        definition.device_option.CopyFrom(devices[index % len(devices)].to_option())
+    return placed
+
+
+def blobs_after(net_class: type[BaseNet], definition: NetDef, times: int = 3, **options: Any) -> list[dict[str, bytes]]:
+    """What every blob of the definition holds after each of several runs."""
+    workspace = Workspace()
+    random = np.random.default_rng(0)
+    for name in INPUTS:
+        workspace.feed_blob(name, random.standard_normal(SHAPE).astype(np.float32))
+    names = {name for op in definition.op for name in (*op.input, *op.output)} | set(INPUTS)
+    found = []
+    with net_class(definition, workspace, **options) as net:
+        for _ in range(times):
+            net.run(timeout=60)
+            found.append({name: workspace.fetch_blob(name).tobytes() for name in sorted(names)})
+    return found
+
+
+@given(
+    arithmetic_nets(),
+    st.sampled_from(NETS),
+    st.lists(st.sampled_from([Device(), SIM, Device("sim", 1)]), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.one_of(st.none(), st.integers(0, 100)),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_blob_has_the_bytes_of_a_run_in_list_order_on_the_host(
+    definition: NetDef,
+    net_class: type[BaseNet],
+    devices: list[Device],
+    workers: int,
+    streams: int,
+    seed: int | None,
+) -> None:
+    try:
+        host = run_repeatedly(SimpleNet, definition, 1, 3)
+    except DagexecError:
+        return  # a net that SimpleNet refuses says nothing about the others
+    options: dict[str, Any] = {"streams_per_worker": streams}
+    if net_class is not SimpleNet:
+        options["num_workers"] = workers
+    with simulated(SIM, seed=seed), simulated(Device("sim", 1), seed=seed):
+        found = blobs_after(net_class, on_devices(definition, devices), **options)
+    assert [{name: run[name] for name in host[0]} for run in found] == host
+
+
+@pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
+@pytest.mark.parametrize("model", ["zoo:lenet", "zoo:squeezenet"])
+def test_a_model_gives_the_bytes_of_the_host(model: str, net_type: str) -> None:
+    loaded = dagexec.load_model(model) if hasattr(dagexec, "load_model") else model
+    feeds = {"data": np.random.default_rng(0).standard_normal(input_shape(model)).astype(np.float32)}
+    with dagexec.compile(loaded, net_type="simple") as host:
+        expected = host.run(feeds)
+    with (
+        simulated(SIM, seed=1),
+        dagexec.compile(loaded, net_type=net_type, num_workers=2, replicas=2, device="sim:0") as executor,
+    ):
+        for _ in range(3):
+            assert_same(executor.run(feeds, timeout=60), expected)
+
+
+def input_shape(model: str) -> tuple[int, ...]:
+    with dagexec.compile(model, net_type="simple") as executor:
+        shape = executor.inputs["data"].shape
+    assert shape is not None
+    return tuple(size or 1 for size in shape)
+
+
+def assert_same(found: Mapping[str, npt.NDArray[Any]], expected: Mapping[str, npt.NDArray[Any]]) -> None:
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+
+
+class Recorder(Observer):
+    """Keeps what was asked of streams."""
+
+    def __init__(self) -> None:
+        self.recorded_on: list[str] = []
+        self.waits_of: list[tuple[str, str]] = []
+
+    def recorded(self, stream: Stream, event: Event) -> None:
+        if event.owner.startswith("chain"):
+            self.recorded_on.append(event.owner)
+
+    def waits(self, stream: Stream, event: Event) -> None:
+        assert event.stream is not None
+        self.waits_of.append((event.stream.name, stream.name))
+
+
+DIAMONDS = [[], [0], [0], [1, 2], [3], [3], [4, 5]]
+
+
+def run_observed(parents: list[list[int]], workers: int, **options: Any) -> Recorder:
+    recorder = Recorder()
+    with (
+        simulated(SIM),
+        AsyncDAGNet(on_devices(net_of(parents), [SIM]), Workspace(), num_workers=workers, **options) as net,
+    ):
+        net.run(trace=recorder)
+    return recorder
+
+
+def test_one_stream_needs_no_event() -> None:
+    recorder = run_observed(DIAMONDS, workers=1)
+    assert recorder.recorded_on == []
+    assert recorder.waits_of == []
+
+
+def test_every_event_is_recorded_once_and_only_where_a_chain_depends_on_it() -> None:
+    recorder = run_observed(DIAMONDS, workers=3)
+    with AsyncDAGNet(net_of(DIAMONDS), Workspace(), num_workers=3) as net:
+        needed = [f"chain {n} of net 'net'" for n, children in enumerate(net.plan.children) if children]
+    assert sorted(recorder.recorded_on) == sorted(needed)
+
+
+def test_a_stream_never_waits_for_itself() -> None:
+    recorder = run_observed(DIAMONDS, workers=1, streams_per_worker=3)
+    assert recorder.recorded_on
+    assert all(waited != waiting for waited, waiting in recorder.waits_of)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Operators of type Held wait on the device until it is set."""
+    opened = threading.Event()
+    with temporary_operator("Held", lambda _operator: opened.wait(60)):
+        yield opened
+        opened.set()
+
+
+def test_the_host_launches_everything_while_the_device_stands_still(gate: threading.Event) -> None:
+    """Chains that depend on each other across streams: no dependency on the device holds a worker up."""
+    parents = [[], [0], [0], [1, 2], [3], [3], [4, 5]]
+    definition = on_devices(net_of(parents), [SIM])
+    definition.op[0].type = "Held"
+    with simulated(SIM), AsyncDAGNet(definition, Workspace(), num_workers=2) as net:
+        gate.set()
+        net.run()  # prepared, and the streams are leased
+        gate.clear()
+        before = runtime_of(SIM).statistics().launches
+        launched = threading.Event()
+        over = threading.Event()
+        last = net.plan.chains[-1]
+
+        class Watch(Observer):
+            def chain_stopped(self, run: object, chain: int, *_rest: object) -> None:  # type: ignore[override]
+                if chain == net.plan.chains.index(last):
+                    launched.set()
+
+        runner = threading.Thread(target=lambda: (net.run(trace=Watch()), over.set()))
+        runner.start()
+        assert launched.wait(30), "the last chain is not launched before the first has run"
+        assert not over.is_set()
+        assert runtime_of(SIM).statistics().launches - before == len(parents)
+        gate.set()
+        runner.join(30)
+        assert over.is_set()
+
+
+def test_a_host_chain_waits_for_the_device_chain_it_reads(gate: threading.Event) -> None:
+    order: list[str] = []
+    with temporary_operator("Note", lambda operator: order.append(operator.label)):
+        net = net_of([[], [0]], op_type="Note")
+        net.op[0].type = "Held"
+        net.op[0].device_option.CopyFrom(SIM.to_option())
+        with simulated(SIM), AsyncDAGNet(net, Workspace(), num_workers=2) as running:
+            runner = threading.Thread(target=running.run)
+            runner.start()
+            assert order == []
+            gate.set()
+            runner.join(30)
+    assert len(order) == 1
+
+
+def test_an_operator_that_fails_on_the_device_is_named_and_the_net_runs_again() -> None:
+    failing = [True]
+
+    def body(operator: Operator) -> None:
+        if failing[0]:
+            raise ValueError("on purpose")
+
+    with temporary_operator("Fail", body):
+        definition = on_devices(net_of([[], [0], [0], [1, 2]]), [SIM])
+        definition.op[1].type = "Fail"
+        for net_class in NETS:
+            failing[0] = True
+            options = {} if net_class is SimpleNet else {"num_workers": 2}
+            with simulated(SIM), net_class(definition, Workspace(), **options) as net:
+                with pytest.raises(OperatorError, match=r"Fail 'b1' \(operator 1\).*on purpose") as caught:
+                    net.run()
+                assert isinstance(caught.value.__cause__, ValueError)
+                assert all(stream.failure is None and stream.is_idle for stream in net.streams.all())
+                failing[0] = False
+                net.run()
+
+
+def test_streams_are_leased_once_and_given_back() -> None:
+    with simulated(SIM):
+        net = AsyncDAGNet(on_devices(net_of(DIAMONDS), [SIM]), Workspace(), num_workers=2, streams_per_worker=2)
+        for _ in range(5):
+            net.run()
+        assert runtime_of(SIM).statistics().leased <= 4
+        net.close()
+        assert runtime_of(SIM).statistics().leased == 0
+
+
+def conv_net(**arguments: object) -> NetDef:
+    """Four convolutions side by side, and their sum."""
+    net = NetDef(name="branches", external_input=["x", "w"])
+    for index in range(4):
+        definition = net.op.add(type="Conv", input=["x", "w"], output=[f"y{index}"])
+        definition.arg.add(name="kernel", i=3)
+        for name, value in arguments.items():
+            if name == "engine":
+                definition.engine = str(value)
+            else:
+                definition.arg.add(name=name, i=int(str(value)))
+    net.op.add(type="Sum", input=[f"y{index}" for index in range(4)], output=["z"])
+    return net
+
+
+def conv_bytes(net: NetDef, device: str, workers: int) -> bytes:
+    random = np.random.default_rng(0)
+    workspace = Workspace()
+    workspace.feed_blob("x", random.standard_normal((1, 4, 12, 12)).astype(np.float32))
+    workspace.feed_blob("w", random.standard_normal((4, 4, 3, 3)).astype(np.float32))
+    dagexec.create_shared_buffer(workspace, device)
+    with AsyncDAGNet(on_devices(net, [Device.parse(device)]), workspace, num_workers=workers) as running:
+        for _ in range(5):
+            running.run(timeout=60)
+        return workspace.fetch_blob("z").tobytes()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_convolutions_take_turns_at_the_shared_buffer_of_a_device(seed: int | None) -> None:
+    net = conv_net(shared_buffer=1)
+    with simulated(SIM, seed=seed):
+        assert conv_bytes(net, "sim:0", 3) == conv_bytes(net, "cpu", 1)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_convolutions_take_turns_at_a_library_state(seed: int | None) -> None:
+    net = conv_net(engine="CUDNN", cudnn_state=1)
+    with simulated(SIM, seed=seed):
+        assert conv_bytes(net, "sim:0", 3) == conv_bytes(net, "cpu", 1)
+        assert runtime_of(SIM).statistics().leased == 1  # the state's own
+
+
+def test_an_operator_that_reads_another_device_is_refused_by_name() -> None:
+    workspace = Workspace()
+    with simulated(SIM):
+        workspace.feed_blob("x", np.zeros(3, np.float32), device="sim:0")
+        net = NetDef(name="net", op=[dagexec.OperatorDef(type="Relu", input=["x"], output=["y"])])
+        graph = SimpleNet(NetDef(name="net"), workspace).graph
+        del graph
+        with SimpleNet(net, workspace) as running:
+            running.run()  # a copy was put in
+        assert workspace.fetch_blob("y").tolist() == [0, 0, 0]
+        with pytest.raises(DeviceError, match="the host touches elements"):
+            workspace.get_blob("x").get(dagexec.core.tensor.Tensor).array + 1
