@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagexec.core.device import Device
+from dagexec.core.device import CPU, Device
 from dagexec.core.net_file import write_atomically
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class _HostEvents:
         for chain in trace.chains:
             yield from self._chain(chain, trace.runs[chain.run])
         for wait in trace.event_waits:
-            name = f"chain {wait.chain} waits for events"
-            yield self._complete(wait.run, wait.thread, name, "event wait", wait.start, wait.end, {"chain": wait.chain})
+            name, category = _described_wait(wait, trace.runs[wait.run])
+            yield self._complete(wait.run, wait.thread, name, category, wait.start, wait.end, {"chain": wait.chain})
         chain_of = [_chain_of(run) for run in trace.runs]
         for span in trace.spans:
             name, category, arguments = _described(span, trace.runs[span.run], chain_of[span.run])
@@ -134,6 +134,13 @@ class _HostEvents:
                 yield from _arrow("dependency", number, (pid, source, before), (pid, target, after))
 
 
+def _described_wait(wait: EventWait, run: TracedRun) -> tuple[str, str]:
+    """A worker stands still for a chain on the host; for one on a device it mostly tells a stream what to wait for."""
+    if run.graph.device(run.chains[wait.chain][0]) == CPU:
+        return f"chain {wait.chain} waits for events", "event wait"
+    return f"chain {wait.chain}: stream chosen, events to wait for", "stream"
+
+
 def _chain_of(run: TracedRun) -> dict[int, int]:
     return {operator: number for number, chain in enumerate(run.chains) for operator in chain}
 
@@ -144,7 +151,7 @@ def _described(span: Span, run: TracedRun, chain_of: dict[int, int]) -> tuple[st
     found: TraceEvent = {"index": span.operator, "chain": chain_of[span.operator]}
     if span.conversion is None:
         found |= {"inputs": list(definition.input), "outputs": list(definition.output)}
-        on_device = run.graph.device(span.operator).kind != "cpu"
+        on_device = run.graph.device(span.operator) != CPU
         return (f"launch {definition.type}" if on_device else definition.type), "operator", found
     blob, source, target = span.conversion.blob, span.conversion.source, span.conversion.target
     found |= {"blob": blob, "shape": list(source.shape), "from": source.layout, "to": target.layout}
@@ -168,8 +175,9 @@ def _device_events(trace: Trace, identifiers: Iterator[int]) -> Iterator[TraceEv
             name, arguments = _kernel(kernel, trace)
             yield _on_stream(name, "kernel", pid, tid, kernel.start - origin, kernel.seconds, arguments)
         for wait in track.waits:
-            seconds = wait.end - wait.start
-            yield _on_stream(f"wait for {wait.owner}", "event wait", pid, tid, wait.start - origin, seconds, {})
+            if wait.end > wait.start:
+                where = pid, tid, wait.start - origin, wait.end - wait.start
+                yield _on_stream(f"wait for {wait.owner}", "event wait", *where, {})
     launches = {id(track): track.by_launch() for track in tracks}
     for arrow in trace.arrows:
         before = launches[id(arrow.source)].get(arrow.before)
