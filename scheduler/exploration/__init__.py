@@ -1,0 +1,44 @@
+"""Schedule exploration: scenarios of threads, streams and tasks under schedules that a seed or a search decides.
+
+    explore(scenario, seed)          one schedule
+    explore_seeds(scenario, seeds)   many
+    systematic(scenario)             all with at most two preemptions
+    schedule.replay(scenario)        one of them again
+
+`controlled` has the threads and locks, `strategies` what decides, `device` the simulated device's part, `event_loop`
+that of asyncio, and `shrink` makes a failing net smaller.
+"""
+
+from dagexec.scheduler.exploration.controlled import ControlledThreads
+from dagexec.scheduler.exploration.exploring import (
+    Exploration,
+    Schedule,
+    compact,
+    expand,
+    explore,
+    explore_seeds,
+    systematic,
+)
+from dagexec.scheduler.exploration.strategies import (
+    BoundedSearch,
+    EarliestFirst,
+    RandomStrategy,
+    ReplayStrategy,
+    Strategy,
+)
+
+__all__ = [
+    "BoundedSearch",
+    "ControlledThreads",
+    "EarliestFirst",
+    "Exploration",
+    "RandomStrategy",
+    "ReplayStrategy",
+    "Schedule",
+    "Strategy",
+    "compact",
+    "expand",
+    "explore",
+    "explore_seeds",
+    "systematic",
+]

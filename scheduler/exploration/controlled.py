@@ -1,0 +1,454 @@
+"""ControlledThreads: locks, threads and time under which one strategy decides who goes on, and can do so again.
+
+The threads are real, but one baton passes between them and only its holder runs. Where a thread takes or lets go of a
+lock, starts, joins or ends, it comes to a *decision point*: the strategy chooses among all that can go on, and the
+choice is noted. What happens between two decision points is one step of the schedule.
+
+Time is virtual: each thread has its own (that of `dagexec.core.sim.clock`), a lock carries the time of whoever let it
+go to whoever takes it, and a deadline passes when the strategy lets it pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from types import FrameType, TracebackType
+
+from dagexec.core.errors import DagexecError, DeadlockError
+from dagexec.core.sim.clock import host_time, host_waited_until, set_host_time
+from dagexec.core.threads import Lock, Mutex, Threads, ThreadsEndedError, Timer
+from dagexec.scheduler.exploration.strategies import Candidate, Strategy
+
+Ready = Callable[[], bool]
+
+MOST_STEPS = 1_000_000
+_HERE = (__file__, threading.__file__, sys.modules[Threads.__module__].__file__)
+
+
+class ControlledThread(threading.Thread):
+    """A thread that runs only while it holds the baton.
+
+    Attributes:
+        number: in the order of their starts.
+        doing: what it is about to do.
+        ready: when it can go on; None when it can at once.
+        deadline: the virtual time at which it gives up waiting; None for never.
+        timed_out: it has given up.
+        time: its virtual time when it last came to a decision point.
+        ended: it has nothing to do any more.
+        start_of_next: for a thread that does a stream's work, when the next command can start.
+    """
+
+    def __init__(self, world: ControlledThreads, target: Callable[[], object], name: str, number: int) -> None:
+        super().__init__(name=name, daemon=True)
+        self.number = number
+        self.doing = "begin"
+        self.ready: Ready | None = None
+        self.waits_for: object = None
+        self.deadline: float | None = None
+        self.timed_out = False
+        self.time = host_time()
+        self.ended = False
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self._world = world
+        self._aim = target
+        self.start_of_next: Callable[[], float] | None = None
+
+    def when(self) -> float:
+        """Its virtual time, or `start_of_next`."""
+        return self.time if self.start_of_next is None else self.start_of_next()
+
+    def run(self) -> None:
+        """Do what it was made for, when it is first chosen."""
+        world = self._world
+        self.baton.acquire()
+        self.ready = None
+        set_host_time(self.time)
+        error: BaseException | None = None
+        try:
+            if not world.ended:
+                self._aim()
+        except ThreadsEndedError:
+            pass
+        except BaseException as caught:
+            error = caught
+        finally:
+            self.ended = True
+            world.leave(self, error)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it ends, in virtual time."""
+        self._world.wait(lambda: self.ended, timeout, self, f"join {self.name}")
+
+    def is_alive(self) -> bool:
+        """True until it ends."""
+        return not self.ended
+
+    def join_really(self, timeout: float) -> None:
+        """Wait for the system's thread, from outside the schedule."""
+        super().join(timeout)
+
+
+class _Timer:
+    """A call that a thread of its own will make."""
+
+    def __init__(self, world: ControlledThreads, deadline: float, function: Callable[[], object], number: int) -> None:
+        self.name = f"timer {number}"
+        self.deadline = deadline
+        self.function = function
+        self._world = world
+
+    def when(self) -> float:
+        """When it is due."""
+        return self.deadline
+
+    def cancel(self) -> None:
+        """Do not make the call."""
+        self._world.forget(self)
+
+
+class _Timeout:
+    """A waiting thread, as one that can give up waiting."""
+
+    def __init__(self, thread: ControlledThread, deadline: float) -> None:
+        self.name = f"{thread.name} (timeout)"
+        self.thread = thread
+        self.deadline = deadline
+
+    def when(self) -> float:
+        """When it does."""
+        return self.deadline
+
+
+class ControlledLock:
+    """A lock or gate whose holder the schedule knows."""
+
+    __slots__ = ("_acquiring", "_owned", "_releasing", "_world", "holder", "name", "time")
+
+    def __init__(self, world: ControlledThreads, name: str, owned: bool) -> None:
+        self.name = name
+        self.holder: ControlledThread | None = None
+        self.time = 0.0
+        self._world = world
+        self._owned = owned
+        self._acquiring = f"acquire {name}"
+        self._releasing = f"release {name}"
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it when the strategy says so."""
+        world = self._world
+        me = world.calling_thread()
+        if me is None:  # the schedule has ended
+            if self.holder is not None:
+                raise ThreadsEndedError(f"{self.name}: the schedule has ended")
+            return True
+        if not blocking or timeout == 0:
+            world.point(self._acquiring)
+            if self.holder is not None:
+                return False
+        elif not world.wait(self._is_free, None if timeout < 0 else timeout, self, self._acquiring):
+            return False
+        self.holder = me
+        host_waited_until(self.time)
+        return True
+
+    def release(self) -> None:
+        """Let it go. RuntimeError when nobody holds it, or another thread does and it is an owned lock."""
+        world = self._world
+        me = world.calling_thread()
+        if me is None:
+            self.holder = None
+            return
+        if self.holder is None:
+            raise RuntimeError("release unlocked lock")
+        if self._owned and self.holder is not me:
+            raise RuntimeError("cannot release un-acquired lock")
+        self.holder = None
+        self.time = host_time()
+        world.point(self._releasing)
+
+    def locked(self) -> bool:
+        """True while somebody holds it."""
+        return self.holder is not None
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.release()
+
+    def _is_free(self) -> bool:
+        return self.holder is None
+
+
+class ControlledThreads(Threads):
+    """One schedule: its threads, and the decisions that were made. It is used once.
+
+    Attributes:
+        decisions: the candidate chosen wherever there were several.
+        choices: how many there were.
+        trace: who went on at each step, and with what.
+        failure: what ended the schedule early: an exception that a thread did not catch, or a DeadlockError.
+        ended: nobody goes on any more; who still waits is unwound.
+    """
+
+    concurrent = False
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.decisions: list[int] = []
+        self.choices: list[int] = []
+        self.trace: list[tuple[str, str]] = []
+        self.failure: BaseException | None = None
+        self.ended = False
+        self.left: tuple[str, ...] = ()
+        self.over = threading.Lock()
+        self.over.acquire()
+        self._strategy = strategy
+        self._threads: list[ControlledThread] = []
+        self._timers: list[_Timer] = []
+        self._running: ControlledThread | None = None
+        self._locks = 0
+        self._made = 0
+        self._main: ControlledThread | None = None
+
+    # What `Threads` asks for
+
+    def lock(self) -> Lock:
+        """A lock named by its number and the place that made it."""
+        return self._new_lock(owned=False)
+
+    def owned_lock(self) -> Mutex:
+        """A lock that only its holder can release."""
+        return self._new_lock(owned=True)
+
+    def start(self, target: Callable[[], object], name: str) -> ControlledThread:
+        """A thread that begins when the strategy chooses it. RuntimeError once the schedule has ended."""
+        if self.ended:
+            raise RuntimeError("can't start new thread: the schedule has ended")
+        thread = self._new_thread(target, name)
+        self.point(f"start {name}")
+        return thread
+
+    def monotonic(self) -> float:
+        """The calling thread's virtual time."""
+        return host_time()
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
+        """A call that is made when its time comes, by the strategy's choice."""
+        self._made += 1
+        timer = _Timer(self, host_time() + seconds, function, self._made)
+        self._timers.append(timer)
+        return timer
+
+    # What belongs to exploration
+
+    def begin(self, scenario: Callable[[], object]) -> None:
+        """Start the first thread, with which the schedule ends. `over` is released then."""
+        self._main = self._running = self._new_thread(scenario, "main")
+        self._main.time = 0.0
+        self._main.baton.release()
+
+    def add_actor(self, body: Callable[[], object], name: str, ready: Ready, when: Callable[[], float]) -> None:
+        """A thread that waits for `ready` before it begins, in place of a stream. This is no decision point."""
+        if not self.ended:
+            actor = self._new_thread(body, name)
+            actor.ready = ready
+            actor.doing = f"go on with {name}"
+            actor.start_of_next = when
+
+    def finish(self, patience: float) -> None:
+        """Unwind the threads that are left, one after another. Call it from outside, when the schedule has ended."""
+        self.ended = True
+        last = self._running
+        if last is not None:
+            last.join_really(patience)
+        for thread in tuple(self._threads):
+            if thread is not last:
+                thread.baton.release()
+                thread.join_really(patience)
+
+    def stuck(self) -> str:
+        """Which thread has the baton, and where it is: for one that comes to no decision point."""
+        thread = self._running
+        return "no thread" if thread is None else f"{thread.name}, at {_place_of(thread)}"
+
+    def calling_thread(self) -> ControlledThread | None:
+        """The thread that calls, None when the schedule has ended. DagexecError for one from outside the schedule."""
+        if self.ended:
+            return None
+        running = self._running
+        if running is None or running.ident != threading.get_ident():
+            raise DagexecError(
+                f"thread {threading.current_thread().name} uses a lock or thread of a controlled schedule and is not "
+                "one of its threads: start threads with dagexec.core.threads.threads().start"
+            )
+        return running
+
+    def point(self, doing: str) -> None:
+        """A decision point at which the calling thread could go on."""
+        me = self.calling_thread()
+        if me is not None:
+            me.doing = doing
+            me.time = host_time()
+            self._pass_on(me)
+
+    def wait(self, ready: Ready, timeout: float | None, what: object, doing: str) -> bool:
+        """A decision point at which the calling thread can go on when `ready()`; False if the deadline passed first."""
+        me = self.calling_thread()
+        if me is None:
+            return True
+        me.doing = doing
+        me.time = host_time()
+        me.ready = ready
+        me.waits_for = what
+        me.deadline = None if timeout is None else me.time + timeout
+        me.timed_out = False
+        self._pass_on(me)
+        me.ready = me.deadline = me.waits_for = None
+        return not me.timed_out
+
+    def forget(self, timer: _Timer) -> None:
+        """A timer was cancelled."""
+        if timer in self._timers:
+            self._timers.remove(timer)
+
+    def leave(self, me: ControlledThread, error: BaseException | None) -> None:
+        """The thread that calls has come to its end."""
+        if self.ended:
+            return
+        self._threads.remove(me)
+        if error is not None:
+            self._end(error)
+        elif me is self._main:
+            self._end(None)
+        else:
+            me.time = host_time()
+            try:
+                chosen = self._choose(me, gone=True)
+            except ThreadsEndedError:
+                return
+            self._running = chosen
+            chosen.baton.release()
+
+    def _end(self, failure: BaseException | None) -> None:
+        self.failure = failure
+        self.left = tuple(thread.name for thread in self._threads if thread.start_of_next is None and not thread.ended)
+        self.ended = True
+        self.over.release()
+
+    def _new_lock(self, owned: bool) -> ControlledLock:
+        self._locks += 1
+        return ControlledLock(self, f"lock {self._locks} ({_caller()})", owned)
+
+    def _new_thread(self, target: Callable[[], object], name: str) -> ControlledThread:
+        self._made += 1
+        thread = ControlledThread(self, target, name, self._made)
+        self._threads.append(thread)
+        threading.Thread.start(thread)
+        return thread
+
+    def _pass_on(self, me: ControlledThread) -> None:
+        chosen = self._choose(me)
+        if chosen is not me:
+            self._running = chosen
+            chosen.baton.release()
+            me.baton.acquire()
+            if self.ended:
+                raise ThreadsEndedError("the schedule has ended")
+        if me.timed_out and me.deadline is not None:
+            host_waited_until(me.deadline)
+
+    def _choose(self, me: ControlledThread, gone: bool = False) -> ControlledThread:
+        """Who goes on at this point. Raises ThreadsEndedError when nobody can, which ends the schedule."""
+        current = not gone and (me.ready is None or me.ready())
+        candidates: list[Candidate] = [me] if current else []
+        candidates += self._others(me)
+        if self._strategy.timeouts or not candidates:
+            candidates += self._due(candidates)
+        if not candidates:
+            self._end(DeadlockError(self._who_waits()))
+            raise ThreadsEndedError("deadlock")
+        if len(self.trace) >= MOST_STEPS:
+            self._end(DeadlockError(f"no end after {MOST_STEPS} steps; going on: {_names(candidates)}"))
+            raise ThreadsEndedError("no end")
+        number = 0
+        if len(candidates) > 1:
+            try:
+                number = self._strategy.choose(candidates, current)
+            except DagexecError as error:
+                self._end(error)
+                raise ThreadsEndedError("no decision") from None
+            self.decisions.append(number)
+            self.choices.append(len(candidates))
+        chosen = candidates[number]
+        if isinstance(chosen, _Timeout):
+            chosen.thread.timed_out = True
+            self.trace.append((chosen.thread.name, "timeout"))
+            return chosen.thread
+        if isinstance(chosen, _Timer):
+            self._timers.remove(chosen)
+            thread = self._new_thread(chosen.function, chosen.name)
+            thread.time = max(thread.time, chosen.deadline)
+            self.trace.append((chosen.name, "timeout"))
+            return thread
+        assert isinstance(chosen, ControlledThread)
+        self.trace.append((chosen.name, chosen.doing))
+        return chosen
+
+    def _others(self, me: ControlledThread) -> list[ControlledThread]:
+        """Threads beside `me` that can go on, round from it."""
+        after: list[ControlledThread] = []
+        before: list[ControlledThread] = []
+        for thread in self._threads:
+            if thread is not me and (thread.ready is None or thread.ready()):
+                (after if thread.number > me.number else before).append(thread)
+        return after + before
+
+    def _due(self, ready: Sequence[Candidate]) -> list[Candidate]:
+        """The earliest deadline of a waiting thread or timer, if there is one."""
+        deadlines: list[Candidate] = [
+            _Timeout(thread, thread.deadline)
+            for thread in self._threads
+            if thread.deadline is not None and not thread.ended and thread not in ready
+        ]
+        deadlines += self._timers
+        return [min(deadlines, key=lambda candidate: candidate.when())] if deadlines else []
+
+    def _who_waits(self) -> str:
+        lines = []
+        for thread in self._threads:
+            what = thread.waits_for
+            if isinstance(what, ControlledLock):
+                holder = "nobody" if what.holder is None else what.holder.name
+                waits = f"{what.name}, held by {holder}"
+            else:
+                waits = thread.doing
+            lines.append(f"{thread.name} waits for {waits}, at {_place_of(thread)}")
+        return "deadlock: " + ("; ".join(lines) or "no thread is left")
+
+
+def _names(candidates: Sequence[Candidate]) -> str:
+    return ", ".join(candidate.name for candidate in candidates)
+
+
+def _caller() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    return _outside(frame)
+
+
+def _place_of(thread: ControlledThread) -> str:
+    return _outside(sys._current_frames().get(thread.ident or -1))
+
+
+def _outside(frame: FrameType | None) -> str:
+    """File and line of the innermost frame that is not of this machinery."""
+    while frame is not None:
+        if frame.f_code.co_filename not in _HERE:
+            return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "its start"

@@ -1,0 +1,64 @@
+"""ControlledDriver: simulated streams as part of a controlled schedule.
+
+Each stream is a thread of the schedule that does one command of the stream whenever it is chosen, and that can be
+chosen while the first command can be done. So a strategy decides between host threads and streams alike:
+
+    with simulated("sim:0", driver=ControlledDriver(), launch_seconds=5e-6):
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dagexec.core.errors import DagexecError, DeviceError
+from dagexec.core.sim.driver import Driver, Subscribe, enter_device, is_device_thread
+from dagexec.core.threads import threads
+from dagexec.scheduler.exploration.controlled import ControlledThreads
+
+if TYPE_CHECKING:
+    from dagexec.core.sim.stream import SimStream
+
+
+class ControlledDriver(Driver):
+    """Does the work of streams in the schedule that is going on when it is made."""
+
+    def __init__(self) -> None:
+        """Raises DagexecError outside of a controlled schedule."""
+        source = threads()
+        if not isinstance(source, ControlledThreads):
+            raise DagexecError("a controlled driver is for scenarios: make it in a function given to explore")
+        self._world = source
+        self._detached: set[SimStream] = set()
+
+    def attach(self, stream: SimStream) -> None:
+        """A thread more. This is no decision point, as the device holds its lock."""
+        self._world.add_actor(
+            lambda: self._serve(stream), stream.name, lambda: self._may_go_on(stream), lambda: stream.next_start()
+        )
+
+    def detach(self, stream: SimStream) -> None:
+        """Its thread ends."""
+        self._detached.add(stream)
+
+    def notify(self, stream: SimStream) -> None:
+        """Nothing to do: what a stream can do is looked at whenever there is a choice."""
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None, subscribe: Subscribe) -> bool:
+        """A decision point. Raises DeviceError on a stream's thread, which would wait for itself."""
+        if is_device_thread():
+            raise DeviceError("work on a device, or a callback of Event.when_done, waits for the device")
+        return self._world.wait(ready, timeout, self, "wait for the device")
+
+    def wanted(self) -> None:
+        """Nothing to do."""
+
+    def _may_go_on(self, stream: SimStream) -> bool:
+        return stream.can_advance() or stream in self._detached
+
+    def _serve(self, stream: SimStream) -> None:
+        enter_device()
+        while stream not in self._detached:
+            stream.advance()
+            self._world.wait(lambda: self._may_go_on(stream), None, self, f"go on with {stream.name}")

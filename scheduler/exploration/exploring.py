@@ -1,0 +1,210 @@
+"""Running a scenario under controlled schedules: one, many from seeds, or all with few preemptions.
+
+A *scenario* is a function that makes what it needs (pools, nets, executors), uses it, and returns something or raises.
+It must behave the same whenever the same decisions are made: no real time, no randomness without a seed, no threads
+but those of `dagexec.core.threads`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dagexec.core.errors import DagexecError, DeadlockError
+from dagexec.core.threads import installed, threads
+from dagexec.scheduler.exploration.controlled import ControlledThreads
+from dagexec.scheduler.exploration.strategies import BoundedSearch, RandomStrategy, ReplayStrategy, Strategy
+
+Result = TypeVar("Result")
+Scenario = Callable[[], Result]
+
+PATIENCE = 60.0
+"""Seconds of real time in which a thread has to come to a decision point."""
+
+_COLLECT_EVERY = 200
+
+
+@dataclass(frozen=True)
+class Schedule(Generic[Result]):
+    """What became of a scenario under one schedule.
+
+    Attributes:
+        decisions: the candidate that was chosen wherever there were several; the schedule is repeated with them.
+        choices: how many candidates there were.
+        trace: who went on at each step, and what it did then.
+        result: what the scenario returned, None when it did not.
+        failure: what it or another thread raised, or DeadlockError; None when all went well.
+        left: threads that had not ended when the scenario had; they were unwound.
+        seed: of the random strategy, None for other strategies.
+        timeouts: whether deadlines could pass although something else could go on.
+        seconds: virtual time at the end of the scenario.
+    """
+
+    decisions: tuple[int, ...]
+    choices: tuple[int, ...]
+    trace: tuple[tuple[str, str], ...] = field(repr=False)
+    result: Result | None
+    failure: BaseException | None
+    left: tuple[str, ...]
+    seed: int | None
+    timeouts: bool
+    seconds: float
+
+    def replay(self, scenario: Scenario[Result]) -> Schedule[Result]:
+        """`scenario` under the same decisions. Raises DagexecError when it comes to others."""
+        again = explore(scenario, ReplayStrategy(self.decisions, self.choices, timeouts=self.timeouts))
+        if (again.decisions, again.choices) != (self.decisions, self.choices):
+            raise DagexecError(
+                f"the schedule cannot be replayed: it has {len(again.decisions)} decisions and had "
+                f"{len(self.decisions)}; the scenario depends on something else than its schedule"
+            ) from again.failure
+        return again
+
+    def raise_failure(self) -> None:
+        """Raise the failure, if there is one, with a note that says how to repeat it."""
+        if self.failure is not None:
+            self.failure.add_note(self.how_to_repeat())
+            raise self.failure
+
+    def how_to_repeat(self) -> str:
+        """The seed if there is one, and the decisions, those that are not 0 by their number."""
+        seed = "" if self.seed is None else f"seed {self.seed}, "
+        return f"schedule: {seed}decisions {compact(self.decisions) or 'all 0'}"
+
+
+@dataclass(frozen=True)
+class Exploration(Generic[Result]):
+    """What became of a scenario under many schedules.
+
+    Attributes:
+        tried: how many.
+        exhausted: no schedule within the bounds is left.
+        failed: the first schedule that failed, None when none did.
+        steps: steps of all schedules together.
+        seconds: of real time.
+    """
+
+    tried: int
+    exhausted: bool
+    failed: Schedule[Result] | None
+    steps: int
+    seconds: float
+
+    def raise_failure(self) -> None:
+        """Raise what the first failing schedule raised."""
+        if self.failed is not None:
+            self.failed.raise_failure()
+
+
+def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> Schedule[Result]:
+    """Run `scenario` once, in a world of its own; an integer stands for `RandomStrategy` of that seed.
+
+    Raises DeadlockError (rather than return it) when a thread comes to no decision point for `PATIENCE` seconds of real
+    time: it waits for something that is not under control.
+    """
+    if isinstance(strategy, int):
+        strategy = RandomStrategy(strategy)
+    world = ControlledThreads(strategy)
+    outcome: list[Result] = []
+    seconds = [0.0]
+
+    def body() -> None:
+        outcome.append(scenario())
+        seconds[0] = threads().monotonic()
+
+    collecting = gc.isenabled()
+    gc.disable()  # finalizers would come at times that no seed decides
+    try:
+        with installed(world):
+            world.begin(body)
+            try:
+                _wait_for_end(world)
+            finally:
+                world.finish(PATIENCE)
+    finally:
+        if collecting:
+            gc.enable()
+    return Schedule(
+        decisions=tuple(world.decisions),
+        choices=tuple(world.choices),
+        trace=tuple(world.trace),
+        result=outcome[0] if outcome else None,
+        failure=world.failure,
+        left=world.left,
+        seed=strategy.seed if isinstance(strategy, RandomStrategy) else None,
+        timeouts=strategy.timeouts,
+        seconds=seconds[0],
+    )
+
+
+def explore_seeds(scenario: Scenario[Result], seeds: Iterable[int], *, timeouts: bool = False) -> Exploration[Result]:
+    """Run `scenario` once for each seed, up to the first failure."""
+    return _explore_all(scenario, (RandomStrategy(seed, timeouts=timeouts) for seed in seeds), None)
+
+
+def systematic(
+    scenario: Scenario[Result], preemptions: int = 2, limit: int = 10_000, *, timeouts: bool = False
+) -> Exploration[Result]:
+    """Run `scenario` under every schedule of at most `preemptions` preemptions, but no more than `limit` of them.
+
+    Stops at the first failure. Raises ValueError for a negative bound.
+    """
+    search = BoundedSearch(preemptions, timeouts=timeouts)
+
+    def strategies() -> Iterable[Strategy]:
+        for _ in range(limit):
+            yield search
+            if not search.advance():
+                return
+
+    return _explore_all(scenario, strategies(), search)
+
+
+def _explore_all(
+    scenario: Scenario[Result], strategies: Iterable[Strategy], search: BoundedSearch | None
+) -> Exploration[Result]:
+    start = time.perf_counter()
+    tried = steps = 0
+    failed = None
+    for strategy in strategies:
+        schedule = explore(scenario, strategy)
+        tried += 1
+        steps += len(schedule.trace)
+        if schedule.failure is not None:
+            failed = schedule
+            break
+        if tried % _COLLECT_EVERY == 0:
+            gc.collect()
+    exhausted = failed is None and search is not None and search.exhausted
+    return Exploration(tried, exhausted, failed, steps, time.perf_counter() - start)
+
+
+def compact(decisions: Iterable[int]) -> str:
+    """Decisions as text: `number:choice` for those that are not 0, separated by commas."""
+    return ",".join(f"{number}:{choice}" for number, choice in enumerate(decisions) if choice)
+
+
+def expand(text: str) -> list[int]:
+    """The decisions of a text made by `compact`. Raises ValueError when it is none."""
+    decisions: list[int] = []
+    for part in filter(None, text.split(",")):
+        number, _, choice = part.partition(":")
+        if not (number.isdecimal() and choice.isdecimal()) or int(number) < len(decisions):
+            raise ValueError(f"{part!r} is no NUMBER:CHOICE of a decision after the ones before it")
+        decisions += [0] * (int(number) - len(decisions)) + [int(choice)]
+    return decisions
+
+
+def _wait_for_end(world: ControlledThreads) -> None:
+    """Wait until the schedule has ended, as long as it makes steps."""
+    steps = -1
+    while not world.over.acquire(timeout=PATIENCE):
+        if len(world.trace) == steps:
+            raise DeadlockError(
+                f"no decision point for {PATIENCE:g} s: {world.stuck()}; it computes, or waits for something that is "
+                "not under the schedule's control"
+            )
+        steps = len(world.trace)

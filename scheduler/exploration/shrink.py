@@ -1,0 +1,127 @@
+"""Shrinking: from a net that fails to a smaller one that still fails.
+
+Delta debugging over the operators ("Simplifying and Isolating Failure-Inducing Input", Zeller and Hildebrandt, IEEE
+TSE 2002). Operators go in chunks, then one by one. An operator goes either with all that depends on it, or so that its
+readers read its first input instead. Only nets that `build_graph` accepts are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from dagexec.core.errors import DagexecError
+from dagexec.core.graph import build_graph
+from dagexec.core.proto import NetDef, OperatorDef
+
+Fails = Callable[[NetDef], bool]
+
+
+def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
+    """A net of fewer operators for which `fails` is true too, and for none that is smaller by one operator.
+
+    `fails` is called at most `limit` times; when they are spent, the smallest net so far is the answer. Raises
+    ValueError when `fails(net)` is false.
+    """
+    calls = 0
+
+    def still_fails(candidate: NetDef) -> bool:
+        nonlocal calls
+        if calls >= limit or not _is_valid(candidate, external):
+            return False
+        calls += 1
+        return fails(candidate)
+
+    external = _read_from_outside(net)
+    if not fails(net):
+        raise ValueError(f"net {net.name!r} does not fail, so there is nothing to shrink")
+    chunk = max(1, len(net.op) // 2)
+    while True:
+        smaller = next((candidate for candidate in _candidates(net, chunk) if still_fails(candidate)), None)
+        if smaller is not None:
+            net = smaller
+            chunk = min(chunk, max(1, len(net.op) // 2))
+        elif chunk > 1:
+            chunk //= 2
+        else:
+            return net
+
+
+def _candidates(net: NetDef, chunk: int) -> Iterator[NetDef]:
+    """Nets without `chunk` neighbouring operators; the last ones go first, as least depends on them."""
+    count = len(net.op)
+    for end in range(count, 0, -chunk):
+        gone = frozenset(range(max(0, end - chunk), end))
+        for candidate in (_without_dependents(net, gone), _bypassed(net, gone)):
+            if 0 < len(candidate.op) < count:
+                yield candidate
+
+
+def _without_dependents(net: NetDef, gone: Collection[int]) -> NetDef:
+    """Without the operators `gone`, and those that read what is no longer written."""
+    missing: set[str] = set()
+    kept = []
+    for index, operator in enumerate(net.op):
+        reads = {*operator.input, *operator.control_input}
+        if index in gone or reads & missing:
+            missing.update(set(operator.output) - reads | (missing & set(operator.output)))
+        else:
+            missing.difference_update(operator.output)
+            kept.append(operator)
+    return _net_of(net, kept)
+
+
+def _bypassed(net: NetDef, gone: Collection[int]) -> NetDef:
+    """Without the operators `gone`, whose readers read their first input instead."""
+    stands_for: dict[str, str] = {}
+    kept = []
+    for index, operator in enumerate(net.op):
+        inputs = [stands_for.get(name, name) for name in operator.input]
+        if index in gone:
+            for name in operator.output:
+                if inputs and name != inputs[0]:
+                    stands_for[name] = inputs[0]
+                elif name not in operator.input:
+                    stands_for.pop(name, None)
+            continue
+        copy = OperatorDef()
+        copy.CopyFrom(operator)
+        del copy.input[:], copy.control_input[:]
+        copy.input.extend(inputs)
+        copy.control_input.extend(dict.fromkeys(stands_for.get(name, name) for name in operator.control_input))
+        for name in copy.output:
+            stands_for.pop(name, None)
+        kept.append(copy)
+    return _net_of(net, kept)
+
+
+def _net_of(net: NetDef, operators: list[OperatorDef]) -> NetDef:
+    """`net` with these operators; external blobs that nobody mentions any more are left out."""
+    smaller = NetDef()
+    smaller.CopyFrom(net)
+    del smaller.op[:], smaller.external_input[:], smaller.external_output[:]
+    smaller.op.extend(operators)
+    read = {name for operator in operators for name in (*operator.input, *operator.control_input)}
+    written = {name for operator in operators for name in operator.output}
+    smaller.external_input.extend(name for name in net.external_input if name in read)
+    smaller.external_output.extend(name for name in net.external_output if name in written)
+    return smaller
+
+
+def _read_from_outside(net: NetDef) -> frozenset[str]:
+    """Blobs that are read before any operator writes them."""
+    written: set[str] = set()
+    outside: set[str] = set()
+    for operator in net.op:
+        outside.update(name for name in (*operator.input, *operator.control_input) if name not in written)
+        written.update(operator.output)
+    return frozenset(outside)
+
+
+def _is_valid(net: NetDef, external: frozenset[str]) -> bool:
+    if not _read_from_outside(net) <= external:
+        return False
+    try:
+        build_graph(net, external.__contains__)
+    except DagexecError:
+        return False
+    return True

@@ -1,0 +1,275 @@
+"""The pool and the nets under controlled schedules: they are right under all of them, and planted bugs are caught."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappush
+
+import pytest
+
+from dagexec import Workspace
+from dagexec.core.errors import DagexecError, RunTimeoutError, WorkerLostError
+from dagexec.core.threads import threads
+from dagexec.scheduler.exploration import explore_seeds, systematic
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.pool import WorkerPool, _finish, _Worker
+from dagexec.scheduler.run import Run
+from tests.scheduler.scenarios import (
+    DIAMOND,
+    Done,
+    expected,
+    fed,
+    net_scenario,
+    outputs_of,
+    pool_scenario,
+    run_of,
+    sums,
+)
+
+FORK = [[], [0], [0]]
+TWO_LAYERS = [[], [], [0, 1], [0, 1], [2, 3]]
+
+
+@dataclass(frozen=True)
+class _Without:
+    """Dependencies without the last edge."""
+
+    children: Sequence[Sequence[int]]
+    parent_counts: Sequence[int]
+    frontier: Sequence[int]
+
+
+class EarlyPool(WorkerPool):
+    """Planted: the last chain is released one parent too early."""
+
+    def submit(self, run: Run) -> None:
+        """Count one parent less."""
+        children = [list(row) for row in run.plan.children]
+        last = len(children) - 1
+        max(row for row in enumerate(children) if last in row[1])[1].remove(last)
+        run.counts[last] -= 1
+        run.plan = _Without(children, run.counts, run.plan.frontier)
+        super().submit(run)
+
+
+class TwoStepPool(WorkerPool):
+    """Planted: a worker reads the count of a child and writes it back without holding the lock in between."""
+
+    def _work(self, worker: _Worker, run: Run, chain: int) -> None:
+        while True:
+            for step in run.steps[chain]:
+                step()
+            for child in run.plan.children[chain]:
+                with self.lock:
+                    count = run.counts[child]
+                with self.lock:
+                    run.counts[child] = count - 1
+                    if count == 1:
+                        heappush(run.ready, child)
+            with self.lock:
+                if run.ready:
+                    chain = run.ready.pop(0)
+                    continue
+                run.active -= 1
+                worker.run = None
+                run.over = not run.active
+            if run.over:
+                _finish(run)
+            return
+
+
+class SleepyPool(WorkerPool):
+    """Planted: a run is submitted without waking anybody up."""
+
+    def submit(self, run: Run) -> None:
+        """List the run."""
+        with self.lock:
+            run.order = 1
+            self._list(run)
+
+
+class LateLookPool(WorkerPool):
+    """Planted: whether a stopped run is over is looked up when the lock is not held any more."""
+
+    def stop(self, run: Run, error: BaseException) -> None:
+        """As the real one was once."""
+        with self.lock:
+            if run.over or run.stopped:
+                return
+            run.over = run.active == 0
+            run.stop(error)
+        if run.over:
+            _finish(run)
+
+
+def stop_scenario(pool_class: type[WorkerPool], parents: Sequence[Sequence[int]]) -> Callable[[], None]:
+    """A run is stopped while it runs; its owner must be told exactly once."""
+
+    def scenario() -> None:
+        done = Done()
+        with pool_class(1) as pool:
+            run = run_of(parents, [lambda: None] * len(parents), done)
+            pool.submit(run)
+            pool.stop(run, DagexecError("enough"))
+            done.wait()
+            assert run.over
+            assert run.active == 0
+        assert done.told == 1, f"told {done.told} times"
+
+    return scenario
+
+
+@pytest.mark.parametrize(
+    ("pool_class", "parents", "error"),
+    [
+        (EarlyPool, DIAMOND, "before its parent"),
+        (TwoStepPool, DIAMOND, "1 chains not started"),
+        (SleepyPool, [[]], "deadlock"),
+    ],
+)
+def test_a_pool_with_a_planted_bug_is_caught_and_the_schedule_replayed(
+    pool_class: type[WorkerPool], parents: list[list[int]], error: str
+) -> None:
+    scenario = pool_scenario(parents, 2, pool_class)
+    found = systematic(scenario, preemptions=2)
+    assert found.failed is not None
+    assert error in str(found.failed.failure)
+    again = found.failed.replay(scenario)
+    assert again.trace == found.failed.trace
+    assert str(again.failure) == str(found.failed.failure)
+
+
+def test_seeds_catch_a_lost_update_in_the_pool_too() -> None:
+    assert explore_seeds(pool_scenario(DIAMOND, 2, TwoStepPool), range(200)).failed is not None
+
+
+def test_an_owner_told_twice_is_caught_though_it_takes_four_preemptions() -> None:
+    found = explore_seeds(stop_scenario(LateLookPool, [[]]), range(2000))
+    assert found.failed is not None
+    assert "told 2 times" in str(found.failed.failure)
+    explore_seeds(stop_scenario(WorkerPool, [[]]), range(2 * found.tried)).raise_failure()
+
+
+@pytest.mark.parametrize("parents", [[[]], FORK])
+def test_a_stopped_run_is_told_once_under_every_schedule(parents: list[list[int]]) -> None:
+    search = systematic(stop_scenario(WorkerPool, parents), preemptions=2)
+    search.raise_failure()
+    assert search.exhausted
+
+
+@pytest.mark.parametrize(
+    ("parents", "workers", "bound"), [([[]], 1, 2), (FORK, 1, 2), (DIAMOND, 2, 1), ([[], []], 2, 1)]
+)
+def test_the_pool_is_right_under_every_schedule_with_few_preemptions(
+    parents: list[list[int]], workers: int, bound: int
+) -> None:
+    search = systematic(pool_scenario(parents, workers), preemptions=bound)
+    search.raise_failure()
+    assert search.exhausted
+    assert search.tried > 10
+
+
+@pytest.mark.parametrize(("parents", "workers"), [(DIAMOND, 2), (TWO_LAYERS, 2), (TWO_LAYERS, 3)])
+def test_the_pool_is_right_for_many_seeds_and_they_differ(parents: list[list[int]], workers: int) -> None:
+    scenario = pool_scenario(parents, workers)
+    explore_seeds(scenario, range(150)).raise_failure()
+
+
+def test_two_runs_of_two_priorities_share_a_pool_under_every_schedule() -> None:
+    def scenario() -> None:
+        done = [Done(), Done()]
+        with WorkerPool(1) as pool:
+            runs = [run_of(FORK, [lambda: None] * 3, told) for told in done]
+            runs[1].priority = 1
+            for run in runs:
+                pool.submit(run)
+            for told, run in zip(done, runs, strict=True):
+                told.wait()
+                run.check_complete()
+                run.raise_error()
+        assert [told.told for told in done] == [1, 1]
+
+    search = systematic(scenario, preemptions=2)
+    search.raise_failure()
+    assert search.exhausted
+
+
+def test_a_dead_worker_ends_its_run_once_under_every_schedule(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "dagexec")
+
+    def die() -> None:
+        raise ValueError("in an operator whose name cannot be told")
+
+    def unnamed(_chain: int, _step: object) -> str:
+        raise KeyError("no name")
+
+    def scenario() -> None:
+        done, after = Done(), Done()
+        with WorkerPool(2) as pool:
+            run = run_of([[], []], [die, lambda: None], done)
+            run.name_step = unnamed
+            pool.submit(run)
+            done.wait()
+            with pytest.raises(WorkerLostError, match="died: KeyError"):
+                run.raise_error()
+            whole = run_of([[], []], [lambda: None, lambda: None], after)
+            pool.submit(whole)
+            after.wait()
+            whole.raise_error()
+            assert pool.statistics().replaced == 1
+        assert done.told == 1
+
+    explore_seeds(scenario, range(100)).raise_failure()
+    systematic(scenario, preemptions=1, limit=400).raise_failure()
+
+
+@pytest.mark.parametrize("net_type", ["dag", "async_dag"])
+def test_nets_compute_what_simple_net_does_under_every_schedule(net_type: str) -> None:
+    search = systematic(net_scenario(sums(DIAMOND), net_type), preemptions=1)
+    search.raise_failure()
+    assert search.exhausted
+    explore_seeds(net_scenario(sums(TWO_LAYERS), net_type, workers=3, runs=2), range(40)).raise_failure()
+
+
+def test_a_timeout_at_any_point_of_a_run_leaves_the_net_usable() -> None:
+    net = sums(FORK)
+    right = expected(net)
+    outcomes = set()
+
+    def scenario() -> None:
+        workspace = fed()
+        made = workspace.create_net(net, "dag", 1)
+        assert isinstance(made, BaseNet)
+        with made:
+            try:
+                made.run(timeout=1)
+                outcomes.add("done")
+            except RunTimeoutError:
+                outcomes.add("timeout")
+            made.run()
+            assert outputs_of(workspace, net) == right
+
+    search = systematic(scenario, preemptions=1, timeouts=True)
+    search.raise_failure()
+    assert search.exhausted
+    explore_seeds(scenario, range(50), timeouts=True).raise_failure()
+    assert outcomes == {"done", "timeout"}
+
+
+def test_callers_of_one_net_in_several_threads_take_turns_under_many_schedules() -> None:
+    net = sums(FORK)
+    right = expected(net)
+
+    def scenario() -> None:
+        workspace: Workspace = fed()
+        made = workspace.create_net(net, "dag", 2)
+        assert isinstance(made, BaseNet)
+        with made:
+            callers = [threads().start(made.run, f"caller {number}") for number in range(3)]
+            for caller in callers:
+                caller.join()
+            assert outputs_of(workspace, net) == right
+
+    explore_seeds(scenario, range(60)).raise_failure()
