@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.runtime import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver
+from dagexec.core.sim.clock import set_host_time
 from dagexec.core.sim.driver import Driver
 from dagexec.core.sim.event import NEVER, Mark, Outcome, SimEvent
 
@@ -408,6 +409,8 @@ class SimStream(Stream):
                 if callback is not None:
                     due.append(callback)
             self._next_watch = -1 if self._is_failing() else watched[0].position if watched else NEVER
+        if due and self.model is not None:
+            set_host_time(self.time)  # what the callbacks let go on goes on no earlier than this
         for callback in due:
             try:
                 callback()
