@@ -47,14 +47,24 @@ def _apply() -> None:
     """Put the smallest demand in force, or what was set before when there is none. Call with the lock held."""
     if not _demands:
         for library, threads in _before:
-            library.set_num_threads(threads)  # type: ignore[attr-defined]
+            _set(library, threads)
         _before.clear()
         return
     if not _before:
         libraries = ThreadpoolController().select(user_api="blas").lib_controllers
         _before.extend((library, library.num_threads) for library in libraries)
     for library, _ in _before:
-        library.set_num_threads(min(_demands.values()))  # type: ignore[attr-defined]
+        _set(library, min(_demands.values()))
+
+
+def _set(library: object, threads: int) -> None:
+    """Set the threads of a library, whichever thread asks.
+
+    threadpoolctl 3.7 lets only the first thread that sets a number of OpenBLAS threads do so, and ignores all others.
+    Nets are made and closed by many.
+    """
+    setter = getattr(library, "_real_set_num_threads", None) or library.set_num_threads  # type: ignore[attr-defined]
+    setter(threads)
 
 
 def _reset_lock() -> None:

@@ -39,3 +39,19 @@ def test_garbage_collected_while_a_demand_is_made_does_not_block_the_thread() ->
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_demand_of_any_thread_is_in_force() -> None:
+    intra_op.Demand(1).release()  # this thread was the first to set a number
+    found: list[set[int]] = []
+
+    def demand() -> None:
+        for threads in (1, 2):
+            made = intra_op.Demand(threads)
+            found.append(blas_threads())
+            made.release()
+
+    thread = threading.Thread(target=demand)
+    thread.start()
+    thread.join(30)
+    assert found == [{1}, {2}]
