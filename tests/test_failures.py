@@ -39,7 +39,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OpSchema, same_as_input
 from dagexec.scheduler.run import Run
-from dagexec.stress.devices import Holdings
+from dagexec.stress.devices import Holdings, lost
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[np.float32]
@@ -176,9 +176,9 @@ class Gate:
 @contextmanager
 def nothing_lost(place: Place) -> Iterator[None]:
     """Within it nothing may be lost: threads, leased streams, bytes of device memory."""
-    before = Holdings.settled([place.device])
+    before = Holdings.now([place.device])
     yield
-    assert Holdings.settled([place.device]).lost_since(before) == []
+    assert lost([place.device], before) == []
 
 
 @contextmanager

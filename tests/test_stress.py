@@ -164,8 +164,8 @@ def test_a_case_follows_from_its_seed_and_what_is_fixed() -> None:
 def test_cases_differ_in_all_they_can() -> None:
     cases = [make_case(seed, "sim:0") for seed in SEEDS]
     for name, least in {
-        "net_type": 3, "workers": 4, "streams": 3, "replicas": 3, "executors": 2, "repeats": 3, "closing": 2,
-        "devices": 4,
+        "net_type": 3, "workers": 4, "streams": 3, "replicas": 3, "executors": 2, "repeats": 3, "closing": 5,
+        "devices": 4, "max_queued": 4, "when_full": 2, "warm": 2,
     }.items():  # fmt: skip
         assert len({getattr(case, name) for case in cases}) == least, name
     requests = [request for case in cases for request in case.requests()]
@@ -279,7 +279,7 @@ def test_what_was_wrong_is_told_by_blob_and_request() -> None:
 
 
 def failing_never(case: Case) -> Case:
-    return dataclasses.replace(case, closing=False)
+    return dataclasses.replace(case, closing=None)
 
 
 def test_two_seconds_on_the_command_line(cli: Cli) -> None:

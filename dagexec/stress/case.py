@@ -14,6 +14,7 @@ from typing import Literal
 
 from dagexec.core.device import Device
 from dagexec.core.errors import SchemaError
+from dagexec.dispatch import WhenFull
 from dagexec.stress.nets import NetOptions, RandomNet, random_net
 from dagexec.stress.operators import Failure
 
@@ -22,8 +23,11 @@ FEEDS = 4
 
 Ending = Literal["wait", "timeout", "cancel"]
 Mistake = Literal["missing input", "unknown input", "wrong type", "unknown output"]
+Closing = Literal["close", "close and drain", "drain", "drain with a timeout"]
 Backend = Literal["threads", "asyncio", "trio"]
 DeviceFault = Literal["launch", "kernel", "copy", "event", "allocation", "hang"]
+
+_CLOSINGS: tuple[Closing, ...] = ("close", "close and drain", "drain", "drain with a timeout")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Request:
         failures: (failing operator, how) pairs, for the operators that are to fail.
         ending: whether the caller waits, sets a timeout, or (a task) is cancelled.
         patience: seconds until then.
+        priority: of the request.
         mistake: what is wrong with the feed or the outputs asked for, if anything.
     """
 
@@ -44,6 +49,7 @@ class Request:
     failures: tuple[tuple[int, Failure], ...] = ()
     ending: Ending = "wait"
     patience: float = 0.0
+    priority: int = 0
     mistake: Mistake | None = None
 
 
@@ -87,7 +93,9 @@ class Case:
         workers, streams, replicas: of each executor; `streams` are those per worker.
         executors: how many serve the net at the same time.
         repeats: runs of a net that is driven alone, without an executor; 0 leaves that part out.
-        closing: the executors are closed while requests are under way.
+        max_queued, when_full: admission of the executors.
+        warm: the executors are warmed up with zeros.
+        closing: how the executors are closed while requests are under way; None: afterwards.
         callers: who asks for what.
         sim: settings of the simulated devices; None when there are none.
         stateful: the net that is driven alone writes its parameters too.
@@ -104,7 +112,10 @@ class Case:
     replicas: int
     executors: int
     repeats: int
-    closing: bool
+    max_queued: int | None
+    when_full: WhenFull
+    warm: bool
+    closing: Closing | None
     callers: tuple[Caller, ...]
     sim: SimSettings | None
 
@@ -134,7 +145,10 @@ class Case:
         parts = [f"seed {self.seed}", self.net_type, f"on {', '.join(self.devices)}", f"{self.workers} workers"]
         parts += [f"{self.streams} streams a worker", f"{self.replicas} replicas", f"{self.executors} executors"]
         parts += [f"{len(caller.rows)} callers ({caller.backend})" for caller in self.callers]
-        parts += [f"{self.repeats} runs alone"] * bool(self.repeats) + ["closed under way"] * self.closing
+        parts += [f"{self.repeats} runs alone"] * bool(self.repeats)
+        parts += [f"{self.when_full} at {self.max_queued} queued"] * (self.max_queued is not None)
+        parts += ["warmed up"] * self.warm
+        parts += [f"{self.closing} under way"] * (self.closing is not None)
         if self.sim is not None:
             parts.append(f"driver {self.sim.driver}")
             parts += [f"{kind} fault at {at}" for kind, at in self.sim.faults]
@@ -154,7 +168,6 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
     devices = _devices(random.Random(f"{seed} devices"), place)
     net = _case_net(seed, devices)
     executors = source.choices((1, 2), (4, 1))[0]
-    closing = source.random() < 0.1
     return Case(
         seed=seed,
         fixed_device=device,
@@ -167,7 +180,10 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
         replicas=source.choice((1, 1, 2, 3)),
         executors=executors,
         repeats=source.choice((0, 0, 1, 3)),
-        closing=closing,
+        max_queued=source.choice((None, None, 0, 1, 5)),
+        when_full=source.choice(("wait", "reject")),
+        warm=source.random() < 0.3,
+        closing=source.choice(_CLOSINGS) if source.random() < 0.15 else None,
         callers=_callers(random.Random(f"{seed} callers"), net.failing, executors),
         sim=_sim_settings(random.Random(f"{seed} sim")) if place.kind == "sim" else None,
     )
@@ -229,6 +245,7 @@ def _request(source: random.Random, backend: Backend, failing: int, executors: i
         failures=failures,
         ending=ending,
         patience=source.choice((0.0, 0.0002, source.uniform(0, 0.003), source.uniform(0, 0.02))),
+        priority=source.choice((0, 0, 0, 1, -1)),
         mistake=mistake,
     )
 

@@ -9,8 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dagexec.core.device import Device
+from dagexec.core.exclusive import library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of
-from dagexec.stress.case import SimSettings
+from dagexec.core.sim import Fault, simulated
+from dagexec.core.threads import new_gate, threads
+from dagexec.stress.case import DeviceFault, SimSettings
+from dagexec.stress.nets import LIBRARY_STATES
 
 
 @dataclass(frozen=True)
@@ -31,33 +35,69 @@ class Holdings:
             allocated=tuple((name, moment.allocated_bytes) for name, moment in statistics),
         )
 
-    @staticmethod
-    def settled(devices: Sequence[str]) -> Holdings:
-        """The moment's, with what nobody refers to any more collected: only a device's memory depends on that."""
-        if any(Device.parse(name).kind != "cpu" for name in devices):
-            gc.collect()
-        return Holdings.now(devices)
-
     def lost_since(self, before: Holdings) -> list[str]:
         """What is held now and was not `before`. The threads that drive a device's streams are the device's own."""
-        started = [thread.name for thread in self.threads - before.threads if not thread.name.startswith("sim:")]
-        lost = [f"thread {name!r} is still there" for name in sorted(started) if name.startswith(("dagexec", "stress"))]
+        started = sorted(thread.name for thread in self.threads - before.threads)
+        found = [f"thread {name!r} is still there" for name in started if name.startswith(("dagexec", "stress"))]
         for what, now, then in (
             ("streams leased", self.leased, before.leased),
             ("bytes", self.allocated, before.allocated),
         ):
-            lost += [
+            found += [
                 f"{name}: {count} {what}, {earlier} before"
                 for (name, count), (_, earlier) in zip(now, then, strict=True)
                 if count != earlier
             ]
-        return lost
+        return found
+
+
+def lost(devices: Sequence[str], before: Holdings, patience: float = 5.0) -> list[str]:
+    """What is still held after `patience` seconds that was not held `before`; empty as soon as nothing is.
+
+    A device's thread may still be on its way out of the callback that has told of the end of the last run.
+    """
+    deadline = threads().monotonic() + patience
+    while found := Holdings.now(devices).lost_since(before):
+        if any(Device.parse(name).kind != "cpu" for name in devices):
+            gc.collect()  # memory of a device is free when nobody refers to it any more
+            found = Holdings.now(devices).lost_since(before)
+        if threads().monotonic() > deadline:
+            return found
+        new_gate().acquire(timeout=0.005)
+    return []
+
+
+class PreparedDevices:
+    """The simulated devices of a case as its settings have them. `failing` and `hanging` say which faults they have."""
+
+    def __init__(self) -> None:
+        self.failing = False
+        self.hanging = False
+
+    def fault(self, kind: DeviceFault, at: int) -> Fault:
+        """The fault of `kind` at occurrence `at`, counted from 0, of those while such faults are had."""
+        return Fault(kind, match=lambda _label: self.hanging if kind == "hang" else self.failing, nth=at + 1)
 
 
 @contextmanager
-def prepared_devices(devices: Sequence[str], settings: SimSettings | None) -> Iterator[None]:
-    """Within it, simulated devices work as `settings` say."""
-    yield
+def prepared_devices(devices: Sequence[str], settings: SimSettings | None) -> Iterator[PreparedDevices]:
+    """Within it, simulated devices work as `settings` say, with no faults at first."""
+    prepared = PreparedDevices()
+    if settings is None:
+        yield prepared
+        return
+    places = [name for name in devices if Device.parse(name).kind == "sim"]
+    with simulated(
+        places,
+        seed=settings.seed if settings.driver == "seeded" else None,
+        launch_seconds=settings.launch_seconds,
+        memory_limit=settings.limit_bytes,
+        faults=[prepared.fault(kind, at) for kind, at in settings.faults],
+    ):
+        for place in places:
+            for index in range(LIBRARY_STATES):
+                library_state(Device.parse(place), index)  # they are the device's, and stay with it
+        yield prepared
 
 
 def _runtimes(devices: Sequence[str]) -> list[DeviceRuntime]:

@@ -27,6 +27,9 @@ from dagexec.stress.operators import FAILING_OPERATOR, Failure
 
 Array = npt.NDArray[Any]
 
+LIBRARY_STATES = 2
+"""How many library states of a device the nets use."""
+
 _WIDTH = 8
 _IMAGE = (2, 5, 5)
 _PIXELS = 50
@@ -376,7 +379,7 @@ class _Builder:
             arguments["shared_buffer"] = 1
         engine = self._random.choice(["", "", "CUDNN", "CUDNN", "WINOGRAD"])
         if engine == "CUDNN":
-            arguments["cudnn_state"] = self._random.randrange(2)
+            arguments["cudnn_state"] = self._random.randrange(LIBRARY_STATES)
         self._add("Conv", [x, "filter", "filter_bias"], _IMAGES, engine=engine, arguments=arguments)
 
     def _into_image(self) -> None:

@@ -11,16 +11,19 @@ import importlib.util
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 
 import anyio
 
 import dagexec
+from dagexec.core.device import Device
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
     FeedError,
     OperatorError,
+    QueueFullError,
     RunTimeoutError,
 )
 from dagexec.core.shared_buffer import create_shared_buffer
@@ -29,8 +32,8 @@ from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor
 from dagexec.replicas import Outputs
 from dagexec.scheduler.simple import SimpleNet
-from dagexec.stress.case import FEEDS, Backend, Caller, Case, Request
-from dagexec.stress.devices import Holdings, prepared_devices
+from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
+from dagexec.stress.devices import Holdings, PreparedDevices, lost, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
 
@@ -44,12 +47,12 @@ class CaseFailedError(Exception):
 
 def run_case(case: Case) -> Counter[str]:
     """Run `case` and count what was tried and how it ended. Raises CaseFailedError."""
-    run = _CaseRun(case)
-    before = Holdings.settled(case.devices)
-    with prepared_devices(case.devices, case.sim):
+    with prepared_devices(case.devices, case.sim) as devices:
+        before = Holdings.now(case.devices)
+        run = _CaseRun(case, devices)
         run.serve()
         run.drive_alone()
-        run.problems.extend(Holdings.settled(case.devices).lost_since(before))
+        run.problems.extend(lost(case.devices, before))
     if run.problems:
         raise CaseFailedError("\n".join(run.problems))
     return run.tally
@@ -116,12 +119,14 @@ def differences(found: Outputs, expected: Outputs) -> list[str]:
 class _CaseRun:
     """A case under way. `problems` collects what is wrong, `tally` what was tried and how it ended."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, devices: PreparedDevices) -> None:
         self._case = case
+        self._devices = devices
         self._net = case.net()
         self._model = self._net.model()
         self._reference = Reference(self._net)
-        self._troubled = case.sim is not None and bool(case.sim.faults or case.sim.limit_bytes)
+        self._limited = case.sim is not None and case.sim.limit_bytes is not None
+        self._troubled = case.sim is not None and bool(case.sim.faults or case.sim.limit_bytes is not None)
         self.problems: list[str] = []
         self._outcomes: list[str] = []
         self._secondary = 0
@@ -134,21 +139,21 @@ class _CaseRun:
     def serve(self) -> None:
         """Executors, and callers of all kinds at once; then clean runs; then the end of the executors."""
         case = self._case
-        try:
-            executors = [self._compile() for _ in range(case.executors)]
-        except DagexecError as error:
-            self._expect(self._troubled, f"the net does not compile: {error!r}")
-            self._outcomes.append("not compiled")
-            return
-        try:
+        self._devices.failing = True
+        with ExitStack() as opened:
+            try:
+                executors = [opened.enter_context(self._compile()) for _ in range(case.executors)]
+            except DagexecError as error:
+                self._expect(self._troubled, f"the net does not compile: {error!r}")
+                self.tally["executors not compiled"] += 1
+                return
+            self._devices.hanging = True  # from here on, all who wait have a timeout
             self._call_all(executors)
-            if case.closing:
+            self._devices.failing = self._devices.hanging = False
+            if case.closing is not None:
                 self._check_closed(executors)
             else:
                 self._check_alive(executors)
-        finally:
-            for executor in executors:
-                executor.close()
         self.tally["runs"] += len(self._outcomes)
         self.tally.update(f"run ended: {outcome}" for outcome in self._outcomes)
         self.tally["errors with secondary errors attached"] += self._secondary
@@ -161,6 +166,9 @@ class _CaseRun:
             num_workers=case.workers,
             replicas=case.replicas,
             device=case.device,
+            max_queued=case.max_queued,
+            when_full=case.when_full,
+            warm_start={"switches": (max(1, self._net.failing),)} if case.warm else False,
         )
 
     def _call_all(self, executors: list[Executor]) -> None:
@@ -172,9 +180,10 @@ class _CaseRun:
                 callers += [("stress thread", partial(self._call_in_order, row, executors)) for row in group.rows]
             else:
                 callers.append((f"stress {backend}", partial(self._call_in_tasks, group, backend, executors)))
-        if self._case.closing:
-            self.tally["executors closed under way"] += len(executors)
-            callers += [("stress closing", executor.close) for executor in executors]
+        close = _CLOSINGS.get(self._case.closing)
+        if close is not None:
+            self.tally[f"executors under way: {self._case.closing}"] += len(executors)
+            callers += [("stress closing", partial(close, executor)) for executor in executors]
         started = [
             threads().start(partial(self._watched, name, call), f"{name} {number}")
             for number, (name, call) in enumerate(callers)
@@ -234,7 +243,7 @@ class _CaseRun:
         timeout = request.patience if request.ending == "timeout" else None
         if timeout is None and self._may_hang():
             timeout = PATIENCE_WITH_HANGS
-        return {"feeds": feeds, "outputs": outputs, "timeout": timeout}
+        return {"feeds": feeds, "outputs": outputs, "timeout": timeout, "priority": request.priority}
 
     def _may_hang(self) -> bool:
         sim = self._case.sim
@@ -256,8 +265,11 @@ class _CaseRun:
             self._expect(request.mistake is not None, f"a right feed was refused: {text}")
         elif isinstance(error, RunTimeoutError):
             self._expect(request.ending == "timeout" or self._may_hang(), f"timed out without a timeout: {text}")
+        elif isinstance(error, QueueFullError):
+            rejecting = self._case.max_queued is not None and self._case.when_full == "reject"
+            self._expect(rejecting, f"rejected by an executor that waits: {text}")
         elif isinstance(error, ClosedError):
-            self._expect(self._case.closing, f"the executor was closed by nobody: {text}")
+            self._expect(self._case.closing is not None, f"the executor was closed by nobody: {text}")
         elif isinstance(error, OperatorError) and not self._troubled:
             named = error.operator.startswith(FAILING_OPERATOR)
             self._expect(named and bool(request.failures), f"an operator failed that was not told to: {text}")
@@ -271,7 +283,7 @@ class _CaseRun:
             clean = [Request(number, feed) for feed in range(FEEDS)]
             for request in clean:
                 self._serve_clean(executor, request)
-            group = Caller("asyncio", tuple((request,) for request in clean * self._case.replicas))
+            group = Caller("asyncio", (tuple(clean),) * self._case.replicas)  # no more at once than are served
             self._call_in_tasks(group, "asyncio", executors)
             moment = executor.statistics()
             found = (moment.replicas, moment.running, moment.queued)
@@ -282,7 +294,8 @@ class _CaseRun:
         try:
             self._judge(request, executor.run(self._net.feeds(request.feed)))
         except DagexecError:
-            self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
+            if not self._limited:
+                self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
 
     def _check_closed(self, executors: list[Executor]) -> None:
         for executor in executors:
@@ -300,10 +313,13 @@ class _CaseRun:
         net = case.stateful_net()
         self.tally.update({"nets driven alone": 1, "runs": case.repeats})
         workspace = Workspace()
-        create_shared_buffer(workspace)
+        for device in case.devices:
+            create_shared_buffer(workspace, device)
         feed_all(workspace, net.parameters)
         feed_all(workspace, net.feeds(0))
-        driven = workspace.create_net(net.net, case.net_type, case.workers)
+        definition = net.net
+        definition.device_option.CopyFrom(Device.parse(case.device).to_option())
+        driven = workspace.create_net(definition, case.net_type, case.workers)
         with HostNet(net) as host:
             try:
                 for number in range(case.repeats):
@@ -321,6 +337,14 @@ class _CaseRun:
     def _expect(self, condition: bool, problem: str) -> None:
         if not condition:
             self.problems.append(problem)
+
+
+_CLOSINGS: Mapping[Closing | None, Callable[[Executor], object]] = {
+    "close": lambda executor: executor.close(),
+    "close and drain": lambda executor: executor.close(drain=True),
+    "drain": lambda executor: executor.drain(),
+    "drain with a timeout": lambda executor: executor.drain(0.0),
+}
 
 
 def _available(backend: Backend) -> Backend:
