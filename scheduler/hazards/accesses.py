@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import CPU, Device, make_context
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.shared_buffer import shared_buffer_forced
@@ -206,14 +206,16 @@ def region_of(blob: Blob) -> Region | None:
     tensor = blob.value
     if not isinstance(tensor, Tensor) or tensor.is_empty:
         return None
-    array = tensor.context.host_view(tensor.array)
+    array = tensor.array
     if array.size == 0:
         return None
+    where: object = tensor.device if isinstance(array, np.ndarray) else array.device
+    if isinstance(where, Device):
+        array = make_context(where).host_view(array)
     if isinstance(array, np.ndarray):
         low, high = np.lib.array_utils.byte_bounds(array)
         return Region("host", low, high, array)
-    storage = tensor.storage()
-    return Region(id(storage), 0, max(1, tensor.capacity))
+    return Region(id(tensor.storage()), 0, max(1, tensor.capacity))
 
 
 def _memory_resources(
