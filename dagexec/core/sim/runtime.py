@@ -180,7 +180,7 @@ class SimRuntime(DeviceRuntime):
         self.abandon_all()
         for stream in self.streams():
             stream.capture = None
-            if not stream.synchronize(timeout):
+            if not (stream.is_idle or stream.wait_until(stream.launched, timeout)):
                 raise DeviceError(f"{stream.name} is still busy {timeout} seconds after it was abandoned")
             self.driver.detach(stream)
         if self.settings.driver is None:

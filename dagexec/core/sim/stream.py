@@ -202,7 +202,7 @@ class SimStream(Stream):
         model = self.model
         if observer is not (None if model is None else model.observer):
             self.model = self._device_model.observed_by(observer)
-            self._route = self._capture or self.model
+            self._route = self.model if self._capture is None else self._capture
 
     @property
     def capture(self) -> SimCapture | None:
@@ -212,7 +212,7 @@ class SimStream(Stream):
     @capture.setter
     def capture(self, capture: SimCapture | None) -> None:
         self._capture = capture
-        self._route = capture or self.model
+        self._route = self.model if capture is None else capture
 
     def synchronize(self, timeout: float | None = None) -> bool:
         """Block the host until the stream is idle. Raises DeviceError while it is captured."""
