@@ -267,7 +267,7 @@ def device_failure(net: str, stream: Stream, failure: StreamFailure) -> DagexecE
     return operator_failure(net, failure.label, failure.error, stream.name)
 
 
-def launches_of(operators: Sequence[Operator], preparation: Preparation) -> list[Kernel]:
+def kernels_of(operators: Sequence[Operator], preparation: Preparation) -> list[Kernel]:
     """The prepared step of each operator as work for a stream."""
     return [
         Kernel(
@@ -338,7 +338,7 @@ class LaunchedChains:
         """With `finish`, each chain is waited for before its call returns."""
         self._operators = operators
         self._steps = preparation.steps
-        self._kernels = launches_of(operators, preparation)
+        self._kernels = kernels_of(operators, preparation)
         self._synchronisation = synchronisation
         self._streams = streams
         self._finish = finish

@@ -21,12 +21,13 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_operator
+from dagexec.core.runtime import Kernel
 from dagexec.core.tensor import Tensor
 from dagexec.core.threads import threads
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.copies import insert_copies
-from dagexec.scheduler.launching import NetStreams, guards_of
+from dagexec.scheduler.launching import NetStreams, guards_of, kernels_of
 from dagexec.scheduler.observers import ObservedRun, Observer, together
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.preparation import Preparation
@@ -149,6 +150,10 @@ class BaseNet(ABC):
     def guards(self) -> list[tuple[str, ...]]:
         """The names of the mutexes that each operator runs or is launched under."""
         return [guards_of(operator) for operator in self.operators]
+
+    def kernels(self) -> list[Kernel]:
+        """The prepared step of each operator as work for a stream, for the shapes the blobs have now."""
+        return kernels_of(self.operators, self.prepared())
 
     def prepared(self) -> Preparation:
         """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""
