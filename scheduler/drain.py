@@ -7,14 +7,15 @@ a kernel that hangs does not keep a caller for ever.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from dagexec.core.errors import RunCancelledError
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Stream, StreamFailure, runtime_of
+from dagexec.core.runtime import Event, Stream, StreamFailure, runtime_of
 from dagexec.core.threads import Timer, threads
 from dagexec.scheduler.launching import NetStreams, device_failure
-from dagexec.scheduler.run import Run
+from dagexec.scheduler.run import Run, operator_failure
 
 ABANDON_AFTER = 1.0
 """Seconds that a stopped run waits for what its streams hold before it gives that up."""
@@ -59,8 +60,20 @@ class Drain:
         self._left = 1 + len(streams)
         for stream in streams:
             event = runtime_of(stream.device).event(f"the end of a run of net {self._streams.net!r} on {stream.name}")
-            event.record(stream)
-            event.when_done(self._one_done)
+            try:
+                event.record(stream)
+            except Exception as error:
+                self._wait_without_event(stream, event, error)
+            else:
+                event.when_done(self._one_done)
+        self._one_done()
+
+    def _wait_without_event(self, stream: Stream, event: Event, error: Exception) -> None:
+        """Fail the run, and wait for `stream` on this thread: it could not be asked to tell."""
+        worker = threading.current_thread().name
+        self._run.stop(operator_failure(self._streams.net, f"{event.owner}: recording its event", error, worker))
+        self._stopped()
+        stream.synchronize()
         self._one_done()
 
     def _one_done(self) -> None:

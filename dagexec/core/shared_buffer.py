@@ -74,7 +74,7 @@ class SharedBuffer:
 
     @contextmanager
     def use(self) -> Iterator[Array]:
-        """The memory, as bytes, for this thread alone until the block ends. Its content is undefined.
+        """The memory, as bytes for a step to work on, for this thread alone until the block ends. Undefined content.
 
         When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one.
         On a device nobody is waited for here: raises DeviceError when another kernel is using it, launched without
@@ -87,7 +87,7 @@ class SharedBuffer:
                 self._memory = self._context.allocate(0)
                 self._unbind_all()
                 self._memory = self._context.allocate(self._needed)
-            yield self._memory
+            yield self._context.host_view(self._memory)
 
     def keep(self, step: _SharedStep) -> None:
         """Have `step`, which is using the memory, let go of it when it moves."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dagexec.core.device import Device
@@ -54,16 +52,15 @@ class Session:
         self, progress: Callable[[StressReport], object], on_hang: Callable[[StressReport], object]
     ) -> StressReport:
         """Run cases. `progress` is told after each; `on_hang`, of a case that hangs, and must end the process."""
-        with _expected_errors_unlogged():
-            for case in self._cases():
-                with watched(self._options.hang_seconds, lambda case=case: on_hang(self._hung(case))):  # type: ignore[misc]
-                    try:
-                        self._tried.update(run_case(case))
-                    except CaseFailedError as error:
-                        return self._report(Defect.of(case, str(error)))
-                    except Exception:
-                        return self._report(Defect.of(case, f"the case itself raised:\n{traceback.format_exc()}"))
-                progress(self._report())
+        for case in self._cases():
+            with watched(self._options.hang_seconds, lambda case=case: on_hang(self._hung(case))):  # type: ignore[misc]
+                try:
+                    self._tried.update(run_case(case))
+                except CaseFailedError as error:
+                    return self._report(Defect.of(case, str(error)))
+                except Exception:
+                    return self._report(Defect.of(case, f"the case itself raised:\n{traceback.format_exc()}"))
+            progress(self._report())
         return self._report()
 
     def _cases(self) -> Iterator[Case]:
@@ -93,14 +90,3 @@ class Session:
             tried=dict(self._tried),
             defect=defect,
         )
-
-
-@contextmanager
-def _expected_errors_unlogged() -> Iterator[None]:
-    """Within it, dagexec does not log: the secondary errors of runs that were made to fail would drown the rest."""
-    logger = logging.getLogger("dagexec")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

@@ -1,0 +1,126 @@
+"""Stress on simulated devices: random nets give SimpleNet's bytes there, and what it has found stays mended."""
+
+import random
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec import NetDef
+from dagexec.core import dtypes
+from dagexec.core.device import Device
+from dagexec.core.errors import DagexecError, OperatorError
+from dagexec.core.exclusive import library_state
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.sim import Fault, simulated
+from dagexec.stress.case import NET_TYPES, make_case
+from dagexec.stress.devices import Holdings, lost
+from dagexec.stress.nets import LIBRARY_STATES, NetOptions, random_net
+from dagexec.stress.runner import Reference, differences, run_case
+from tests.ops.running import operator_def
+
+PATIENCE = 60
+PLACES = [("sim:0",), ("sim:0", "sim:1"), ("sim:0", "sim:1", "cpu")]
+
+
+@pytest.mark.parametrize("devices", PLACES, ids=len)
+@pytest.mark.parametrize("seed", [None, 5], ids=["threads", "seeded"])
+@pytest.mark.parametrize("net_type", NET_TYPES)
+def test_random_nets_on_devices_give_the_bytes_of_the_host(
+    net_type: str, seed: int | None, devices: tuple[str, ...]
+) -> None:
+    for number in range(12):
+        net = random_net(random.Random(number), NetOptions(devices))
+        reference = Reference(net)
+        with (
+            simulated(["sim:0", "sim:1"], seed=seed),
+            dagexec.compile(net.model(), device="sim:0", net_type=net_type, num_workers=2, replicas=2) as executor,
+        ):
+            for feed in range(3):
+                result = executor.run(net.feeds(feed), timeout=PATIENCE)
+                assert differences(result, reference[feed]) == [], f"net {number}, feed {feed}"
+
+
+def test_cases_on_devices_pass_and_try_every_fault() -> None:
+    tried: Counter[str] = Counter()
+    for seed in range(25):
+        tried += run_case(make_case(seed, "sim:0"))
+    assert tried["cases"] == 25
+    assert tried["operators on sim:1"] > 0
+    assert {kind for seed in range(25) for kind, _ in getattr(make_case(seed, "sim:0").sim, "faults", ())} >= {"kernel"}
+
+
+def one_convolution() -> Model:
+    net = NetDef(
+        name="conv",
+        op=[operator_def("Conv", ["x", "filter", "bias"], ["y"], kernel=3, pad=1, shared_buffer=1)],
+        external_input=["x", "filter", "bias"],
+    )
+    return Model(
+        "conv",
+        net,
+        parameters={"filter": np.ones((2, 2, 3, 3), np.float32), "bias": np.ones(2, np.float32)},
+        inputs={"x": InputInfo(dtypes.FLOAT32, (None, 2, 5, 5))},
+        outputs=("y",),
+    )
+
+
+def test_a_convolution_works_on_the_shared_buffer_of_a_device() -> None:
+    x = np.ones((2, 2, 5, 5), np.float32)
+    with simulated("sim:0"), dagexec.compile(one_convolution(), device="sim:0", net_type="async_dag") as executor:
+        for _ in range(2):
+            assert executor.run({"x": x}, timeout=PATIENCE)["y"][0, 0, 2, 2] == 19
+
+
+def test_a_blob_whose_shape_only_a_run_tells_crosses_devices() -> None:
+    net = NetDef(
+        name="cut",
+        op=[
+            operator_def("Slice", ["x", "zero", "count"], ["cut"]),
+            operator_def("Copy", ["cut"], ["copied"]),
+            operator_def("Tanh", ["copied"], ["y"]),
+        ],
+        external_input=["x", "zero", "count"],
+    )
+    for definition, kind in zip(net.op, (0, 20901, 0), strict=True):
+        definition.device_option.device_type = kind
+    model = Model(
+        "cut",
+        net,
+        parameters={"zero": np.zeros(1, np.int64)},
+        inputs={"x": InputInfo(dtypes.FLOAT32, (None, 3)), "count": InputInfo(dtypes.INT64, (1,))},
+        outputs=("y",),
+    )
+    x = np.ones((4, 3), np.float32)
+    with simulated("sim:0"), dagexec.compile(model, net_type="async_dag") as executor:
+        for count in (2, 4, 0):
+            found = executor.run({"x": x, "count": np.array([count])}, timeout=PATIENCE)["y"]
+            np.testing.assert_array_equal(found, np.tanh(x[:count]))
+
+
+def test_a_run_whose_end_cannot_be_recorded_ends_all_the_same() -> None:
+    """A callback at the end of a run that raised used to leave the caller waiting for ever."""
+    x = np.ones((2, 2, 5, 5), np.float32)
+    fault = Fault("event", match="the end of a run of net 'conv' ")
+    with (
+        simulated("sim:0", faults=[fault]),
+        dagexec.compile(one_convolution(), device="sim:0", net_type="async_dag") as executor,
+    ):
+        with pytest.raises(OperatorError, match=r"the end of a run of net 'conv' .*recording its event"):
+            executor.run({"x": x}, timeout=PATIENCE)
+        assert executor.run({"x": x}, timeout=PATIENCE)["y"][0, 0, 2, 2] == 19
+
+
+def test_an_executor_that_cannot_be_compiled_leaves_nothing_behind() -> None:
+    model = random_net(random.Random(3), NetOptions(("sim:0", "sim:1"))).model()
+    for kind in ("launch", "kernel", "event", "allocation", "copy"):
+        with simulated(["sim:0", "sim:1"], faults=[Fault(kind, nth=6)]):
+            for device in (Device("sim", 0), Device("sim", 1)):
+                for index in range(LIBRARY_STATES):
+                    library_state(device, index)  # they are the device's, and stay with it
+            before = Holdings.now(["sim:0", "sim:1"])
+            with suppress(DagexecError):
+                dagexec.compile(model, device="sim:0", net_type="async_dag").close()
+            assert lost(["sim:0", "sim:1"], before) == [], kind
