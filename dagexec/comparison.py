@@ -12,7 +12,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,15 +29,13 @@ from dagexec.executor import compile as compile_model
 from dagexec.model_source import ModelSource, load_model
 from dagexec.replicas import initialised
 from dagexec.scheduler import intra_op
-from dagexec.scheduler.calibration import measure_costs
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import predict_makespan, retimed
-from dagexec.scheduler.trace import Trace
-from dagexec.what_if import LAUNCH_SECONDS, Calibration, WhatIf, slowdown_up_to, what_if
+from dagexec.what_if import LAUNCH_SECONDS, Calibration, Calibrator, WhatIf, what_if
 
 Array = npt.NDArray[Any]
 
-_LEAST_TRACED_RUNS = 5
+_LEAST_CALIBRATIONS = 5
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,8 @@ class RuntimeResult:
     """One runtime's row.
 
     Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
-    SimpleNet's median. `predicted_ms` is what the calibration predicts for this plan and these workers (for SimpleNet,
-    its operators' times alone), `predicted_ratio` that over the measured median. `largest_difference` is from
+    SimpleNet's median. `predicted_ms` is what the calibration predicts for this plan and these workers,
+    `predicted_ratio` that over the measured median. `largest_difference` is from
     SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
     """
 
@@ -159,12 +156,12 @@ def compare(
                     executors[key] = stack.enter_context(compiled(net_type, count))
         crowd = stack.enter_context(compiled("simple", cores, cores)) if cores > 1 else None
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
-        alone, crowded = Trace(), Trace()
-        seconds = _measure(executors, crowd, inputs, repeat, (alone, crowded), progress)
+        calibrator = Calibrator(executors["simple", 1], crowd, inputs)
+        seconds = _measure(executors, calibrator, inputs, repeat, progress)
         plans = {key: executor.net().plan for key, executor in executors.items()}
     base = statistics.median(seconds["simple", 1])
     plan = plans[next((key for key in plans if key[0] != "simple"), ("simple", 1))]
-    calibration = _calibrate(plan, base, cores, alone, crowded)
+    calibration = calibrator.calibration(plan)
     rows = tuple(
         _row(key, plans[key], seconds[key], base, calibration, outputs["simple", 1], outputs[key]) for key in executors
     )
@@ -174,24 +171,20 @@ def compare(
 
 def _measure(
     executors: Mapping[tuple[str, int], Executor],
-    crowd: Executor | None,
+    calibrator: Calibrator,
     inputs: Mapping[str, Array],
     repeat: int,
-    traces: tuple[Trace, Trace],
     progress: Callable[[float], object],
 ) -> dict[tuple[str, int], list[float]]:
     """Seconds of each run, every executor once a round, so that a slow moment of the machine hits all alike.
 
-    In each round SimpleNet runs once under a trace alone, and once in all replicas of `crowd` at the same time; further
-    rounds of these alone follow when `repeat` is small. Each round begins with another executor, as what ran just
-    before leaves the caches and the cores in its own way.
+    A round of calibration goes with each of them; more of these follow when `repeat` is small. Each round begins with
+    another executor, as what ran just before leaves the caches and the cores in its own way.
     """
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in executors}
-    rounds = max(repeat, _LEAST_TRACED_RUNS)
-    total = repeat * len(executors) + rounds * (1 if crowd is None else 2)
+    rounds = max(repeat, _LEAST_CALIBRATIONS)
+    total = repeat * len(executors) + rounds
     done = itertools.count(1)
-    alone, crowded = traces
-    simple = executors["simple", 1]
     keys = list(executors)
     for number in range(rounds):
         first = number % len(keys)
@@ -200,33 +193,9 @@ def _measure(
             executors[key].run(inputs)
             seconds[key].append(time.perf_counter() - start)
             progress(next(done) / total)
-        simple.run(inputs, trace=alone)
+        calibrator.run()
         progress(next(done) / total)
-        if crowd is not None:
-            _run_at_once(crowd, inputs, crowded)
-            progress(next(done) / total)
     return seconds
-
-
-def _run_at_once(crowd: Executor, inputs: Mapping[str, Array], trace: Trace) -> None:
-    """Every worker of `crowd` runs the net at the same time."""
-    with ThreadPoolExecutor(crowd.num_workers) as callers:
-        for call in [callers.submit(crowd.run, inputs, trace=trace) for _ in range(crowd.num_workers)]:
-            call.result()
-
-
-def _calibrate(plan: Plan, simple_seconds: float, cores: int, alone: Trace, crowded: Trace) -> Calibration:
-    operator_seconds = tuple(alone.operator_seconds(len(plan.graph)))
-    work = sum(operator_seconds)
-    slowdown = sum(crowded.operator_seconds(len(plan.graph))) / work if cores > 1 and work else 1.0
-    costs = measure_costs(plan)
-    return Calibration(
-        operator_seconds=operator_seconds,
-        run_seconds=max(0.0, simple_seconds - work),
-        chain_seconds=costs.chain_seconds,
-        wake_seconds=costs.wake_seconds,
-        slowdown=slowdown_up_to(cores, slowdown),
-    )
 
 
 def _row(
@@ -243,7 +212,8 @@ def _row(
     quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
     alone = net_type == "simple"
     timed = retimed(plan, calibration.operator_seconds)
-    predicted = timed.work if alone else calibration.predict(plan, calibration.machine(workers))
+    makespan = timed.work + calibration.run_seconds
+    predicted = makespan if alone else calibration.predict(plan, calibration.machine(workers))
     return RuntimeResult(
         net_type=net_type,
         workers=workers,

@@ -28,9 +28,9 @@ from dagexec.replicas import Outputs, Replica, build_replicas
 from dagexec.requests import Request
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import waiting_time
-from dagexec.scheduler.trace import Trace
 from dagexec.statistics import ExecutorStatistics
 from dagexec.telemetry import Telemetry
 from dagexec.waiting import TaskWait, ThreadWait
@@ -174,7 +174,7 @@ class Executor:
         outputs: Iterable[str] | None = None,
         timeout: float | None = None,
         priority: int = 0,
-        trace: Trace | None = None,
+        trace: Observer | None = None,
     ) -> Outputs:
         """Run the model once and block until it is done.
 
@@ -185,7 +185,7 @@ class Executor:
             priority: of the requests that wait for a replica the one with the greatest goes first, among equal ones
                 the oldest; chains of its run go before those of others. A request that has been the oldest while 32
                 others were taken goes next all the same.
-            trace: collects when each operator ran.
+            trace: is told what runs when: a `Trace`, or any observer.
 
         Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError,
         QueueFullError, ValueError for a negative `timeout`, and DagexecError when an operator calls it on the
@@ -214,7 +214,7 @@ class Executor:
         outputs: Iterable[str] | None = None,
         timeout: float | None = None,
         priority: int = 0,
-        trace: Trace | None = None,
+        trace: Observer | None = None,
     ) -> Outputs:
         """Run the model once; the task waits, the event loop (asyncio or trio) does not.
 
@@ -225,8 +225,8 @@ class Executor:
         deadline = None if timeout is None else self._now() + timeout
         wait = TaskWait()
         request = self._request(feeds, outputs, priority, trace, wait)
-        self._dispatcher.submit(request, start_here=False)
         try:
+            self._dispatcher.submit(request, start_here=False)
             in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))
         except GeneratorExit:  # the coroutine was dropped: nobody can wait any more
             self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
@@ -323,7 +323,7 @@ class Executor:
         feeds: Feeds,
         outputs: Iterable[str] | None,
         priority: int,
-        trace: Trace | None,
+        trace: Observer | None,
         wait: ThreadWait | TaskWait,
     ) -> Request:
         names = self.model.outputs if outputs is None else tuple(outputs)

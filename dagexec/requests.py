@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.errors import ClosedError, DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.replicas import Array, Outputs, Replica
+from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.run import Run
-from dagexec.scheduler.trace import Trace
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -30,7 +30,7 @@ class Request:
         feeds: checked arrays, let go when the replica has them.
         names: blobs to return.
         priority: higher goes first.
-        trace: collects when operators ran, or None.
+        trace: is told what runs when, or None.
         notify: called from any thread when `outcome` is there to be asked for.
         told: it has been called.
         pinned: the replica that must serve it (warm-up), or None for any.
@@ -58,7 +58,7 @@ class Request:
         names: Sequence[str] = (),
         *,
         priority: int = 0,
-        trace: Trace | None = None,
+        trace: Observer | None = None,
         notify: Callable[[], object],
         pinned: Replica | None = None,
         run_net: bool = True,

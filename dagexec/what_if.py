@@ -6,11 +6,18 @@ the runtime that is predicted. `scheduler.simulate` does the list scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dagexec.executor import Executor
+from dagexec.replicas import Array
+from dagexec.scheduler.calibration import measure_costs
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import Machine, machine_bound, predict, retimed
+from dagexec.scheduler.trace import Trace
 
 LAUNCH_SECONDS = 5e-6
 """What launching an operator on a stream is taken to cost, where nobody says."""
@@ -49,6 +56,54 @@ def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
     if cores < 2:
         return (1.0,)
     return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))
+
+
+class Calibrator:
+    """Runs SimpleNet under a trace, in turn alone and on all cores at once, and makes a calibration of that."""
+
+    def __init__(self, simple: Executor, crowd: Executor | None, inputs: Mapping[str, Array]) -> None:
+        """`crowd` has a replica of SimpleNet for each of its workers; None where there is one core."""
+        self._simple = simple
+        self._crowd = crowd
+        self._inputs = inputs
+        self._alone, self._crowded = Trace(), Trace()
+        self._seconds: list[float] = []  # of the runs alone, from call to result
+
+    def run(self) -> None:
+        """A run alone, and one on all cores at once."""
+        start = time.perf_counter()
+        self._simple.run(self._inputs, trace=self._alone)
+        self._seconds.append(time.perf_counter() - start)
+        crowd = self._crowd
+        if crowd is not None:
+            with ThreadPoolExecutor(crowd.num_workers) as callers:
+                for call in [
+                    callers.submit(crowd.run, self._inputs, trace=self._crowded) for _ in range(crowd.num_workers)
+                ]:
+                    call.result()
+
+    def calibration(self, plan: Plan) -> Calibration:
+        """What the runs so far say; `plan` is run without its operators for the costs of scheduling.
+
+        Each figure is a median over runs. Medians of operators leave out what a busy machine interrupts, which runs do
+        not: their sum is brought to the median of the runs' sums.
+        """
+        medians = self._alone.operator_seconds(len(plan.graph))
+        works = self._alone.run_seconds() or [0.0] * len(self._seconds)
+        beyond = [whole - work for whole, work in zip(self._seconds, works, strict=True)]
+        scale = statistics.median(works) / sum(medians) if any(medians) else 1.0
+        cores = 1 if self._crowd is None else self._crowd.num_workers
+        crowded = self._crowded.run_seconds()
+        groups = [crowded[first : first + cores] for first in range(0, len(crowded), cores)]
+        ratios = [statistics.mean(group) / work for work, group in zip(works, groups, strict=False) if work]
+        costs = measure_costs(plan)
+        return Calibration(
+            operator_seconds=tuple(seconds * scale for seconds in medians),
+            run_seconds=statistics.median(beyond),
+            chain_seconds=costs.chain_seconds,
+            wake_seconds=costs.wake_seconds,
+            slowdown=slowdown_up_to(cores, statistics.median(ratios or [1.0])),
+        )
 
 
 @dataclass(frozen=True)

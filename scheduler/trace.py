@@ -186,6 +186,14 @@ class Trace(Observer):
         rows = (sorted(on_device or on_host) for on_host, on_device in zip(host, device, strict=True))
         return [row[len(row) // 2] if row else 0.0 for row in rows]
 
+    def run_seconds(self) -> list[float]:
+        """The time of all operators of a run together, on the workers, for each run in which one ran."""
+        totals: dict[int, float] = {}
+        for span in self.spans:
+            if span.conversion is None:
+                totals[span.run] = totals.get(span.run, 0.0) + span.seconds
+        return [totals[run] for run in sorted(totals)]
+
     def write(self, path: Path) -> None:
         """Write the file. Raises ModelFormatError if it cannot be written."""
         from dagexec.scheduler.trace_file import write_trace

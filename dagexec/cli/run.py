@@ -30,6 +30,7 @@ def run_command(
     net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
     num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: the cores.")] = None,
     intra_op_threads: Annotated[int, typer.Option("--intra-op-threads", min=1)] = 1,
+    device: Annotated[str, typer.Option("--device", help="Where the net runs: cpu, or sim:0.")] = "cpu",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="How many times to run.")] = 1,
     input_file: InputOption = None,
     shape: ShapeOption = None,
@@ -56,6 +57,7 @@ def run_command(
             net_type=net_type,
             num_workers=num_workers,
             intra_op_threads=intra_op_threads,
+            device=device,
             operator_arguments=arguments,
         ) as executor,
     ):

@@ -280,6 +280,12 @@ def test_operator_seconds_are_medians_over_runs_and_those_of_the_device_where_th
     assert trace.operator_seconds(1) == [0.5]
 
 
+def test_the_operators_of_each_run_are_added_up() -> None:
+    trace = Trace()
+    trace.spans += [Span(0, "t", 0, 500, None, 0), Span(1, "t", 500, 700, None, 0), Span(0, "t", 0, 100, None, 2)]
+    assert trace.run_seconds() == pytest.approx([700e-9, 100e-9])
+
+
 def test_a_trace_does_not_keep_the_tensors_of_a_net_alive() -> None:
     import gc
     import weakref
