@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dagexec.cli.check import check_command
 from dagexec.cli.compare import compare_command
+from dagexec.cli.explore import explore_command
 from dagexec.cli.inspect import inspect_command
 from dagexec.cli.operators import operators_command
 from dagexec.cli.run import run_command
@@ -30,6 +31,7 @@ app.command("run")(run_command)
 app.command("compare")(compare_command)
 app.command("inspect")(inspect_command)
 app.command("check")(check_command)
+app.command("explore")(explore_command)
 app.command("operators")(operators_command)
 app.command("stress")(stress_command)
 

@@ -16,6 +16,7 @@ from dagexec.scheduler.exploration.exploring import (
     compact,
     expand,
     explore,
+    explore_all,
     explore_seeds,
     systematic,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "compact",
     "expand",
     "explore",
+    "explore_all",
     "explore_seeds",
     "systematic",
 ]

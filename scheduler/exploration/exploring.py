@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from dagexec.core.errors import DagexecError, DeadlockError
@@ -81,7 +81,7 @@ class Exploration(Generic[Result]):
 
     Attributes:
         tried: how many.
-        exhausted: no schedule within the bounds is left.
+        exhausted: it was a search, and no schedule within its bounds is left.
         failed: the first schedule that failed, None when none did.
         steps: steps of all schedules together.
         seconds: of real time.
@@ -142,7 +142,7 @@ def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> Schedul
 
 def explore_seeds(scenario: Scenario[Result], seeds: Iterable[int], *, timeouts: bool = False) -> Exploration[Result]:
     """Run `scenario` once for each seed, up to the first failure."""
-    return _explore_all(scenario, (RandomStrategy(seed, timeouts=timeouts) for seed in seeds), None)
+    return explore_all(scenario, (RandomStrategy(seed, timeouts=timeouts) for seed in seeds))
 
 
 def systematic(
@@ -160,12 +160,12 @@ def systematic(
             if not search.advance():
                 return
 
-    return _explore_all(scenario, strategies(), search)
+    found = explore_all(scenario, strategies())
+    return replace(found, exhausted=search.exhausted and found.failed is None)
 
 
-def _explore_all(
-    scenario: Scenario[Result], strategies: Iterable[Strategy], search: BoundedSearch | None
-) -> Exploration[Result]:
+def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> Exploration[Result]:
+    """Run `scenario` once for each of `strategies`, up to the first failure."""
     start = time.perf_counter()
     tried = steps = 0
     failed = None
@@ -178,8 +178,7 @@ def _explore_all(
             break
         if tried % _COLLECT_EVERY == 0:
             gc.collect()
-    exhausted = failed is None and search is not None and search.exhausted
-    return Exploration(tried, exhausted, failed, steps, time.perf_counter() - start)
+    return Exploration(tried, False, failed, steps, time.perf_counter() - start)
 
 
 def compact(decisions: Iterable[int]) -> str:

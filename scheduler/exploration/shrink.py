@@ -2,12 +2,12 @@
 
 Delta debugging over the operators ("Simplifying and Isolating Failure-Inducing Input", Zeller and Hildebrandt, IEEE
 TSE 2002). Operators go in chunks, then one by one. An operator goes either with all that depends on it, or so that its
-readers read its first input instead. Only nets that `build_graph` accepts are tried.
+readers read its first input instead (or one input less). Only nets that `build_graph` accepts are tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from dagexec.core.errors import DagexecError
 from dagexec.core.graph import build_graph
@@ -71,27 +71,31 @@ def _without_dependents(net: NetDef, gone: Collection[int]) -> NetDef:
 
 
 def _bypassed(net: NetDef, gone: Collection[int]) -> NetDef:
-    """Without the operators `gone`, whose readers read their first input instead."""
-    stands_for: dict[str, str] = {}
+    """Without the operators `gone`, whose readers read their first input instead, or nothing if they have none."""
+    stands_for: dict[str, str | None] = {}
     kept = []
     for index, operator in enumerate(net.op):
-        inputs = [stands_for.get(name, name) for name in operator.input]
+        inputs = _renamed(operator.input, stands_for)
         if index in gone:
             for name in operator.output:
-                if inputs and name != inputs[0]:
-                    stands_for[name] = inputs[0]
-                elif name not in operator.input:
+                if name in inputs[:1]:
                     stands_for.pop(name, None)
+                else:
+                    stands_for[name] = inputs[0] if inputs else None
             continue
         copy = OperatorDef()
         copy.CopyFrom(operator)
         del copy.input[:], copy.control_input[:]
         copy.input.extend(inputs)
-        copy.control_input.extend(dict.fromkeys(stands_for.get(name, name) for name in operator.control_input))
+        copy.control_input.extend(dict.fromkeys(_renamed(operator.control_input, stands_for)))
         for name in copy.output:
             stands_for.pop(name, None)
         kept.append(copy)
     return _net_of(net, kept)
+
+
+def _renamed(names: Iterable[str], stands_for: Mapping[str, str | None]) -> list[str]:
+    return [new for name in names if (new := stands_for.get(name, name)) is not None]
 
 
 def _net_of(net: NetDef, operators: list[OperatorDef]) -> NetDef:

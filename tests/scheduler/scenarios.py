@@ -98,9 +98,9 @@ def fed(x: npt.NDArray[Any] = X) -> Workspace:
     return workspace
 
 
-def expected(net: NetDef) -> dict[str, bytes]:
+def expected(net: NetDef, x: npt.NDArray[Any] = X) -> dict[str, bytes]:
     """What SimpleNet computes."""
-    workspace = fed()
+    workspace = fed(x)
     workspace.create_net(net, "simple").run()
     return outputs_of(workspace, net)
 

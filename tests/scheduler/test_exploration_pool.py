@@ -74,8 +74,8 @@ class TwoStepPool(WorkerPool):
                     continue
                 run.active -= 1
                 worker.run = None
-                run.over = not run.active
-            if run.over:
+                over = run.over = not run.active
+            if over:
                 _finish(run)
             return
 

@@ -1,0 +1,171 @@
+"""`dagexec explore`: run a model under schedules that a seed or a search decides, and compare with SimpleNet."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from dagexec.cli.arguments import SetOption, parse_arguments
+from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
+from dagexec.cli.json_output import print_json
+from dagexec.core.errors import SchemaError
+from dagexec.core.net_file import save_net
+from dagexec.exploration import ModelScenario, shrink_model
+from dagexec.scheduler.exploration import (
+    Exploration,
+    RandomStrategy,
+    ReplayStrategy,
+    Strategy,
+    compact,
+    expand,
+    explore_all,
+    systematic,
+)
+
+_FAILED = 1
+
+
+def explore_command(
+    model: ModelArgument,
+    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
+    device: Annotated[str, typer.Option("--device", help="cpu, or sim:N whose streams are explored too.")] = "cpu",
+    num_workers: Annotated[int, typer.Option("--num-workers", min=1, help="Threads of the pool.")] = 2,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Runs that may be in flight at once.")] = 1,
+    callers: Annotated[int, typer.Option("--callers", min=1, help="Threads that run the model at once.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many schedules: of seeds 0, 1, 2, ...")] = 100,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="One schedule only: the one of this seed.")] = None,
+    replay: Annotated[
+        str | None, typer.Option("--replay", metavar="DECISIONS", help="One schedule only, as printed by a search.")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--systematic", help="All schedules with few preemptions, instead of random ones.")
+    ] = False,
+    preemptions: Annotated[int, typer.Option("--preemptions", min=0, help="The bound of --systematic.")] = 2,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most schedules --systematic tries.")] = 2000,
+    shrunk: Annotated[
+        Path | None, typer.Option("--shrink", metavar="FILE.pbtxt", help="On failure, save a smaller net that fails.")
+    ] = None,
+    input_file: InputOption = None,
+    shape: ShapeOption = None,
+    input_seed: Annotated[int, typer.Option("--input-seed", min=0, help="Seed of the random inputs.")] = 0,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run MODEL under controlled schedules; exit 1 with the schedule under which it fails or differs from SimpleNet."""
+    arguments = parse_arguments(settings)
+    single = _single(seed, replay)
+    if single is not None and search:
+        raise SchemaError("--systematic tries many schedules; --seed and --replay ask for one")
+    loaded = read_model(model)
+    feeds = read_feeds(loaded, input_file, shape, input_seed)
+    scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments)
+    run = partial(scenario.run, scenario.reference())
+    result: Exploration[None]
+    if search:
+        with Console(stderr=True).status("Searching"):
+            result = systematic(run, preemptions, limit)
+    else:
+        strategies: Iterable[Strategy] = [single] if single else [RandomStrategy(number) for number in range(seeds)]
+        console = Console(stderr=True)
+        result = explore_all(
+            run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
+        )
+    command = _command(
+        model, net_type, device, num_workers, replicas, callers, input_file, shape, input_seed, settings, result
+    )
+    smaller = None
+    if result.failed is not None and shrunk is not None:
+        with Console(stderr=True).status("Shrinking"):
+            smaller = shrink_model(scenario, result.failed, range(10))
+        save_net(smaller, shrunk)
+    if as_json:
+        print_json(_as_dict(loaded.name, result, command, None if smaller is None else len(smaller.op)))
+    else:
+        _print(loaded.name, f"{net_type} on {device}", search, result, command)
+        if smaller is not None:
+            Console().print(f"a net of {len(smaller.op)} operators that fails: {shrunk}", markup=False, highlight=False)
+    if result.failed is not None:
+        raise typer.Exit(_FAILED)
+
+
+def _single(seed: int | None, replay: str | None) -> Strategy | None:
+    if seed is not None and replay is not None:
+        raise SchemaError("--seed and --replay each ask for one schedule: give one of them")
+    if seed is not None:
+        return RandomStrategy(seed)
+    if replay is None:
+        return None
+    try:
+        return ReplayStrategy(expand(replay))
+    except ValueError as error:
+        raise SchemaError(f"--replay: {error}") from None
+
+
+def _command(
+    model: str,
+    net_type: str,
+    device: str,
+    num_workers: int,
+    replicas: int,
+    callers: int,
+    input_file: Path | None,
+    shape: Sequence[str] | None,
+    input_seed: int,
+    settings: Sequence[str] | None,
+    result: Exploration[None],
+) -> str:
+    """What repeats the failing schedule; empty when none failed."""
+    failed = result.failed
+    if failed is None:
+        return ""
+    words = ["dagexec", "explore", model, "--net-type", net_type, "--device", device]
+    words += ["--num-workers", str(num_workers), "--replicas", str(replicas), "--callers", str(callers)]
+    words += [] if input_file is None else ["--input", str(input_file)]
+    words += [word for text in shape or () for word in ("--shape", text)]
+    words += [word for text in settings or () for word in ("--set", text)]
+    words += ["--input-seed", str(input_seed)] if input_seed else []
+    words += ["--replay", compact(failed.decisions)] if failed.seed is None else ["--seed", str(failed.seed)]
+    return shlex.join(words)
+
+
+def _as_dict(model: str, result: Exploration[None], command: str, smaller: int | None) -> dict[str, object]:
+    failed = result.failed
+    return {
+        "model": model,
+        "schedules": result.tried,
+        "exhausted": result.exhausted,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "failure": None if failed is None else f"{type(failed.failure).__name__}: {failed.failure}",
+        "seed": None if failed is None else failed.seed,
+        "decisions": None if failed is None else compact(failed.decisions),
+        "replay": command or None,
+        "shrunk_operators": smaller,
+    }
+
+
+def _print(name: str, how: str, search: bool, result: Exploration[None], command: str) -> None:
+    table = Table(title=Text(f"{name}: {how}", "table.title"), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("schedules tried", str(result.tried))
+    if search:
+        table.add_row("all within the bound", "yes" if result.exhausted else "no")
+    table.add_row("steps of a schedule", f"{result.steps / max(result.tried, 1):.0f}")
+    table.add_row("milliseconds of a schedule", f"{result.seconds / max(result.tried, 1) * 1e3:.2f}")
+    table.add_row("failed", "0" if result.failed is None else "1")
+    console = Console()
+    console.print(table)
+    if result.failed is not None:
+        failure = result.failed.failure
+        console.print(f"{type(failure).__name__}: {failure}", style="red", markup=False, highlight=False)
+        console.print(f"again: {command}", markup=False, highlight=False, soft_wrap=True)
