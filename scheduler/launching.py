@@ -29,7 +29,7 @@ from dagexec.core.runtime import (
     wait_for,
 )
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import threads
+from dagexec.core.threads import ThreadsEndedError, threads
 from dagexec.scheduler.observers import ObservedRun
 from dagexec.scheduler.preparation import Preparation
 from dagexec.scheduler.run import ChainSteps, operator_failure
@@ -240,7 +240,7 @@ def unguarded_chain(chain: DeviceChain, streams: DeviceStreams, kernels: Sequenc
 
     def launch_all() -> None:
         stream = own.only
-        if stream is None or stream.failure is not None:
+        if stream is None or stream.failing:
             chain()
             return
         at = 0
@@ -391,7 +391,9 @@ class LaunchedChains:
             for event in waits:
                 try:
                     event.finish()
-                except Exception as error:
+                except ThreadsEndedError:
+                    raise
+                except BaseException as error:  # a kernel may have raised anything
                     failure = event.stream.failure if event.stream is not None else None
                     if event.stream is not None and failure is not None:
                         raise device_failure(net, event.stream, failure) from error

@@ -61,7 +61,7 @@ class HostStream(Stream):
         try:
             kernel.step()
         except Exception as error:
-            self._failure = StreamFailure(kernel.label, error, next(_failures))
+            self._fail(kernel.label, error)
             return
         if observer is not None:
             observer.executed(self, kernel, start, perf_counter())
@@ -85,7 +85,7 @@ class HostStream(Stream):
             if event.error is None:
                 raise
             if not order_only and self._failure is None:
-                self._failure = StreamFailure(f"event of {event.owner}", error, next(_failures))
+                self._fail(f"event of {event.owner}", error)
 
     def captures(self, event: Event) -> bool:
         """Keep the recording of `event` while the stream is captured; False when it is not."""
@@ -115,6 +115,11 @@ class HostStream(Stream):
     def reset(self) -> None:
         """Forget the failure."""
         self._failure = None
+        self.failing = False
+
+    def _fail(self, label: str, error: BaseException) -> None:
+        self._failure = StreamFailure(label, error, next(_failures))
+        self.failing = True
 
 
 class HostCapture:

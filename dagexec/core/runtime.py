@@ -79,12 +79,14 @@ class Stream(ABC):
         name: "sim:0 stream 3".
         priority: see `Priority`.
         observer: who is told of what is asked of the stream from now on, and of what comes of that; None for nobody.
+        failing: there is a `failure`. To look at before every chain, so it has to cost nothing.
     """
 
     device: Device
     name: str
     priority: Priority
     observer: StreamObserver | None = None
+    failing: bool = False
 
     @abstractmethod
     def launch(self, kernel: Kernel) -> None:

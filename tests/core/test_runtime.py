@@ -74,10 +74,12 @@ def test_a_stream_that_failed_can_be_given_back_and_is_as_new(runtime: DeviceRun
     assert stream.synchronize(30)
     assert stream.failure is not None
     assert isinstance(stream.failure.error, ZeroDivisionError)
+    assert stream.failing
     runtime.give_back(stream)
     again = runtime.lease()
     assert again is stream
     assert again.failure is None
+    assert not again.failing
 
 
 def test_a_busy_stream_is_not_given_back() -> None:

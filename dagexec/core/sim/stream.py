@@ -178,7 +178,7 @@ class SimStream(Stream):
             self._route.record(self, event)
             return
         event.stream = self
-        event.mark = Mark(self, self.launched, self.outcome_from_here())
+        event.mark = Mark(self, self.launched, self.outcome_from_here() if self.failing else self.outcome)
 
     def command(self, command: Wait | Command) -> None:
         """Append what is no launch."""
@@ -255,9 +255,11 @@ class SimStream(Stream):
                 return
             if self.outcome.failure is None and self._abandoned is None:
                 self._abandoned = next_failure(self.name, error)
+                self.failing = True
             self._next_watch = -1
             if self.is_idle:  # since then: what it held is done
                 self._abandoned = None
+                self.failing = self.outcome.failure is not None
         self.driver.notify(self)
         self.want(self.launched, _nothing)
 
@@ -269,6 +271,7 @@ class SimStream(Stream):
             if self.outcome.failure is not None or self._abandoned is not None:
                 self._abandoned = None
                 self.outcome = Outcome()
+                self.failing = False
 
     def watch(self, position: int, callback: Callable[[], object]) -> None:
         """Call `callback` once when `done` is `position`: at once, or later by whoever does the work."""
@@ -306,7 +309,7 @@ class SimStream(Stream):
             head = self._queue[0]
         except IndexError:
             return False
-        return not isinstance(head, Wait) or head.mark.is_reached or self._is_failing()
+        return not isinstance(head, Wait) or head.mark.is_reached or self.failing
 
     def next_start(self) -> float:
         """Virtual time at which the first command can start, infinity when it cannot."""
@@ -326,7 +329,7 @@ class SimStream(Stream):
 
     def advance(self) -> None:
         """Do the first command, or pass over all of them when the stream has failed."""
-        if self._is_failing():
+        if self.failing:
             self._pass_over()
         else:
             self._do(self._queue.popleft())
@@ -335,7 +338,7 @@ class SimStream(Stream):
 
     def drain(self) -> None:
         """Do commands until there are none or the first cannot be done."""
-        if self._is_failing():
+        if self.failing:
             self._pass_over()
             self._attend()
             return
@@ -355,7 +358,7 @@ class SimStream(Stream):
             self.done += 1
             if self.done >= self._next_watch:
                 self._attend()
-                if self._is_failing():
+                if self.failing:
                     self._pass_over()
                     self._attend()
                     return
@@ -380,10 +383,8 @@ class SimStream(Stream):
             if self.outcome.failure is None:
                 self.outcome.failed_after = self.done
                 self.outcome.failure = failure
+                self.failing = True
             self._next_watch = -1
-
-    def _is_failing(self) -> bool:
-        return self.outcome.failure is not None or self._abandoned is not None
 
     def _pass_over(self) -> None:
         """Drop every command without doing it."""
@@ -408,7 +409,7 @@ class SimStream(Stream):
                 callback = heappop(watched).take()
                 if callback is not None:
                     due.append(callback)
-            self._next_watch = -1 if self._is_failing() else watched[0].position if watched else NEVER
+            self._next_watch = -1 if self.failing else watched[0].position if watched else NEVER
         if due and self.model is not None:
             set_host_time(self.time)  # what the callbacks let go on goes on no earlier than this
         for callback in due:
