@@ -23,7 +23,7 @@ from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_operator
 from dagexec.core.runtime import Kernel
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import threads
+from dagexec.core.threads import reset_after_fork, threads
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.copies import insert_copies
@@ -87,7 +87,12 @@ class BaseNet(ABC):
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(definition.name, streams_per_worker)
         self._lines = line_observer()
+        reset_after_fork(self, BaseNet._forked)
         self._finalizer = weakref.finalize(self, intra_op.Demand(intra_op_threads).release)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
+        self._run_lock = threads().lock()
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:

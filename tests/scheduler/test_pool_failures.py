@@ -10,11 +10,11 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.errors import ClosedError, WorkerLostError
-from dagexec.core.operator import Step
+from dagexec.core.operator import Operator, Step
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import Run
-from tests.nets import net_of
+from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_pool import PATIENCE, run_of
 
 DIAMOND = [[], [0], [0], [1, 2]]
@@ -260,3 +260,34 @@ def test_a_net_with_a_pool_fails_in_a_forked_child_and_goes_on_in_the_parent(net
     assert in_child(body).startswith("ClosedError: net 'net': its worker pool was made in process")
     net.run()
     net.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize(("net_type", "text"), [("dag", "ClosedError: net 'net': its worker pool"), ("simple", "ran")])
+def test_a_child_forked_while_another_thread_runs_the_net_does_not_wait_for_that_thread(
+    net_type: str, text: str
+) -> None:
+    """The child has the lock of the net as the parent's thread holds it, but not the thread."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(_operator: Operator) -> None:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+
+    with temporary_operator("TestHold", hold):
+        net = Workspace().create_net(net_of([[]], op_type="TestHold"), net_type, 1)
+        assert isinstance(net, BaseNet)
+        runner = threading.Thread(target=net.run)
+        runner.start()
+        assert inside.wait(PATIENCE)
+
+        def body() -> str:
+            go_on.set()
+            net.run()
+            return "ran"
+
+        found = in_child(body)
+        go_on.set()
+        runner.join()
+        net.close()
+    assert found.startswith(text)
