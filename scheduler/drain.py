@@ -1,8 +1,9 @@
 """Drain: the end of a run whose work goes on on devices after the last worker has left it.
 
 It waits for the net's streams without holding a thread, makes what failed there the run's error, and then tells the
-run's owner. A run that was stopped gives its devices a while, and then gives up what their streams still hold, so that
-a kernel that hangs does not keep a caller for ever.
+run's owner. After a failure library states may still hold work that nobody waits for: it is given up. A run that was
+stopped gives its devices a while, and then gives up what their streams still hold, so that a kernel that hangs does not
+keep a caller for ever.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dagexec.core.errors import RunCancelledError
+from dagexec.core.exclusive import LibraryState
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Stream, StreamFailure, runtime_of
 from dagexec.core.threads import Timer, threads
@@ -44,6 +46,7 @@ class Drain:
         self._left = 0
         self._timer: Timer | None = None
         self._done = False
+        self._states_left = False
         run.finished = self._start
         run.on_stop = self._stopped
 
@@ -81,12 +84,27 @@ class Drain:
             self._left -= 1
             if self._left:
                 return
-            self._done = True
-            timer, self._timer = self._timer, None
+            states = self._states_to_leave()
+            self._left = len(states)
+            timer = None
+            if not states:
+                self._done = True
+                timer, self._timer = self._timer, None
+        if states:
+            mine = self._streams.all()
+            for state in states:
+                state.give_up(mine, self._one_done)
+            return
         if timer is not None:
             timer.cancel()
         self._collect()
         self._call(self._finished)
+
+    def _states_to_leave(self) -> list[LibraryState]:
+        """The library states that may still hold work of the run: none if all its streams came to their ends well."""
+        states, self._states_left = [] if self._states_left else list(self._states.values()), True
+        failed = self._run.error is not None or any(stream.failure is not None for stream in self._streams.all())
+        return states if failed else []
 
     def _collect(self) -> None:
         """Make the first failure of the streams the run's error. The streams can be used again."""

@@ -1,7 +1,10 @@
 """Stress on simulated devices: random nets give SimpleNet's bytes there, and what it has found stays mended."""
 
+import os
 import random
+import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -11,14 +14,17 @@ import dagexec
 from dagexec import NetDef
 from dagexec.core import dtypes
 from dagexec.core.device import Device
-from dagexec.core.errors import DagexecError, OperatorError
+from dagexec.core.errors import DagexecError, OperatorError, RunTimeoutError
 from dagexec.core.exclusive import library_state
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator
+from dagexec.core.runtime import Kernel, Stream
 from dagexec.core.sim import Fault, simulated
 from dagexec.stress.case import NET_TYPES, make_case
 from dagexec.stress.devices import Holdings, lost
 from dagexec.stress.nets import LIBRARY_STATES, NetOptions, random_net
 from dagexec.stress.runner import Reference, differences, run_case
+from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
 PATIENCE = 60
@@ -124,3 +130,76 @@ def test_an_executor_that_cannot_be_compiled_leaves_nothing_behind() -> None:
             with suppress(DagexecError):
                 dagexec.compile(model, device="sim:0", net_type="async_dag").close()
             assert lost(["sim:0", "sim:1"], before) == [], kind
+
+
+def kernel(step: Callable[[], object]) -> Kernel:
+    return Kernel(step, "work for a library")
+
+
+def test_work_for_a_library_that_was_given_up_does_not_run_later() -> None:
+    """It used to run when the failed stream of its run had been reset, on memory that the next run was using."""
+    ran: list[str] = []
+    with simulated("sim:0", seed=1) as device:
+        state, stream = library_state(Device("sim", 0), 0), device.lease()
+        with state.use(stream) as put:
+            put(kernel(lambda: ran.append("given up")))
+        stream.abandon(RunTimeoutError("enough"))
+        told: list[bool] = []
+        until_idle(stream)
+        state.give_up([stream], lambda: told.append(True))
+        assert told == [True]
+        stream.reset()
+        with state.use(stream) as put:
+            put(kernel(lambda: ran.append("next run")))
+        device.synchronize()
+        assert ran == ["next run"]
+
+
+def until_idle(stream: Stream) -> None:
+    """Wait for `stream` only: a host thread that waits for others would have their work done too."""
+    while not stream.is_idle:
+        os.sched_yield()
+
+
+def test_work_for_a_library_that_is_under_way_is_waited_for() -> None:
+    inside, go_on, told = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+
+    with simulated("sim:0") as device:
+        state, stream = library_state(Device("sim", 0), 0), device.lease()
+        with state.use(stream) as put:
+            put(kernel(work))
+        assert inside.wait(PATIENCE)
+        stream.abandon(RunTimeoutError("enough"))
+        assert stream.synchronize(PATIENCE)
+        state.give_up([stream], told.set)
+        assert not told.is_set()
+        go_on.set()
+        assert told.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3)], ids=["ValueError", "SystemExit"])
+def test_the_operator_that_failed_on_a_device_is_named_by_a_host_chain_that_waits(error: BaseException) -> None:
+    """An error that is no Exception used to be blamed on the operator that waited."""
+
+    def body(operator: Operator) -> None:
+        raise error
+
+    net = NetDef(
+        name="mixed",
+        op=[operator_def("Raising", ["x"], ["y"]), operator_def("Relu", ["y"], ["z"])],
+        external_input=["x"],
+    )
+    net.op[0].device_option.device_type = 20901
+    model = Model("mixed", net, inputs={"x": InputInfo(dtypes.FLOAT32, (1,))}, outputs=("z",))
+    with (
+        temporary_operator("Raising", body),
+        simulated("sim:0"),
+        dagexec.compile(model, net_type="async_dag", num_workers=1) as executor,
+    ):
+        for _ in range(3):
+            with pytest.raises(OperatorError, match=r"^Raising 'y'"):
+                executor.run({"x": np.ones(1, np.float32)}, timeout=PATIENCE)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -120,6 +121,9 @@ class LibraryState:
         self._runtime = runtime
         self._workspace = runtime.allocate(0)
         self._lock = TurnLock(self.name)
+        self._table = threads().lock()  # of the following two and `user`; nothing is called under it
+        self._outcomes: weakref.WeakSet[_Outcome] = weakref.WeakSet()
+        self._told: list[Callable[[], object]] = []
 
     def workspace(self, nbytes: int) -> Array:
         """At least `nbytes` of the state's memory. Use it within `use` only, for work on the state's stream.
@@ -140,6 +144,8 @@ class LibraryState:
         It all comes after what was launched on `stream` before, and before what is launched there afterwards.
         """
         outcome = _Outcome(self, stream)
+        with self._table:
+            self._outcomes.add(outcome)
         with self._lock:
             if self.stream.failure is not None and self.stream.is_idle:
                 self.stream.reset()  # somebody abandoned it
@@ -157,34 +163,66 @@ class LibraryState:
                 stream.wait(after)
                 stream.launch(Kernel(outcome.report, f"end of turn {turn} at the {self.name}", 0.0))
 
+    def give_up(self, users: Collection[Stream], callback: Callable[[], object]) -> None:
+        """Pass over what `users` have launched here and is not done; call `callback` once none of it runs any more.
+
+        A stream that fails passes over its wait for the state's stream too. So when it is idle, work that was launched
+        for it may still stand in line here, and would run when the stream has been reset and has other work.
+        """
+        with self._table:
+            for outcome in self._outcomes:
+                if outcome.user in users:
+                    outcome.given_up = True
+            working = self.user in users
+            if working:
+                self._told.append(callback)
+        if not working:
+            callback()
+
+    def _begin(self, outcome: _Outcome) -> bool:
+        """Whether a kernel of `outcome` is to run, on the device's thread; it runs from here to `_end`."""
+        with self._table:
+            if outcome.given_up or outcome.error is not None or outcome.user.failure is not None:
+                return False
+            self.user = outcome.user
+            return True
+
+    def _end(self) -> None:
+        with self._table:
+            self.user = None
+            told, self._told = self._told, []
+        for callback in told:
+            callback()
+
 
 class _Outcome:
     """Takes a failure from the state's stream to its user's."""
 
     def __init__(self, state: LibraryState, user: Stream) -> None:
+        self.user = user
+        self.given_up = False
+        self.error: BaseException | None = None
         self._state = state
-        self._user = user
-        self._error: BaseException | None = None
 
     def watching(self, kernel: Kernel) -> Kernel:
         """`kernel`, passed over when the user's stream has failed, its error kept for `report`."""
 
         def step() -> None:
-            if self._error is None and self._user.failure is None:
-                self._state.user = self._user
-                try:
-                    kernel.step()
-                except BaseException as error:
-                    self._error = error
-                finally:
-                    self._state.user = None
+            if not self._state._begin(self):
+                return
+            try:
+                kernel.step()
+            except BaseException as error:
+                self.error = error
+            finally:
+                self._state._end()
 
         return Kernel(step, kernel.label, kernel.seconds, kernel.operator, kernel.copied_bytes)
 
     def report(self) -> None:
         """Raise, on the user's stream, what a kernel raised on the state's."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 def library_state(device: Device, index: int) -> LibraryState:

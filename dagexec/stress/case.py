@@ -151,6 +151,7 @@ class Case:
         parts += [f"{self.closing} under way"] * (self.closing is not None)
         if self.sim is not None:
             parts.append(f"driver {self.sim.driver}")
+            parts += [f"{self.sim.limit_bytes} bytes of memory"] * (self.sim.limit_bytes is not None)
             parts += [f"{kind} fault at {at}" for kind, at in self.sim.faults]
         return ", ".join(parts)
 

@@ -54,8 +54,11 @@ class Holdings:
 def lost(devices: Sequence[str], before: Holdings, patience: float = 5.0) -> list[str]:
     """What is still held after `patience` seconds that was not held `before`; empty as soon as nothing is.
 
-    A device's thread may still be on its way out of the callback that has told of the end of the last run.
+    A device's thread may still be on its way out of the callback that has told of the end of the last run, and what
+    was given up may still stand in line: the devices are waited for.
     """
+    for runtime in _runtimes(devices):
+        runtime.synchronize()
     deadline = threads().monotonic() + patience
     while found := Holdings.now(devices).lost_since(before):
         if any(Device.parse(name).kind != "cpu" for name in devices):
