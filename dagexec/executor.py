@@ -24,7 +24,7 @@ from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.threads import threads
 from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
-from dagexec.replicas import Outputs, Replica, build_replicas
+from dagexec.replicas import NetOptions, Outputs, Replica, build_replicas
 from dagexec.requests import Request
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.net import BaseNet
@@ -48,6 +48,7 @@ def compile(
     replicas: int = 1,
     device: str = "cpu",
     intra_op_threads: int = 1,
+    streams_per_worker: int = 1,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     max_queued: int | None = None,
     when_full: WhenFull = "wait",
@@ -65,6 +66,7 @@ def compile(
         device: where the net runs.
         intra_op_threads: BLAS threads inside one operator. With more than 1, results may differ in the last bits
             from those with 1.
+        streams_per_worker: streams of each device on which a worker launches what one replica computes.
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
         max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
@@ -85,6 +87,8 @@ def compile(
         raise ValueError(f"at least 1 replica is needed, not {replicas}")
     if intra_op_threads < 1:
         raise ValueError(f"at least 1 intra-op thread is needed, not {intra_op_threads}")
+    if streams_per_worker < 1:
+        raise ValueError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
     if num_workers is not None and num_workers < 1:
         raise ValueError(f"at least 1 worker is needed, not {num_workers}")
     workers = num_workers or max(1, intra_op.available_cores() // intra_op_threads)
@@ -96,9 +100,8 @@ def compile(
     if telemetry is not False:
         tracing = Telemetry(loaded.name, net_type, None if telemetry is True else telemetry)
     admission = Admission(max_queued, when_full)
-    executor = Executor(
-        loaded, net_type, workers, replicas, Device.parse(device), intra_op_threads, admission, tracing
-    )
+    options = NetOptions(net_type, Device.parse(device), intra_op_threads, streams_per_worker)
+    executor = Executor(loaded, options, workers, replicas, admission, tracing)
     if warm_start is not False:
         try:
             executor._warm_up_with_zeros(None if warm_start is True else warm_start)
@@ -117,28 +120,26 @@ class Executor:
     def __init__(
         self,
         model: Model,
-        net_type: str,
+        options: NetOptions,
         num_workers: int,
         replicas: int,
-        device: Device,
-        intra_op_threads: int,
         admission: Admission,
         telemetry: Telemetry | None,
     ) -> None:
         """Use `compile`."""
         self.model = model
-        self.net_type = net_type
+        self.net_type = options.net_type
         self.num_workers = num_workers
         self._needed = model.needed_inputs()
         self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
         weakref.finalize(self, self._pool.close).atexit = False  # for an executor that is dropped without being closed
         try:
-            self._replicas = build_replicas(model, net_type, replicas, device, self._pool, intra_op_threads)
+            self._replicas = build_replicas(model, options, replicas, self._pool)
         except BaseException:
             self._pool.close()
             raise
-        self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, device, admission, telemetry)
+        self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, options.device, admission, telemetry)
         self.graph = self._replicas.graph
 
     def __enter__(self) -> Self:

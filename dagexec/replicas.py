@@ -30,6 +30,23 @@ Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
 
 
+@dataclass(frozen=True)
+class NetOptions:
+    """What kind of net each replica is.
+
+    Attributes:
+        net_type: `simple`, `dag` or `async_dag`.
+        device: where operators run that name no device.
+        intra_op_threads: BLAS threads inside one operator.
+        streams_per_worker: streams of each device that a worker uses for one replica.
+    """
+
+    net_type: str = "dag"
+    device: Device = CPU
+    intra_op_threads: int = 1
+    streams_per_worker: int = 1
+
+
 @dataclass(frozen=True, eq=False)
 class Replica:
     """One net in a workspace of its own. `number` counts the replicas of an executor from 0."""
@@ -66,15 +83,13 @@ class Replicas:
             replica.net.close()
 
 
-def build_replicas(
-    model: Model, net_type: str, count: int, device: Device, pool: WorkerPool, intra_op_threads: int
-) -> Replicas:
-    """`count` nets of `net_type` for `model`, whose runs `pool` executes.
+def build_replicas(model: Model, options: NetOptions, count: int, pool: WorkerPool) -> Replicas:
+    """`count` nets for `model`, whose runs `pool` executes.
 
     Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open then.
     """
     parameters = _parameter_workspace(model)
-    net_def = _placed_net(model, device, parameters)
+    net_def = _placed_net(model, options.device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
     written = {name for definition in graph.operators for name in definition.output}
@@ -90,7 +105,7 @@ def build_replicas(
     try:
         for number in range(count):
             workspace = _child(parameters, model.inputs, written)
-            net = _make_net(net_type, net_def, workspace, pool, graph, constants, intra_op_threads)
+            net = _make_net(options, net_def, workspace, pool, graph, constants)
             members.append(Replica(number, workspace, net))
     except BaseException:
         for replica in members:
@@ -163,17 +178,24 @@ def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str
 
 
 def _make_net(
-    net_type: str,
+    options: NetOptions,
     definition: NetDef,
     workspace: Workspace,
     pool: WorkerPool,
     graph: Graph,
     constants: frozenset[str],
-    intra_op_threads: int,
 ) -> BaseNet:
-    if net_type == "simple":
-        return SimpleNet(definition, workspace, graph=graph, constants=constants, intra_op_threads=intra_op_threads)
-    net_class = DAGNet if net_type == "dag" else AsyncDAGNet
+    if options.net_type == "simple":
+        return SimpleNet(
+            definition, workspace, graph=graph, constants=constants, intra_op_threads=options.intra_op_threads
+        )
+    net_class = DAGNet if options.net_type == "dag" else AsyncDAGNet
     return net_class(
-        definition, workspace, pool=pool, graph=graph, constants=constants, intra_op_threads=intra_op_threads
+        definition,
+        workspace,
+        pool=pool,
+        graph=graph,
+        constants=constants,
+        intra_op_threads=options.intra_op_threads,
+        streams_per_worker=options.streams_per_worker,
     )

@@ -299,3 +299,15 @@ def test_an_operator_that_reads_another_device_is_refused_by_name() -> None:
         assert workspace.fetch_blob("y").tolist() == [0, 0, 0]
         with pytest.raises(DeviceError, match="the host touches elements"):
             workspace.get_blob("x").get(dagexec.core.tensor.Tensor).array + 1
+
+
+def test_an_executor_leases_streams_for_each_worker_and_replica() -> None:
+    feeds = {"data": np.zeros(input_shape("zoo:lenet"), np.float32)}
+    with simulated(SIM) as runtime:
+        options: dict[str, Any] = {"num_workers": 1, "replicas": 2, "streams_per_worker": 3}
+        with dagexec.compile("zoo:lenet", net_type="async_dag", device="sim:0", **options) as executor:
+            for _ in range(4):
+                executor.run(feeds)
+            assert runtime.statistics().leased == 6
+        assert runtime.statistics().leased == 0
+        assert runtime.statistics().busy == 0
