@@ -17,7 +17,7 @@ from dagexec.replicas import Array
 from dagexec.scheduler.calibration import measure_costs
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import Machine, machine_bound, predict, retimed
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.trace import RunSeconds, Trace
 
 LAUNCH_SECONDS = 5e-6
 """What launching an operator on a stream is taken to cost, where nobody says."""
@@ -89,11 +89,12 @@ class Calibrator:
         not: their sum is brought to the median of the runs' sums.
         """
         medians = self._alone.operator_seconds(len(plan.graph))
-        works = self._alone.run_seconds() or [0.0] * len(self._seconds)
-        beyond = [whole - work for whole, work in zip(self._seconds, works, strict=True)]
+        runs = self._alone.run_seconds() or [RunSeconds(0.0, 0.0)] * len(self._seconds)
+        works = [run.operators for run in runs]
+        beyond = [whole - run.extent for whole, run in zip(self._seconds, runs, strict=True)]
         scale = statistics.median(works) / sum(medians) if any(medians) else 1.0
         cores = 1 if self._crowd is None else self._crowd.num_workers
-        crowded = self._crowded.run_seconds()
+        crowded = [run.operators for run in self._crowded.run_seconds()]
         groups = [crowded[first : first + cores] for first in range(0, len(crowded), cores)]
         ratios = [statistics.mean(group) / work for work, group in zip(works, groups, strict=False) if work]
         costs = measure_costs(plan)

@@ -51,6 +51,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class RunSeconds:
+    """The seconds of all operators of a run together, and those from the start of the first to the end of the last."""
+
+    operators: float
+    extent: float
+
+
+@dataclass(frozen=True, slots=True)
 class ChainSpan:
     """One execution of a chain by a worker. It waited in the queue from `ready` to `start`."""
 
@@ -186,13 +194,19 @@ class Trace(Observer):
         rows = (sorted(on_device or on_host) for on_host, on_device in zip(host, device, strict=True))
         return [row[len(row) // 2] if row else 0.0 for row in rows]
 
-    def run_seconds(self) -> list[float]:
-        """The time of all operators of a run together, on the workers, for each run in which one ran."""
-        totals: dict[int, float] = {}
+    def run_seconds(self) -> list[RunSeconds]:
+        """What the operators of each run took on the workers, for each run in which one ran."""
+        spans: dict[int, list[Span]] = {}
         for span in self.spans:
             if span.conversion is None:
-                totals[span.run] = totals.get(span.run, 0.0) + span.seconds
-        return [totals[run] for run in sorted(totals)]
+                spans.setdefault(span.run, []).append(span)
+        return [
+            RunSeconds(
+                sum(span.seconds for span in row),
+                (max(span.end for span in row) - min(span.start for span in row)) / 1e9,
+            )
+            for _, row in sorted(spans.items())
+        ]
 
     def write(self, path: Path) -> None:
         """Write the file. Raises ModelFormatError if it cannot be written."""

@@ -15,7 +15,7 @@ from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import ObservedRun
 from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import Span, Trace
+from dagexec.scheduler.trace import RunSeconds, Span, Trace
 from dagexec.scheduler.trace_file import trace_events
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.scheduler.test_observers import stream
@@ -282,8 +282,8 @@ def test_operator_seconds_are_medians_over_runs_and_those_of_the_device_where_th
 
 def test_the_operators_of_each_run_are_added_up() -> None:
     trace = Trace()
-    trace.spans += [Span(0, "t", 0, 500, None, 0), Span(1, "t", 500, 700, None, 0), Span(0, "t", 0, 100, None, 2)]
-    assert trace.run_seconds() == pytest.approx([700e-9, 100e-9])
+    trace.spans += [Span(0, "t", 0, 500, None, 0), Span(1, "t", 550, 750, None, 0), Span(0, "t", 0, 100, None, 2)]
+    assert trace.run_seconds() == [RunSeconds(700e-9, 750e-9), RunSeconds(100e-9, 100e-9)]
 
 
 def test_a_trace_does_not_keep_the_tensors_of_a_net_alive() -> None:
