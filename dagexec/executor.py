@@ -21,6 +21,7 @@ from dagexec.core.errors import DagexecError, FeedError, RunCancelledError, RunT
 from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
+from dagexec.core.runtime import Priority
 from dagexec.core.threads import threads
 from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
@@ -49,6 +50,7 @@ def compile(
     device: str = "cpu",
     intra_op_threads: int = 1,
     streams_per_worker: int = 1,
+    stream_priority: str = "normal",
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     max_queued: int | None = None,
     when_full: WhenFull = "wait",
@@ -67,6 +69,7 @@ def compile(
         intra_op_threads: BLAS threads inside one operator. With more than 1, results may differ in the last bits
             from those with 1.
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
+        stream_priority: "normal", or "high" for streams that a device prefers where several have work.
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
         max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
@@ -87,6 +90,8 @@ def compile(
         raise ValueError(f"at least 1 replica is needed, not {replicas}")
     if intra_op_threads < 1:
         raise ValueError(f"at least 1 intra-op thread is needed, not {intra_op_threads}")
+    if stream_priority not in ("normal", "high"):
+        raise ValueError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
     if streams_per_worker < 1:
         raise ValueError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
     if num_workers is not None and num_workers < 1:
@@ -100,7 +105,9 @@ def compile(
     if telemetry is not False:
         tracing = Telemetry(loaded.name, net_type, None if telemetry is True else telemetry)
     admission = Admission(max_queued, when_full)
-    options = NetOptions(net_type, Device.parse(device), intra_op_threads, streams_per_worker)
+    options = NetOptions(
+        net_type, Device.parse(device), intra_op_threads, streams_per_worker, Priority[stream_priority.upper()]
+    )
     executor = Executor(loaded, options, workers, replicas, admission, tracing)
     if warm_start is not False:
         try:

@@ -16,6 +16,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
+from dagexec.core.runtime import Priority
 from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
@@ -39,12 +40,14 @@ class NetOptions:
         device: where operators run that name no device.
         intra_op_threads: BLAS threads inside one operator.
         streams_per_worker: streams of each device that a worker uses for one replica.
+        stream_priority: what a device prefers among the streams of several executors.
     """
 
     net_type: str = "dag"
     device: Device = CPU
     intra_op_threads: int = 1
     streams_per_worker: int = 1
+    stream_priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +190,12 @@ def _make_net(
 ) -> BaseNet:
     if options.net_type == "simple":
         return SimpleNet(
-            definition, workspace, graph=graph, constants=constants, intra_op_threads=options.intra_op_threads
+            definition,
+            workspace,
+            graph=graph,
+            constants=constants,
+            intra_op_threads=options.intra_op_threads,
+            stream_priority=options.stream_priority,
         )
     net_class = DAGNet if options.net_type == "dag" else AsyncDAGNet
     return net_class(
@@ -198,4 +206,5 @@ def _make_net(
         constants=constants,
         intra_op_threads=options.intra_op_threads,
         streams_per_worker=options.streams_per_worker,
+        stream_priority=options.stream_priority,
     )

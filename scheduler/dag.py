@@ -10,6 +10,7 @@ from dagexec.core.errors import ClosedError, RunTimeoutError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Step
 from dagexec.core.proto import NetDef
+from dagexec.core.runtime import Priority
 from dagexec.core.threads import new_gate
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
@@ -44,6 +45,7 @@ class DAGNet(BaseNet):
         constants: frozenset[str] = frozenset(),
         intra_op_threads: int = 1,
         streams_per_worker: int = 1,
+        stream_priority: Priority = Priority.NORMAL,
     ) -> None:
         """`num_workers` defaults to the def's own, else to the cores divided by `intra_op_threads`."""
         super().__init__(
@@ -53,6 +55,7 @@ class DAGNet(BaseNet):
             constants=constants,
             intra_op_threads=intra_op_threads,
             streams_per_worker=streams_per_worker,
+            stream_priority=stream_priority,
         )
         cores = intra_op.available_cores()
         chosen = num_workers or definition.num_workers or max(1, cores // intra_op_threads)

@@ -112,7 +112,7 @@ class DeviceStreams:
 class NetStreams:
     """The streams that a net has leased of all its devices."""
 
-    def __init__(self, net: str, per_worker: int = 1, priority: Priority = Priority.NORMAL) -> None:
+    def __init__(self, net: str, per_worker: int, priority: Priority) -> None:
         """`net` is its name, for messages. Raises ValueError unless `per_worker` is at least 1."""
         if per_worker < 1:
             raise ValueError(f"net {net!r}: at least 1 stream a worker is needed, not {per_worker}")

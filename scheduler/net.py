@@ -21,7 +21,7 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_operator
-from dagexec.core.runtime import Kernel
+from dagexec.core.runtime import Kernel, Priority
 from dagexec.core.tensor import Tensor
 from dagexec.core.threads import reset_after_fork, threads
 from dagexec.core.workspace import Workspace
@@ -61,12 +61,14 @@ class BaseNet(ABC):
         constants: frozenset[str] = frozenset(),
         intra_op_threads: int = 1,
         streams_per_worker: int = 1,
+        stream_priority: Priority = Priority.NORMAL,
     ) -> None:
         """Build the operators; nothing runs. Pass the `graph` of the same definition to share it between replicas.
 
         Copies are put in where blobs cross devices, but into a `graph` that is passed. `constants` are blobs whose
         values never change while the net lives, so shapes may be taken from them.
-        `streams_per_worker` is how many streams of each device a thread that launches for this net uses.
+        `streams_per_worker` is how many streams of each device a thread that launches for this net uses;
+        they have `stream_priority`.
         Raises what `build_graph` and `create_operator` raise.
         """
         self.name = definition.name
@@ -85,7 +87,7 @@ class BaseNet(ABC):
         self._run_lock = threads().lock()
         self._closed = False
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
-        self.streams = NetStreams(definition.name, streams_per_worker)
+        self.streams = NetStreams(definition.name, streams_per_worker, stream_priority)
         self._lines = line_observer()
         reset_after_fork(self, BaseNet._forked)
         self._finalizer = weakref.finalize(self, intra_op.Demand(intra_op_threads).release)

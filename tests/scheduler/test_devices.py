@@ -311,3 +311,14 @@ def test_an_executor_leases_streams_for_each_worker_and_replica() -> None:
             assert runtime.statistics().leased == 6
         assert runtime.statistics().leased == 0
         assert runtime.statistics().busy == 0
+
+
+def test_the_streams_of_an_executor_have_the_priority_that_was_asked_for() -> None:
+    feeds = {"data": np.zeros(input_shape("zoo:lenet"), np.float32)}
+    with simulated(SIM):
+        for priority in ("normal", "high"):
+            with dagexec.compile("zoo:lenet", net_type="dag", device="sim:0", stream_priority=priority) as executor:
+                executor.run(feeds)
+                assert {stream.priority.name.lower() for stream in executor.net().streams.all()} == {priority}
+    with pytest.raises(ValueError, match="stream_priority is 'normal' or 'high', not 'urgent'"):
+        dagexec.compile("zoo:lenet", stream_priority="urgent")
