@@ -163,8 +163,10 @@ def test_every_byte_is_counted_until_the_last_view_is_gone(runtime: SimRuntime) 
     del view
     assert runtime.statistics().allocated_bytes == 24
     del second
+    assert runtime.statistics().allocated_bytes == 0
+    third = runtime.allocate(8)
     moment = runtime.statistics()
-    assert (moment.allocated_bytes, moment.peak_bytes, moment.limit_bytes) == (0, 1024, None)
+    assert (moment.allocated_bytes, moment.peak_bytes, moment.limit_bytes) == (third.nbytes, 1024, None)
 
 
 def test_tensors_give_their_memory_back(runtime: SimRuntime) -> None:

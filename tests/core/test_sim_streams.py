@@ -273,19 +273,21 @@ def test_a_failed_stream_passes_over_what_is_asked_of_it_later_until_it_is_reset
     stream = runtime.lease()
     log: list[str] = []
     stream.launch(failing(ValueError("first")))
+    events = [recorded(runtime, stream)]
     stream.synchronize()
     stream.launch(failing(ValueError("second")))
     stream.launch(Kernel(lambda: log.append("no"), "no"))
-    event, at_once = runtime.event("later"), runtime.event("recorded on an idle failed stream")
-    event.record(stream)
+    events.append(recorded(runtime, stream))
     stream.synchronize()
-    at_once.record(stream)
-    for failed in (event, at_once):
+    events.append(recorded(runtime, stream))
+    for event in events:
         with pytest.raises(ValueError, match="first"):
-            failed.finish(30)
+            event.finish(30)
+    assert stream.failing
     stream.reset()
     assert stream.failure is None
-    assert event.query() is EventState.FAILED  # what is past stays as it was
+    assert not stream.failing
+    assert {event.query() for event in events} == {EventState.FAILED}  # what is past stays as it was
     stream.launch(Kernel(lambda: log.append("yes"), "yes"))
     assert stream.synchronize(30)
     assert log == ["yes"]
@@ -374,6 +376,15 @@ def test_a_kernel_that_runs_when_its_stream_is_abandoned_ends_in_its_own_time() 
             event.finish(30)
         assert log == []
         assert stream.is_idle
+
+
+def test_a_stream_abandoned_during_its_last_kernel_has_failed_after_it(runtime: SimRuntime) -> None:
+    stream = runtime.lease()
+    stream.launch(Kernel(lambda: stream.abandon(TimeoutError("enough")), "gives up its own stream"))
+    assert stream.synchronize(30)
+    too_late = recorded(runtime, stream)
+    with pytest.raises(TimeoutError, match="enough"):
+        too_late.finish(30)
 
 
 def test_an_idle_stream_has_nothing_to_abandon(runtime: SimRuntime) -> None:

@@ -251,15 +251,14 @@ class SimStream(Stream):
     def abandon(self, error: BaseException) -> None:
         """Fail with `error`, unless the stream is idle or has failed. Waits and hangs end now, a kernel in its time."""
         with self._lock:
-            if self.is_idle:
-                return
             if self.outcome.failure is None and self._abandoned is None:
                 self._abandoned = next_failure(self.name, error)
                 self.failing = True
             self._next_watch = -1
-            if self.is_idle:  # since then: what it held is done
+            if self.is_idle:  # asked last, as it may have become so just now
                 self._abandoned = None
                 self.failing = self.outcome.failure is not None
+                return
         self.driver.notify(self)
         self.want(self.launched, _nothing)
 
