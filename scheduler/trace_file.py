@@ -8,6 +8,8 @@
 Arrows (s, f) lead from the chain that made another ready to that one when a different worker took it, and from the
 kernel before an event to the kernel that waited for it on another stream.
 
+Processes are numbered from 1 and tracks from there on: Perfetto takes a number for one thread wherever it appears.
+
 Times are microseconds. On the host they count from the start of the first run; on devices, whose clocks may be virtual,
 from the first thing seen on any of them.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +32,6 @@ TraceEvent = dict[str, object]
 Place = tuple[int, int, float]
 """A process, a track, and a time in microseconds."""
 
-_FIRST_DEVICE = 1_000_000  # process numbers of devices start here, those of runs at 1
-
-
 def write_trace(trace: Trace, path: Path) -> None:
     """Write `trace` to `path`. Raises ModelFormatError if it cannot be written."""
     content = json.dumps({"traceEvents": trace_events(trace), "displayTimeUnit": "ms"})
@@ -41,11 +40,18 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 def trace_events(trace: Trace) -> list[TraceEvent]:
     """The events of `trace`: what names processes and tracks first, then the others by time."""
-    identifiers = itertools.count(1)
-    events = [*_HostEvents(trace, identifiers).events(), *_device_events(trace, identifiers)]
+    arrows = itertools.count(1)
+    streams = sorted(trace.tracks, key=_device_and_name)
+    tids = itertools.count(len(trace.runs) + len({track.stream.device for track in streams}) + 1)
+    events = [*_HostEvents(trace, tids, arrows).events(), *_device_events(trace, streams, tids, arrows)]
     names = [event for event in events if event["ph"] == "M"]
     others = [event for event in events if event["ph"] != "M"]
     return names + sorted(others, key=_time)
+
+
+def _device_and_name(track: StreamTrack) -> tuple[str, int, str]:
+    """Stream 10 after stream 9."""
+    return str(track.stream.device), len(track.stream.name), track.stream.name
 
 
 def _time(event: TraceEvent) -> tuple[float, float]:
@@ -70,21 +76,20 @@ def _arrow(category: str, number: int, source: Place, target: Place) -> Iterator
 class _HostEvents:
     """The events of the workers of all runs."""
 
-    def __init__(self, trace: Trace, identifiers: Iterator[int]) -> None:
+    def __init__(self, trace: Trace, tids: Iterator[int], identifiers: Iterator[int]) -> None:
         self._trace = trace
         self._identifiers = identifiers
         self._origin = min((run.started for run in trace.runs), default=0)
         spans: list[Span | ChainSpan | EventWait] = [*trace.spans, *trace.chains, *trace.event_waits]
-        self._used = sorted({(span.run, span.thread) for span in spans})
-        self._threads = {name: tid for tid, name in enumerate(sorted({thread for _, thread in self._used}), 1)}
+        self._threads = {used: next(tids) for used in sorted({(span.run, span.thread) for span in spans})}
 
     def events(self) -> Iterator[TraceEvent]:
         """All of them."""
         trace = self._trace
         for number, run in enumerate(trace.runs):
-            yield _name("process_name", number + 1, 0, f"net {run.graph.name}, run {number + 1}")
-        for number, thread in self._used:
-            yield _name("thread_name", number + 1, self._threads[thread], thread)
+            yield _name("process_name", number + 1, number + 1, f"net {run.graph.name}, run {number + 1}")
+        for (number, thread), tid in self._threads.items():
+            yield _name("thread_name", number + 1, tid, thread)
         for chain in trace.chains:
             yield from self._chain(chain, trace.runs[chain.run])
         for wait in trace.event_waits:
@@ -103,7 +108,7 @@ class _HostEvents:
         self, run: int, thread: str, name: str, category: str, start: int, end: int, arguments: TraceEvent
     ) -> TraceEvent:
         return {
-            "name": name, "cat": category, "ph": "X", "pid": run + 1, "tid": self._threads[thread],
+            "name": name, "cat": category, "ph": "X", "pid": run + 1, "tid": self._threads[run, thread],
             "ts": self._microseconds(start), "dur": (end - start) / 1e3, "args": arguments,
         }  # fmt: skip
 
@@ -117,7 +122,8 @@ class _HostEvents:
         for phase, time in (("b", span.ready), ("e", span.start)):
             yield {
                 "name": "queue wait", "cat": "queue wait", "ph": phase, "id": number, "pid": span.run + 1,
-                "tid": self._threads[span.thread], "ts": self._microseconds(time), "args": {"chain": span.chain},
+                "tid": self._threads[span.run, span.thread], "ts": self._microseconds(time),
+                "args": {"chain": span.chain},
             }  # fmt: skip
 
     def _arrows(self) -> Iterator[TraceEvent]:
@@ -128,7 +134,8 @@ class _HostEvents:
             parents = [parent for parent in found if parent is not None]
             last = max(parents, key=lambda span: span.end, default=child)
             if last.thread != child.thread:
-                pid, source, target = child.run + 1, self._threads[last.thread], self._threads[child.thread]
+                pid = child.run + 1
+                source, target = self._threads[child.run, last.thread], self._threads[child.run, child.thread]
                 before, after = self._microseconds(max(last.start, last.end - 1)), self._microseconds(child.start)
                 number = next(self._identifiers)
                 yield from _arrow("dependency", number, (pid, source, before), (pid, target, after))
@@ -158,16 +165,17 @@ def _described(span: Span, run: TracedRun, chain_of: dict[int, int]) -> tuple[st
     return f"convert {blob}", "conversion", found
 
 
-def _device_events(trace: Trace, identifiers: Iterator[int]) -> Iterator[TraceEvent]:
-    """The events of all streams."""
-    tracks = sorted(trace.tracks, key=lambda track: (str(track.stream.device), track.stream.name))
+def _device_events(
+    trace: Trace, tracks: Sequence[StreamTrack], numbers: Iterator[int], identifiers: Iterator[int]
+) -> Iterator[TraceEvent]:
+    """The events of all streams, on tracks of these numbers."""
     devices = list(dict.fromkeys(track.stream.device for track in tracks))
     starts = [span.start for track in tracks for span in track.kernels]
     origin = min(starts + [wait.start for track in tracks for wait in track.waits], default=0.0)
-    pids = {device: _FIRST_DEVICE + number for number, device in enumerate(devices)}
-    tids = {id(track): number for number, track in enumerate(tracks, 1)}
+    pids = {device: number for number, device in enumerate(devices, len(trace.runs) + 1)}
+    tids = {id(track): next(numbers) for track in tracks}
     for device, pid in pids.items():
-        yield _name("process_name", pid, 0, f"{device}, {_clock(device)}")
+        yield _name("process_name", pid, pid, f"{device}, {_clock(device)}")
     for track in tracks:
         pid, tid = pids[track.stream.device], tids[id(track)]
         yield _name("thread_name", pid, tid, track.stream.name)

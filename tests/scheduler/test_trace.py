@@ -29,6 +29,7 @@ def check_format(events: TraceEvents) -> None:
     """What the Trace Event Format asks for: fields by phase, named tracks, spans that nest, arrows with both ends."""
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     processes = {event["pid"] for event in events if event["name"] == "process_name"}
+    assert len({tid for _, tid in named} | processes) == len(named) + len(processes)  # Perfetto knows a thread by tid
     spans: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     arrows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     asynchronous: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
