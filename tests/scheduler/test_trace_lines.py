@@ -136,3 +136,5 @@ def test_an_operator_on_a_device_is_printed_when_its_kernel_has_run_not_when_it_
         lines.executed(stream("sim:0 stream 3"), Kernel(lambda: None, "k", operator=net.operators[0]), 1.0, 1.002)
         lines.executed(stream("sim:0 stream 3"), Kernel(lambda: None, "somebody else's"), 1.0, 1.002)
     assert re.fullmatch(r"n\[0\] +NoOp +x +sim:0 stream 3 +2\.000 ms\n", capsys.readouterr().err)
+    lines.operator_stopped(run, 0, "w", 0, 10**6, ValueError())  # a launch that fails has nothing to follow
+    assert re.fullmatch(r"n\[0\] +NoOp +x +w +1\.000 ms  failed: ValueError\n", capsys.readouterr().err)
