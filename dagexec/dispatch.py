@@ -88,17 +88,19 @@ class Dispatcher:
         try:
             with self._lock:
                 replica = self._place(request)
+            if replica is not None:
+                if start_here:
+                    self._serve(replica, request)
+                else:
+                    self._serve_on_pool(replica, request)
         except (ClosedError, QueueFullError) as error:
             if self._telemetry is not None and request.pinned is None:
                 outcome = "rejected" if isinstance(error, QueueFullError) else "cancelled"
                 self._telemetry.end(request, outcome, error, 0.0)
             raise
-        if replica is None:
-            return
-        if start_here:
-            self._serve(replica, request)
-        else:
-            self._serve_on_pool(replica, request)
+        except BaseException as error:  # KeyboardInterrupt
+            self._unassign(request, error)
+            raise
 
     def cancel(self, request: Request, error: DagexecError) -> bool:
         """End `request` with `error` as soon as no worker needs its replica.
@@ -203,13 +205,12 @@ class Dispatcher:
             if request.pinned not in self._idle:
                 self._pinned.append(request)
                 return None
-            self._idle.remove(request.pinned)
             self._assign(request.pinned, request)
+            self._idle.remove(request.pinned)
             return request.pinned
         if self._idle:
-            replica = self._idle.popleft()
-            self._assign(replica, request)
-            return replica
+            self._assign(self._idle[0], request)
+            return self._idle.popleft()
         limit = self._admission.max_queued
         if limit is None or len(self._queue) < limit:
             self._queue.push(request)
@@ -233,6 +234,18 @@ class Dispatcher:
         request.begun = self._now()
         self._running.add(request)
         self._begun[replica.number] += 1
+
+    def _unassign(self, request: Request, error: BaseException) -> None:
+        """The thread that submits `request` was interrupted, perhaps before it could do anything with its replica."""
+        with self._lock:
+            replica = request.replica
+            if replica is None or request.fed or request.run is not None:
+                return
+            if replica in self._idle:
+                self._idle.remove(replica)
+        following = self._end(replica, request, None, error)
+        if following is not None:
+            self._serve_on_pool(replica, following)
 
     def _admit(self) -> None:
         """There is room in the queue: let the next one in from the door. Call with the lock held."""
@@ -275,9 +288,13 @@ class Dispatcher:
                 self._serve_on_pool(replica, following)
 
     def _serve(self, replica: Replica, request: Request | None) -> None:
-        """Start the run of `request`; when it cannot be started, end it and start the one after it."""
+        """Start the run of `request`; when it cannot be started, end it and start the one after it.
+
+        Raises what interrupts the calling thread when the run is on the pool already; the caller stops it then.
+        """
         while request is not None and not request.fed:
             request.fed = True
+            request.run = None
             result: Outputs | None = None
             error: BaseException | None = None
             try:
@@ -288,10 +305,18 @@ class Dispatcher:
                 raise
             except BaseException as caught:
                 error = self._reported(caught)
+                if request.run is not None:  # the pool may have it
+                    if not isinstance(error, Exception):
+                        raise
+                    self._pool.stop(request.run, error)
+                    return
             request = self._end(replica, request, result, error)
 
     def _start(self, replica: Replica, request: Request) -> bool:
-        """Feed the replica and hand its run to the pool; False when there is nothing to run."""
+        """Feed the replica and hand its run to the pool; False when there is nothing to run.
+
+        From the moment `request.run` is the run, the way to end the request is to stop that.
+        """
         if request.cancelled is not None:
             raise request.cancelled
         replica.feed(request.feeds)
@@ -301,15 +326,12 @@ class Dispatcher:
             return False
         run = replica.net.new_run(lambda: self._over(replica, request, run), request.trace)
         run.priority = request.priority
-        if request.cancelled is not None:
-            raise request.cancelled
-        self._pool.submit(run)
         with self._lock:
-            if not request.over:
-                request.run = run
+            request.run = run
             cancelled = request.cancelled
-        if cancelled is not None:  # between the two looks; a run that is over already stays as it is
-            self._pool.stop(run, cancelled)
+        if cancelled is not None:
+            raise cancelled
+        self._pool.submit(run)
         return True
 
     def _over(self, replica: Replica, request: Request, run: Run) -> None:
@@ -353,7 +375,7 @@ class Dispatcher:
     ) -> Request | None:
         """Settle a request that had a replica; the request that has it now."""
         with self._lock:
-            self._running.remove(request)
+            self._running.discard(request)
             request.replica = request.run = None
             following = request.following = self._next(replica)
             self._settle(request, result, error)

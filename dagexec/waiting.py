@@ -5,22 +5,29 @@ The one who ends a request calls `notify`, from any thread; more than once does 
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from dagexec.core.threads import new_gate
+from dagexec.core.threads import new_gate, threads
+
+_SLICE = 0.25
 
 
 class ThreadWait:
     """The wait of a thread."""
 
-    __slots__ = ("_gate",)
+    __slots__ = ("_gate", "_sliced")
 
     def __init__(self) -> None:
         self._gate = new_gate()
+        self._sliced = threads().concurrent and threading.current_thread() is threading.main_thread()
 
     def notify(self) -> None:
         """Let the thread go on."""
@@ -30,27 +37,71 @@ class ThreadWait:
             return  # it was told before
 
     def wait(self, seconds: float = -1) -> bool:
-        """Block until `notify` is called; False when it was not within `seconds` (-1: as long as it takes)."""
-        return self._gate.acquire(timeout=seconds)
+        """Block until `notify` is called; False when it was not within `seconds` (-1: as long as it takes).
+
+        The main thread looks up every quarter of a second: a signal that comes after Python has looked for signals and
+        before the thread sleeps does not wake it, and Ctrl-C would go unheard until the next one.
+        """
+        if not self._sliced:
+            return self._gate.acquire(timeout=seconds)
+        now = threads().monotonic
+        deadline = inf if seconds < 0 else now() + seconds
+        while not self._gate.acquire(timeout=max(0.0, min(_SLICE, deadline - now()))):
+            if now() >= deadline:
+                return False
+        return True
+
+
+class _Mailbox:
+    """Events that other threads want set on one event loop. The loop is woken once for all that are there."""
+
+    __slots__ = ("_events", "_schedule", "_woken", "loop")
+
+    def __init__(self, loop: Any) -> None:
+        """`loop` is asyncio's event loop or trio's token."""
+        self.loop = loop
+        self._schedule: Callable[[Callable[[], object]], object] = (
+            getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+        )
+        self._events: deque[anyio.Event] = deque()
+        self._woken = False
+
+    def put(self, event: anyio.Event) -> None:
+        """Have `event` set, from any thread."""
+        self._events.append(event)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._schedule(self._empty)
+            except RuntimeError:
+                self._events.clear()  # the loop is gone, and with it everyone who could wait
+
+    def _empty(self) -> None:
+        self._woken = False  # first: whoever puts one in from here on wakes the loop again
+        while self._events:
+            self._events.popleft().set()
+
+
+_here = threading.local()
 
 
 class TaskWait:
     """The wait of a task, which leaves its event loop free."""
 
-    __slots__ = ("_done", "_schedule")
+    __slots__ = ("_done", "_mailbox")
 
     def __init__(self) -> None:
         """To be made by the task. Raises anyio.NoEventLoopError outside of an event loop."""
-        native = anyio.lowlevel.current_token().native_token
-        self._schedule = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon  # type: ignore[attr-defined]
+        loop = anyio.lowlevel.current_token().native_token
+        mailbox: _Mailbox | None = getattr(_here, "mailbox", None)
+        if mailbox is None or mailbox.loop is not loop:
+            mailbox = _here.mailbox = _Mailbox(loop)
+        self._mailbox = mailbox
         self._done = anyio.Event()
 
     def notify(self) -> None:
         """Let the task go on."""
-        try:
-            self._schedule(self._done.set)
-        except RuntimeError:
-            return  # the loop is gone, and with it everyone who could wait
+        self._mailbox.put(self._done)
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Return when `notify` is called; False when it was not within `timeout` seconds.

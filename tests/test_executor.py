@@ -27,53 +27,16 @@ from dagexec.core.operator import Operator
 from dagexec.core.threads import new_gate
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.trace import Trace
+from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
-PATIENCE = 30
 NET_TYPES = ["simple", "dag", "async_dag"]
-
-
-def doubled_model(op_type: str = "Relu") -> Model:
-    """y = op(x) * scale, with a float32 input of any number of rows and a parameter."""
-    net = NetDef(
-        name="doubled",
-        op=[operator_def(op_type, ["x"], ["h"]), operator_def("Mul", ["h", "scale"], ["y"])],
-        external_input=["x", "scale"],
-        external_output=["y"],
-    )
-    return Model(
-        name="doubled",
-        net=net,
-        parameters={"scale": np.full((3,), 2, np.float32)},
-        inputs={"x": InputInfo(dtypes.FLOAT32, (None, 3))},
-        outputs=("y",),
-    )
-
-
-def rows(value: float, count: int = 2) -> np.ndarray:
-    return np.full((count, 3), value, np.float32)
 
 
 @pytest.fixture(params=NET_TYPES)
 def net_type(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-class Held:
-    """Control over the operators of type Held: they count themselves in and wait until let go."""
-
-    def __init__(self) -> None:
-        self.inside = threading.Semaphore(0)
-        self.go_on = threading.Semaphore(0)
-
-    def __call__(self, operator: Operator) -> None:
-        operator.y(0)[...] = 1
-        self.inside.release()
-        assert self.go_on.acquire(timeout=PATIENCE)
-
-    def wait_inside(self) -> None:
-        assert self.inside.acquire(timeout=PATIENCE)
 
 
 def release_after_cancelling(executor: dagexec.Executor, held: Held) -> None:
@@ -90,8 +53,7 @@ def release_after_cancelling(executor: dagexec.Executor, held: Held) -> None:
 
 @pytest.fixture
 def held() -> Iterator[Held]:
-    control = Held()
-    with temporary_operator("Held", control):
+    with held_operators() as control:
         yield control
 
 
