@@ -178,7 +178,7 @@ def prepared_accesses(graph: Graph, operators: Sequence[Operator], steps: Sequen
             if source is not None and (source.space, source.low, source.high) == (
                 target.space, target.low, target.high
             ):  # fmt: skip
-                if steps is not None and steps[index] is nothing_to_do:
+                if len(outputs) == 1 if steps is None else steps[index] is nothing_to_do:
                     continue
                 outputs = outputs[1:]
         for blob in operator.input_blobs:

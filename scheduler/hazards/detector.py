@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -170,7 +170,7 @@ class Detector(Observer):
         self._working = _Working()
         self._runs: dict[ObservedRun, _RunClocks] = {}
         self._known: weakref.WeakKeyDictionary[Operator, tuple[int, Accesses]] = weakref.WeakKeyDictionary()
-        self._ended: dict[int, int] = {}
+        self._ended: dict[int, tuple[Sequence[Operator], int]] = {}  # keeps the operators, so that no id comes again
         self._next_bit = 0
         self._events: weakref.WeakKeyDictionary[Event, _Recorded] = weakref.WeakKeyDictionary()
         self._actual: dict[Stream, int] = {}
@@ -186,7 +186,7 @@ class Detector(Observer):
     def run_started(self, run: ObservedRun) -> None:
         """Clocks for the run: it comes after the earlier runs of its net."""
         with self._lock:
-            before = self._ended.get(id(run.operators), 0)
+            _, before = self._ended.get(id(run.operators), (run.operators, 0))
             self._runs[run] = _RunClocks(run, self._accesses_of(run), self._next_bit, before)
             self._next_bit += len(run.graph)
 
@@ -194,7 +194,7 @@ class Detector(Observer):
         """Later runs of the net come after it; all that is known is forgotten when no run is under way."""
         with self._lock:
             clocks = self._runs.pop(run)
-            self._ended[id(run.operators)] = clocks.everything
+            self._ended[id(run.operators)] = (run.operators, clocks.everything)
             if not self._runs:
                 self._next_bit = 0
                 for known in (self._ended, self._events, self._actual, self._turns):
