@@ -51,7 +51,7 @@ def counts_of(net: MutantNet) -> Counts:
     conflicts = conflicts_of(net)
     for mutant in mutants_of(net):
         outcome = try_mutant(net, mutant, conflicts)
-        found = not outcome.proof.holds
+        found = outcome.disproved
         counts[mutant.kind].update(
             tried=1,
             needed=outcome.needed,

@@ -288,6 +288,11 @@ class Outcome:
     error: DagexecError | None
 
     @property
+    def disproved(self) -> bool:
+        """The proof has found what is missing; that a record is left out does not count where nobody notices it."""
+        return any(not (self.mutant.stale and found.resource.startswith("event of")) for found in self.proof.unordered)
+
+    @property
     def detected(self) -> bool:
         """The run did not go by unnoticed."""
         return bool(self.races) or self.error is not None

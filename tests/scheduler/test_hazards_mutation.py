@@ -81,7 +81,7 @@ def assert_all_found(outcomes: Sequence[Outcome]) -> None:
     """What was needed is found by both, and nothing else by either."""
     for outcome in outcomes:
         what = f"{outcome.mutant.kind} {outcome.mutant.what}"
-        assert outcome.proof.holds == (not outcome.needed), f"{what}: {outcome.proof.unordered}"
+        assert outcome.disproved == outcome.needed, f"{what}: {outcome.proof.unordered}"
         assert outcome.detected == outcome.needed, f"{what}: {outcome.races} {outcome.error}"
         if outcome.mutant.kind == "record" and outcome.needed:
             assert isinstance(outcome.error, OperatorError)
