@@ -14,7 +14,7 @@ from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.event import EventState, HostEvent
 from dagexec.core.runtime import Kernel, Priority, wait_for
-from dagexec.core.sim import Fault, SimRuntime, sim_runtime, simulated
+from dagexec.core.sim import Fault, SimRuntime, SimSettings, sim_runtime, simulated
 from tests.core.sim_programs import Await, Launch, Program, Record, predecessors, programs, put
 
 DRIVERS: list[dict[str, Any]] = [{}, {"seed": 0}, {"seed": 7}, {"kernel_seconds": 1}, {"seed": 3, "kernel_seconds": 1}]
@@ -189,6 +189,19 @@ def test_a_seeded_device_does_nothing_before_somebody_wants_it() -> None:
         last.when_done(gate.set)
         assert gate.wait(30)
         assert log == ["done", "later"]
+
+
+def test_a_seeded_device_stops_when_nobody_wants_anything_any_more() -> None:
+    runtime = SimRuntime(Device("sim", 0), SimSettings(seed=1))
+    wanted, other, called = runtime.lease(), runtime.lease(), threading.Event()
+    wanted.launch(Kernel(nothing, "k"))
+    for _ in range(500):
+        other.launch(Kernel(nothing, "k"))
+    recorded(runtime, wanted).when_done(called.set)
+    assert called.wait(30)
+    runtime.driver.close()  # its thread has done what it was to do
+    assert not other.is_idle
+    assert other.done < 500
 
 
 def test_threads_work_while_the_host_does_something_else() -> None:
