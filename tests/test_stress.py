@@ -164,8 +164,8 @@ def test_a_case_follows_from_its_seed_and_what_is_fixed() -> None:
 def test_cases_differ_in_all_they_can() -> None:
     cases = [make_case(seed, "sim:0") for seed in SEEDS]
     for name, least in {
-        "net_type": 3, "workers": 4, "streams": 3, "replicas": 3, "executors": 2, "repeats": 3, "closing": 5,
-        "devices": 4, "max_queued": 4, "when_full": 2, "warm": 2,
+        "net_type": 3, "workers": 4, "streams": 3, "stream_priority": 2, "replicas": 3, "executors": 2,
+        "repeats": 3, "closing": 5, "devices": 4, "max_queued": 4, "when_full": 2, "warm": 2,
     }.items():  # fmt: skip
         assert len({getattr(case, name) for case in cases}) == least, name
     requests = [request for case in cases for request in case.requests()]

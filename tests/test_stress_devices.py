@@ -49,13 +49,13 @@ def test_random_nets_on_devices_give_the_bytes_of_the_host(
                 assert differences(result, reference[feed]) == [], f"net {number}, feed {feed}"
 
 
-def test_cases_on_devices_pass_and_try_every_fault() -> None:
+def test_cases_on_devices_pass_and_meet_faults() -> None:
     tried: Counter[str] = Counter()
     for seed in range(25):
         tried += run_case(make_case(seed, "sim:0"))
-    assert tried["cases"] == 25
+    assert tried["cases"] == tried["driver: threads"] + tried["driver: seeded"] == 25
     assert tried["operators on sim:1"] > 0
-    assert {kind for seed in range(25) for kind, _ in getattr(make_case(seed, "sim:0").sim, "faults", ())} >= {"kernel"}
+    assert len([name for name in tried if name.startswith("faults met: ")]) >= 3
 
 
 def one_convolution() -> Model:

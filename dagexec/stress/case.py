@@ -91,6 +91,7 @@ class Case:
         devices: all devices in use.
         net_type: simple, dag or async_dag.
         workers, streams, replicas: of each executor; `streams` are those per worker.
+        stream_priority: of those streams, "normal" or "high".
         executors: how many serve the net at the same time.
         repeats: runs of a net that is driven alone, without an executor; 0 leaves that part out.
         max_queued, when_full: admission of the executors.
@@ -110,6 +111,7 @@ class Case:
     workers: int
     streams: int
     replicas: int
+    stream_priority: Literal["normal", "high"]
     executors: int
     repeats: int
     max_queued: int | None
@@ -179,6 +181,7 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
         workers=source.choice((1, 1, 2, 2, 3, 4)),
         streams=source.choice((1, 1, 2, 4)),
         replicas=source.choice((1, 1, 2, 3)),
+        stream_priority=source.choice(("normal", "normal", "high")),
         executors=executors,
         repeats=source.choice((0, 0, 1, 3)),
         max_queued=source.choice((None, None, 0, 1, 5)),
@@ -262,5 +265,5 @@ def _sim_settings(source: random.Random) -> SimSettings:
         seed=source.randrange(1 << 30),
         launch_seconds=source.choice((0.0, 5e-6)),
         faults=tuple(faults),
-        limit_bytes=source.choice((None, None, None, None, None, 20_000, 200_000)),
+        limit_bytes=source.choice((20_000, 50_000, 200_000)) if source.random() < 0.1 else None,
     )

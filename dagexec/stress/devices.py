@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from dagexec.core.device import Device
 from dagexec.core.exclusive import library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of
-from dagexec.core.sim import Fault, simulated
+from dagexec.core.sim import Fault, sim_runtime, simulated
 from dagexec.core.threads import new_gate, threads
 from dagexec.stress.case import DeviceFault, SimSettings
 from dagexec.stress.nets import LIBRARY_STATES
@@ -73,9 +74,17 @@ def lost(devices: Sequence[str], before: Holdings, patience: float = 5.0) -> lis
 class PreparedDevices:
     """The simulated devices of a case as its settings have them. `failing` and `hanging` say which faults they have."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Sequence[str] = ()) -> None:
         self.failing = False
         self.hanging = False
+        self._places = places
+
+    def faults_met(self) -> Counter[str]:
+        """How many faults of each kind the devices have had so far."""
+        met: Counter[str] = Counter()
+        for place in self._places:
+            met.update(sim_runtime(Device.parse(place)).faults.met)
+        return met
 
     def fault(self, kind: DeviceFault, at: int) -> Fault:
         """The fault of `kind` at occurrence `at`, counted from 0, of those while such faults are had."""
@@ -85,11 +94,11 @@ class PreparedDevices:
 @contextmanager
 def prepared_devices(devices: Sequence[str], settings: SimSettings | None) -> Iterator[PreparedDevices]:
     """Within it, simulated devices work as `settings` say, with no faults at first."""
-    prepared = PreparedDevices()
     if settings is None:
-        yield prepared
+        yield PreparedDevices()
         return
     places = [name for name in devices if Device.parse(name).kind == "sim"]
+    prepared = PreparedDevices(places)
     with simulated(
         places,
         seed=settings.seed if settings.driver == "seeded" else None,

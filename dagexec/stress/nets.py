@@ -42,7 +42,7 @@ class NetOptions:
     """What a random net may contain.
 
     Attributes:
-        devices: where operators are put; with one, nothing is said and the net's own device counts.
+        devices: where operators are put; the first is the net's own.
         stateful: operators may also write the parameters, so that a run starts where the one before ended.
         most_operators: the longest net.
     """
@@ -168,6 +168,8 @@ class _Builder:
         self._random = source
         self._options = options
         self._net = NetDef(name=f"stress{source.randrange(1 << 20):05x}")
+        if options.devices[0] != "cpu":
+            self._net.device_option.CopyFrom(Device.parse(options.devices[0]).to_option())
         self._kinds: dict[str, _Kind] = {}
         self._parameters: dict[str, Array] = {}
         self._inputs: dict[str, InputInfo] = {}

@@ -18,7 +18,6 @@ from functools import partial
 import anyio
 
 import dagexec
-from dagexec.core.device import Device
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
@@ -54,6 +53,7 @@ def run_case(case: Case) -> Counter[str]:
         run.serve()
         run.drive_alone()
         run.problems.extend(lost(case.devices, before))
+        run.tally.update({f"faults met: {kind}": count for kind, count in devices.faults_met().items()})
     if run.problems:
         raise CaseFailedError("\n".join(run.problems))
     return run.tally
@@ -134,8 +134,11 @@ class _CaseRun:
         self.tally: Counter[str] = Counter(self._net.features)
         self.tally["cases"] = 1
         self.tally[f"net type {case.net_type}"] = 1
-        for what, count in (("workers", case.workers), ("replicas", case.replicas), ("executors", case.executors)):
-            self.tally[f"{what}: {count}"] = 1
+        for what in ("workers", "streams", "replicas", "executors"):
+            self.tally[f"{what}: {getattr(case, what)}"] = 1
+        if case.sim is not None:
+            self.tally[f"driver: {case.sim.driver}"] = 1
+            self.tally["cases with a memory limit"] = int(self._limited)
 
     def serve(self) -> None:
         """Executors, and callers of all kinds at once; then clean runs; then the end of the executors."""
@@ -167,6 +170,8 @@ class _CaseRun:
             num_workers=case.workers,
             replicas=case.replicas,
             device=case.device,
+            streams_per_worker=case.streams,
+            stream_priority=case.stream_priority,
             max_queued=case.max_queued,
             when_full=case.when_full,
             warm_start={"switches": (max(1, self._net.failing),)} if case.warm else False,
@@ -318,9 +323,7 @@ class _CaseRun:
             create_shared_buffer(workspace, device)
         feed_all(workspace, net.parameters)
         feed_all(workspace, net.feeds(0))
-        definition = net.net
-        definition.device_option.CopyFrom(Device.parse(case.device).to_option())
-        driven = workspace.create_net(definition, case.net_type, case.workers)
+        driven = workspace.create_net(net.net, case.net_type, case.workers)
         with HostNet(net) as host:
             try:
                 for number in range(case.repeats):
