@@ -387,7 +387,11 @@ class Executor:
 
 
 def _attach_secondary(error: BaseException, request: Request) -> None:
-    """What else went wrong in a run whose caller gets `error`: a note on it, unless it is the cancellation itself."""
+    """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is nothing wrong."""
     other, request.error = request.error, None
-    if other is not None and other is not error and not isinstance(other, RunCancelledError):
+    if other is None or other is error:
+        return
+    if not isinstance(other, RunCancelledError):
         error.add_note(f"secondary error: {other}")
+    for note in getattr(other, "__notes__", ()):
+        error.add_note(note)

@@ -1,0 +1,492 @@
+"""What can happen to a request that is under way, and how an executor ends: nothing is lost, nothing runs on unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+
+import anyio
+import numpy as np
+import pytest
+import trio
+
+import dagexec
+from dagexec import NetDef
+from dagexec import dispatch as dispatch_module
+from dagexec import executor as executor_module
+from dagexec import waiting as waiting_module
+from dagexec.core.errors import (
+    ClosedError,
+    DagexecError,
+    OperatorError,
+    RunCancelledError,
+    RunTimeoutError,
+    WorkerLostError,
+)
+from dagexec.core.model import Model
+from dagexec.core.operator import Operator
+from dagexec.replicas import Replica
+from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
+from tests.nets import temporary_operator
+from tests.ops.running import operator_def
+
+BACKENDS = ["asyncio", "trio"]
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    with held_operators() as control:
+        yield control
+
+
+@contextmanager
+def held_executor(held: Held, **options: object) -> Iterator[dagexec.Executor]:
+    """An executor of held operators. Afterwards it must have all its replicas, serve on each, and leave no thread."""
+    before = set(threading.enumerate())
+    executor = dagexec.compile(doubled_model("Held"), num_workers=2, **options)  # type: ignore[arg-type]
+    with executor:
+        yield executor
+        if executor._dispatcher._shut:
+            return
+        assert len(executor._dispatcher._idle) == executor.statistics().replicas
+        held.failing.clear()
+        while held.go_on.acquire(blocking=False):
+            pass
+        for _ in range(executor.statistics().replicas):
+            held.go_on.release()
+            np.testing.assert_array_equal(executor.run({"x": rows(0)}, timeout=PATIENCE)["y"], [2, 2, 2])
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert {name for name in left if not name.startswith(("AnyIO", "Trio"))} == set()
+
+
+def after_cancel(executor: dagexec.Executor, action: Callable[[], object]) -> None:
+    """Have `action` called whenever a request has been told to end early."""
+    cancel = executor._dispatcher.cancel
+
+    def cancel_and_act(*arguments: object) -> bool:
+        found = cancel(*arguments)  # type: ignore[arg-type]
+        action()
+        return found
+
+    executor._dispatcher.cancel = cancel_and_act  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_operator_that_fails_after_the_await_was_cancelled_is_attached_to_the_cancellation(
+    backend: str, held: Held
+) -> None:
+    held.failing = {1}
+    notes: list[str] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def one() -> None:
+                try:
+                    await executor.run_async({"x": rows(1)})
+                except anyio.get_cancelled_exc_class() as error:
+                    notes.extend(getattr(error, "__notes__", []))
+                    raise
+
+            tasks.start_soon(one)
+            await anyio.to_thread.run_sync(held.wait_inside)
+            tasks.cancel_scope.cancel()
+
+    with held_executor(held) as executor:
+        after_cancel(executor, held.go_on.release)
+        anyio.run(main, backend=backend)
+        assert executor.statistics().cancelled == 1
+    [note] = notes
+    assert "secondary error" in note
+    assert "told to fail at 1" in note
+
+
+def test_a_timeout_comes_first_and_what_fails_afterwards_is_attached(held: Held) -> None:
+    held.failing = {1}
+    with held_executor(held) as executor:
+        after_cancel(executor, held.go_on.release)
+        with pytest.raises(RunTimeoutError, match="not done within") as caught:
+            executor.run({"x": rows(1)}, timeout=0.01)
+        [note] = caught.value.__notes__
+        assert "secondary error" in note
+        assert "told to fail at 1" in note
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("timeout", [None, 1000.0])
+def test_a_coroutine_dropped_in_the_middle_says_nothing_and_stops_its_run(
+    backend: str, timeout: float | None, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    async def main() -> None:
+        coroutine = executor.run_async({"x": rows(1)}, timeout=timeout)
+        step = coroutine.send(None)
+        await anyio.to_thread.run_sync(held.wait_inside)
+        dropped.append(coroutine)
+        del coroutine, step
+
+    dropped: list[object] = []
+    with held_executor(held) as executor:
+        anyio.run(main, backend=backend)
+        dropped.clear()  # where no event loop runs any more
+        gc.collect()
+        held.go_on.release()
+        while executor.statistics().running:
+            pass
+        assert executor.statistics().cancelled == 1
+    assert unraisable == []
+
+
+def test_a_loop_that_is_closed_under_its_tasks_prints_only_what_asyncio_does(
+    held: Held, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with held_executor(held) as executor:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(executor.run_async({"x": rows(1)}, timeout=1000))
+        loop.run_until_complete(asyncio.sleep(0))
+        held.wait_inside()
+        loop.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        del task
+        gc.collect()
+        held.go_on.release()
+        while executor.statistics().running:
+            pass
+    assert "NoEventLoopError" not in capfd.readouterr().err
+
+
+def test_a_task_cancelled_twice_still_waits_for_its_run(held: Held) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(executor.run_async({"x": rows(1)}))
+        await asyncio.to_thread(held.wait_inside)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not task.done()
+        assert executor.statistics().running == 1
+        held.go_on.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert executor.statistics().running == 0
+
+    with held_executor(held) as executor:
+        asyncio.run(main())
+
+
+def test_a_cancellation_while_a_timed_out_run_ends_is_not_swallowed(held: Held) -> None:
+    async def main() -> None:
+        told = asyncio.Event()
+        after_cancel(executor, told.set)
+        task = asyncio.create_task(executor.run_async({"x": rows(1)}, timeout=0.001))
+        await told.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        held.go_on.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with held_executor(held) as executor:
+        asyncio.run(main())
+        assert executor.statistics().timed_out == 1
+
+
+def test_asyncio_timeout_and_trio_scopes_work_around_a_run(held: Held) -> None:
+    async def on_asyncio() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await executor.run_async({"x": rows(1)})
+
+    async def on_trio() -> None:
+        with trio.move_on_after(0.001) as scope:
+            await executor.run_async({"x": rows(1)})
+        assert scope.cancelled_caught
+
+    with held_executor(held) as executor:
+        after_cancel(executor, held.go_on.release)
+        asyncio.run(on_asyncio())
+        trio.run(on_trio)
+        assert executor.statistics().cancelled == 2
+
+
+def test_ctrl_c_stops_the_run_and_every_thread_stays(held: Held) -> None:
+    with held_executor(held, replicas=2) as executor, ThreadPoolExecutor(1) as threads:
+        after_cancel(executor, held.go_on.release)
+
+        def interrupt() -> None:
+            held.wait_inside()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupting = threads.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            executor.run({"x": rows(1)})
+        interrupting.result(PATIENCE)
+        assert (executor.statistics().cancelled, executor.statistics().running) == (1, 0)
+
+
+def test_ctrl_c_at_any_point_of_run_loses_no_replica(held: Held) -> None:
+    """KeyboardInterrupt is raised where the interpreter looks for signals, at each such point of `run` in turn.
+
+    That is when a function of Python begins and when a call of one in C returns.
+    """
+    files = {executor_module.__file__, dispatch_module.__file__, waiting_module.__file__}
+    with held_executor(held, replicas=2) as executor:
+        point = -1
+        interrupted = True
+        while interrupted:
+            point += 1
+            looks = 0
+
+            def look(frame: FrameType, event: str, _argument: object, point: int = point) -> None:
+                nonlocal looks
+                if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                    looks += 1
+                    if looks == point + 1:
+                        sys.setprofile(None)
+                        raise KeyboardInterrupt
+
+            held.go_on.release()
+            sys.setprofile(look)
+            try:
+                executor.run({"x": rows(1)}, timeout=PATIENCE)
+                interrupted = False
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                sys.setprofile(None)
+            while executor.statistics().running:
+                pass
+            assert sorted(replica.number for replica in executor._dispatcher._idle) == [0, 1], f"point {point}"
+            while held.go_on.acquire(blocking=False):
+                pass
+        assert looks <= point, "an interrupt was swallowed"
+        assert point > 15
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_operator_that_runs_its_own_executor_is_told(asynchronous: bool) -> None:
+    found: list[dagexec.Executor] = []
+
+    def ask_itself(operator: Operator) -> None:
+        del operator
+        if asynchronous:
+            anyio.run(found[0].run_async, {})
+        else:
+            found[0].run({})
+
+    with temporary_operator("AskItself", ask_itself):
+        net = NetDef(name="asking", op=[operator_def("AskItself", [], ["y"])])
+        with dagexec.compile(Model(name="asking", net=net, outputs=("y",)), replicas=2) as executor:
+            found[:] = [executor]
+            with pytest.raises(OperatorError, match="cannot run the executor that runs it; it would wait for"):
+                executor.run({})
+
+
+def test_an_operator_may_run_another_executor() -> None:
+    with dagexec.compile(doubled_model()) as inner:
+
+        def ask(operator: Operator) -> None:
+            operator.y(0)[...] = inner.run({"x": rows(3)})["y"][0, 0]
+
+        with temporary_operator("Ask", ask):
+            net = NetDef(name="asking", op=[operator_def("Ask", [], ["y"])])
+            with dagexec.compile(Model(name="asking", net=net, outputs=("y",))) as outer:
+                assert outer.run({})["y"].tolist() == [6]
+
+
+def test_a_worker_that_is_ended_while_it_feeds_or_fetches_fails_that_run_only(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_arguments: object) -> None:
+        raise SystemExit("ended")
+
+    async def one() -> None:
+        await executor.run_async({"x": rows(1)})
+
+    with held_executor(held) as executor:
+        for method in ("feed", "fetch"):
+            held.go_on.release()
+            with monkeypatch.context() as patch:
+                patch.setattr(Replica, method, ended)
+                with pytest.raises(WorkerLostError, match="SystemExit: ended"):
+                    anyio.run(one)
+        assert executor.statistics().failed == 2
+
+
+def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_caller_told(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_executor(held) as executor, ThreadPoolExecutor(2) as threads:
+        tell = executor._dispatcher._tell
+        dying = [True]
+
+        def die_once(request: object) -> None:
+            if dying.pop() if dying else False:
+                raise SystemExit
+            tell(request)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(executor._dispatcher, "_tell", die_once)
+        first = threads.submit(executor.run, {"x": rows(1)})
+        held.wait_inside()
+        second = threads.submit(executor.run, {"x": rows(1)})
+        while not executor.statistics().queued:
+            pass
+        held.go_on.release(2)
+        for future in (first, second):
+            np.testing.assert_array_equal(future.result(PATIENCE)["y"], [2, 2, 2])
+        assert executor.statistics().pool.replaced == 1
+
+
+def test_threads_and_tasks_may_run_at_the_same_time() -> None:
+    results: list[np.ndarray] = []
+
+    async def tasks(first: int) -> None:
+        async def one(value: int) -> None:
+            results.append((await executor.run_async({"x": rows(value)}))["y"] / value)
+
+        async with anyio.create_task_group() as group:
+            for value in range(first, first + 50):
+                group.start_soon(one, value)
+
+    with dagexec.compile(doubled_model(), replicas=3, num_workers=2) as executor, ThreadPoolExecutor(6) as threads:
+        loops = [
+            threads.submit(anyio.run, tasks, 1, backend=backend) for backend in ("asyncio", "trio", "asyncio")
+        ]
+        plain = [threads.submit(lambda: executor.run({"x": rows(5)})["y"] / 5) for _ in range(100)]
+        results += [future.result(PATIENCE) for future in plain]
+        for future in loops:
+            future.result(PATIENCE)
+    assert len(results) == 250
+    for result in results:
+        np.testing.assert_allclose(result, rows(2), rtol=1e-6)
+
+
+def queued_behind(executor: dagexec.Executor, held: Held, threads: ThreadPoolExecutor, count: int) -> list[object]:
+    """One request inside a held operator and `count` in the queue behind it, from threads."""
+    futures = [threads.submit(executor.run, {"x": rows(0)})]
+    held.wait_inside()
+    for number in range(1, count + 1):
+        futures.append(threads.submit(executor.run, {"x": rows(number)}))
+        while executor.statistics().queued + executor.statistics().at_the_door < number:
+            pass
+    return futures  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("way", ["drain", "close", "drain_async", "aclose"])
+def test_a_drain_serves_what_is_queued_and_admits_no_more(way: str, held: Held) -> None:
+    def finish() -> object:
+        if way == "drain":
+            return executor.drain(timeout=PATIENCE)
+        if way == "close":
+            return executor.close(drain=True)
+        return anyio.run(executor.drain_async if way == "drain_async" else lambda: executor.aclose(drain=True))
+
+    with held_executor(held, max_queued=2) as executor, ThreadPoolExecutor(8) as threads:
+        futures = queued_behind(executor, held, threads, 3)
+        assert executor.statistics().at_the_door == 1
+        draining = threads.submit(finish)
+        with pytest.raises(ClosedError, match="was closed"):
+            futures.pop().result(PATIENCE)  # type: ignore[attr-defined]
+        with pytest.raises(ClosedError, match="the executor is closed"):
+            executor.run({"x": rows(9)})
+        held.go_on.release(3)
+        for future in futures:
+            future.result(PATIENCE)  # type: ignore[attr-defined]
+        assert draining.result(PATIENCE) is (True if way.startswith("drain") else None)
+        assert executor.statistics().completed == 3
+    assert held.seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("way", ["drain", "drain_async"])
+def test_a_drain_that_takes_too_long_gives_up_the_queue_and_stops_runs(way: str, held: Held) -> None:
+    with held_executor(held) as executor, ThreadPoolExecutor(8) as threads:
+        futures = queued_behind(executor, held, threads, 2)
+        after_cancel(executor, held.go_on.release)
+        drain = executor.drain if way == "drain" else lambda timeout: anyio.run(executor.drain_async, timeout)
+        assert threads.submit(drain, 0.01).result(PATIENCE) is False
+        for future in futures:
+            with pytest.raises(ClosedError, match="the executor was closed"):
+                future.result(PATIENCE)  # type: ignore[attr-defined]
+        assert (executor.statistics().cancelled, executor.statistics().completed) == (3, 0)
+    assert held.seen == [0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leaving_an_async_with_block_that_was_cancelled_still_closes(backend: str, held: Held) -> None:
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with executor, anyio.create_task_group() as tasks:
+                tasks.start_soon(executor.run_async, {"x": rows(1)})
+                await anyio.to_thread.run_sync(held.wait_inside)
+                scope.cancel()
+                held.go_on.release()
+        assert scope.cancelled_caught
+        with pytest.raises(ClosedError):
+            await executor.run_async({"x": rows(1)})
+
+    with held_executor(held) as executor:
+        anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cancelled_drain_leaves_an_executor_that_can_be_closed(backend: str, held: Held) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(executor.run_async, {"x": rows(1)})
+            await anyio.to_thread.run_sync(held.wait_inside)
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await executor.drain_async()
+            assert scope.cancelled_caught
+            held.go_on.release()
+        assert executor.statistics().completed == 1
+        await executor.aclose()
+
+    with held_executor(held) as executor:
+        anyio.run(main, backend=backend)
+
+
+def test_closing_from_several_threads_at_once_with_runs_in_flight(held: Held) -> None:
+    with held_executor(held) as executor, ThreadPoolExecutor(8) as threads:
+        running, queued = queued_behind(executor, held, threads, 1)
+        closing = [threads.submit(executor.close) for _ in range(4)]
+        with pytest.raises(ClosedError):
+            queued.result(PATIENCE)  # type: ignore[attr-defined]
+        assert not any(future.done() for future in closing)
+        held.go_on.release()
+        running.result(PATIENCE)  # type: ignore[attr-defined]
+        for future in closing:
+            future.result(PATIENCE)
+
+
+def test_a_run_cancelled_while_all_workers_are_busy_is_over_at_once(held: Held) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(executor.run_async, {"x": rows(0)})
+            await anyio.to_thread.run_sync(held.wait_inside, 2)
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(executor.run_async, {"x": rows(1)})
+                    await anyio.wait_all_tasks_blocked()
+                    assert executor.statistics().running == 3
+                    scope.cancel()
+            assert (executor.statistics().running, executor.statistics().cancelled) == (2, 1)
+            held.go_on.release(2)
+
+    with held_executor(held, replicas=3) as executor:
+        anyio.run(main)
+
+
+def test_errors_of_the_executor_are_all_dagexec_errors() -> None:
+    for error in (ClosedError, RunCancelledError, RunTimeoutError, WorkerLostError):
+        assert issubclass(error, DagexecError)
