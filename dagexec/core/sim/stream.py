@@ -414,7 +414,7 @@ class SimStream(Stream):
         for callback in due:
             try:
                 callback()
-            except Exception:
+            except BaseException:  # whoever does the device's work outlives it
                 logger.exception("%s: a callback of Event.when_done raised", self.name)
 
     def outcome_from_here(self) -> Outcome:
