@@ -48,23 +48,27 @@ def check_command(
         operator_arguments=parse_arguments(settings),
     ) as executor:
         net = executor.net()
-        for name, array in random_feeds(loaded, parse_shapes(shape or ())).items():
-            net.workspace.feed_blob(name, array)
-        net.prepared()
+        shapes = parse_shapes(shape or ())
+        by_name = any(info.shape is None and name not in shapes for name, info in loaded.inputs.items())
+        if not by_name:
+            for name, array in random_feeds(loaded, shapes).items():
+                net.workspace.feed_blob(name, array)
+            net.prepared()
         start = time.perf_counter()
-        proof = check_net(net, streams)
+        proof = check_net(net, streams, by_name=by_name)
         seconds = time.perf_counter() - start
     if as_json:
-        print_json(_as_dict(loaded.name, net_type, device, streams, proof, seconds))
+        setting = {"model": loaded.name, "net_type": net_type, "device": device, "streams": streams}
+        print_json(setting | {"by_name": by_name} | _as_dict(proof, seconds))
     else:
-        _print(loaded.name, net_type, device, proof, seconds)
+        _print(f"{loaded.name}: {net_type} on {device}", proof, seconds, by_name)
     if not proof.holds:
         raise typer.Exit(_NOT_PROVEN)
 
 
-def _print(name: str, net_type: str, device: str, proof: Proof, seconds: float) -> None:
+def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
     console = Console()
-    table = Table(title=Text(f"{name}: {net_type} on {device}", "table.title"), show_header=False)
+    table = Table(title=Text(title, "table.title"), show_header=False)
     table.add_column()
     table.add_column(justify="right")
     guards = {f"operators under the mutex of the {mutex}": count for mutex, count in sorted(proof.guards.items())}
@@ -83,6 +87,8 @@ def _print(name: str, net_type: str, device: str, proof: Proof, seconds: float) 
         table.add_row(what, f"{count:,}")
     table.add_row("seconds", f"{seconds:.3f}")
     console.print(table)
+    if by_name:
+        console.print("The shape of an input is not known (see --shape): blobs are told apart by name, not by memory.")
     if proof.holds:
         console.print("Proved: every pair is ordered or takes turns, on any stream and in any schedule.", style="green")
         return
@@ -90,14 +96,10 @@ def _print(name: str, net_type: str, device: str, proof: Proof, seconds: float) 
         console.print(Text(str(found), "red"), soft_wrap=True)
 
 
-def _as_dict(
-    name: str, net_type: str, device: str, streams: int | None, proof: Proof, seconds: float
-) -> dict[str, object]:
+def _as_dict(proof: Proof, seconds: float) -> dict[str, object]:
     counts = {key: value for key, value in asdict(proof).items() if key != "unordered"}
-    setting = {"model": name, "net_type": net_type, "device": device, "streams": streams}
-    return setting | counts | {"holds": proof.holds, "unordered": [_found(found) for found in proof.unordered]} | {
-        "seconds": seconds
-    }  # fmt: skip
+    unordered = [_found(found) for found in proof.unordered]
+    return counts | {"holds": proof.holds, "unordered": unordered, "seconds": seconds}
 
 
 def _found(found: UnorderedAccesses) -> dict[str, object]:

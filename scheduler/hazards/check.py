@@ -24,7 +24,7 @@ from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import Plan, build_sequence
+from dagexec.scheduler.plan import Plan, build_plan, build_sequence
 from dagexec.scheduler.synchronisation import Synchronisation, finished_chains, synchronise
 
 
@@ -128,19 +128,22 @@ def check_plan(
     )
 
 
-def check_net(net: BaseNet, streams: int | None = None) -> Proof:
+def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False) -> Proof:
     """Prove that runs of `net`, for the shapes its blobs have now, order all conflicting accesses; prepares if need be.
 
-    `streams` are those of each device in all, where the net's own number is not meant. Raises what preparing raises.
+    `streams` are those of each device in all, where the net's own number is not meant. With `by_name` nothing is
+    prepared: blobs stand for memory, and views for what they may view. Raises what preparing raises.
     """
-    preparation = net.prepared()
-    accesses = prepared_accesses(net.graph, net.operators, preparation.steps)
+    if by_name:
+        accesses, chained = named_accesses(net.graph), build_plan(net.graph, [0.0] * len(net.graph))
+    else:
+        preparation = net.prepared()
+        accesses, chained = prepared_accesses(net.graph, net.operators, preparation.steps), preparation.plan
     if isinstance(net, AsyncDAGNet):
         own = net.num_workers * net.streams.per_worker
-        plan = preparation.plan
-        found = net.synchronisation(plan) if streams in (None, own) else synchronise(plan, net.guards(), streams)
-        return check_plan(plan, found, accesses, streams or own)
-    plan = preparation.plan if isinstance(net, DAGNet) else build_sequence(net.graph)
+        found = net.synchronisation(chained) if streams in (None, own) else synchronise(chained, net.guards(), streams)
+        return check_plan(chained, found, accesses, streams or own)
+    plan = chained if isinstance(net, DAGNet) else build_sequence(net.graph)
     return check_plan(plan, finished_chains(plan, net.guards()), accesses, streams, finished=True)
 
 
