@@ -191,9 +191,17 @@ class Detector(Observer):
             self._next_bit += len(run.graph)
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """Later runs of the net come after it; all that is known is forgotten when no run is under way."""
+        """Later runs of the net come after it; all that is known is forgotten when no run is under way.
+
+        Whoever made the run may use its results now, so its streams must have come to their end.
+        """
         with self._lock:
             clocks = self._runs.pop(run)
+            if error is None:
+                shared = {stream for other in self._runs.values() for stream in other.strands}
+                for stream in clocks.strands:
+                    if stream not in shared and not stream.is_idle:
+                        self._report_early_end(clocks, stream)
             self._ended[id(run.operators)] = (run.operators, clocks.everything)
             if not self._runs:
                 self._next_bit = 0
@@ -357,6 +365,12 @@ class Detector(Observer):
         if key not in self._found:
             self._found.add(key)
             self.races.append(Race(resource, kind, labels[0], labels[1], first.place, second.place))
+
+    def _report_early_end(self, clocks: _RunClocks, stream: Stream) -> None:
+        """The run is over for its owner, but not `stream`."""
+        last = clocks.run.chains[list(clocks.strands[stream])[-1]]
+        label = clocks.run.graph.label(last[-1]) if last else stream.name
+        self.races.append(Race("the results", Hazard.RAW, label, "the end of the run", stream.name, "the host"))
 
     def _accesses_of(self, run: ObservedRun) -> Accesses:
         if not run.operators:

@@ -15,6 +15,7 @@ from dagexec.core.errors import HazardError
 from dagexec.core.graph import Hazard
 from dagexec.core.runtime import Event, Kernel, Stream, runtime_of
 from dagexec.core.sim import simulated
+from dagexec.core.threads import new_gate
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.chains import single_operator_chains
 from dagexec.scheduler.dag import DAGNet
@@ -155,6 +156,7 @@ def test_runs_of_one_net_follow_one_another_even_while_another_net_runs() -> Non
             ObservedRun(script.detector, other.graph, other.operators, other.plan)  # goes on for ever
             for _ in range(2):
                 script.launch(0, stream=0)  # with no turn taken
+                script.stream(0).synchronize()
                 script.run.stopped(None)
                 script.run = ObservedRun(script.detector, net.graph, net.operators, net.plan)
             assert script.races() == []
@@ -197,6 +199,20 @@ def test_what_the_host_has_waited_for_comes_before_all_it_launches_later(fork: S
     fork.detector.chain_stopped(fork.run, chain, "worker", 0, 0, None)
     fork.launch(3, 3)
     assert fork.races() == [("blob 'b2'", 2, 3)]
+
+
+def test_a_run_that_ends_before_its_streams_do_is_found(fork: Script) -> None:
+    gate = new_gate()
+    chain = fork.chain_of[0]
+    fork.detector.chain_started(fork.run, chain, "worker", 0, 0)
+    fork.stream(0).launch(Kernel(gate.acquire, "held"))
+    fork.detector.chain_stopped(fork.run, chain, "worker", 0, 0, None)
+    fork.run.stopped(None)
+    gate.release()
+    [race] = fork.detector.races
+    assert (race.resource, race.later) == ("the results", "the end of the run")
+    assert race.earlier == fork.net.graph.label(0)
+    assert race.earlier_place == fork.stream(0).name
 
 
 @pytest.mark.parametrize("net_class", [SimpleNet, DAGNet, AsyncDAGNet])
@@ -252,7 +268,7 @@ def test_runs_of_two_nets_at_once_take_turns_at_the_state_of_the_device() -> Non
             nets.append(AsyncDAGNet(conv_net(3), workspace, num_workers=2))
         with nets[0], nets[1], detecting() as detector:
             for _ in range(2):
-                over = [dagexec_gate() for _ in nets]
+                over = [new_gate() for _ in nets]
                 runs = [net.new_run(gate.release, detector) for net, gate in zip(nets, over, strict=True)]
                 for net, run in zip(nets, runs, strict=True):
                     net._running_pool().submit(run)
@@ -260,10 +276,6 @@ def test_runs_of_two_nets_at_once_take_turns_at_the_state_of_the_device() -> Non
                     assert gate.acquire(timeout=60)
                     run.raise_error()
             assert detector.accesses == 2 * 2 * 3 * 5  # x, w, y, the buffer and the state
-
-
-def dagexec_gate() -> dagexec.core.threads.Lock:
-    return dagexec.core.threads.new_gate()
 
 
 def test_the_runs_of_an_executor_are_watched_by_one_detector() -> None:
