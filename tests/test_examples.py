@@ -17,6 +17,7 @@ SAYS = {
     "run_a_model": "softmax: float32 (1, 1000",
     "compare_runtimes": "same bytes: True",
     "embed_in_asyncio": "16 results",
+    "http_service": "1 run cancelled, no run left behind\ndrained and closed",
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",
     "conv_engines": "1 choice(s) loaded\nsame bytes: True",
@@ -49,6 +50,16 @@ def test_the_embedding_example_of_the_readme_runs(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "completed=17, failed=0" in result.stdout
+
+
+def test_the_blocks_of_the_page_on_embedding_are_a_program_that_runs(tmp_path: Path) -> None:
+    program = "\n".join(blocks("docs/embedding.md"))
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "asyncio: 16 results\ntrio: 16 results\nthreads: 16 results\n" in result.stdout
+    assert "left after the drain: 0" in result.stdout
 
 
 def test_the_operator_of_the_document_runs_and_passes_its_test() -> None:
