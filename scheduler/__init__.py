@@ -10,8 +10,11 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 5. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.
+   On a device, the locks of turns (`dagexec.core.exclusive`), held while an operator is launched: that of the shared
+   buffer first, then that of the library state.
 6. Locks of the core around a table, under which nothing else is taken: `SharedBuffer._announce`, `Constant._lock` (what
-   is derived from a constant tensor is computed under it), and that of the convolution choices.
+   is derived from a constant tensor is computed under it), and that of the convolution choices; and the locks of
+   observers, such as `hazards.Detector._lock`, which are told of launches with a turn held.
 
 A worker's wake-up and the gate of a waiting caller are semaphores, not locks: they are waited on with nothing held.
 """
