@@ -12,9 +12,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import anyio
-import anyio.to_thread
-
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
@@ -319,8 +316,7 @@ class Executor:
         try:
             await wait.wait_out()
         finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._release)
+            await self._release_async()
 
     def net(self) -> BaseNet:
         """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""
@@ -379,6 +375,26 @@ class Executor:
         self._pool.close()
         self._replicas.close()
 
+    async def _release_async(self) -> None:
+        """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
+        wait = TaskWait()
+        failures: list[BaseException] = []
+
+        def release() -> None:
+            try:
+                self._release()
+            except BaseException as error:
+                failures.append(error)
+            wait.notify()
+
+        thread = threads().start(release, name=f"dagexec-{self.model.name}-closing")
+        try:
+            await wait.wait_out()
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]
+
     def _cancelled(self, why: str) -> RunCancelledError:
         return RunCancelledError(f"net {self.model.name!r}: {why}")
 
@@ -387,7 +403,7 @@ class Executor:
 
 
 def _attach_secondary(error: BaseException, request: Request) -> None:
-    """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is nothing wrong."""
+    """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is not one."""
     other, request.error = request.error, None
     if other is None or other is error:
         return
