@@ -102,7 +102,7 @@ class SimCapture:
         if self._is_open:
             raise DeviceError("a capture is replayed after its end, not inside")
         for event in self._recorded.values():
-            if event.mark is not None:
+            if event.position >= 0:
                 raise DeviceError(f"event of {event.owner} is to be recorded by a replay: reset it first")
         first = self._commands[0].stream if self._commands else None
         if first is not None and first.model is not None:

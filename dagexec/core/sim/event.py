@@ -44,6 +44,9 @@ class Outcome:
         return outcome
 
 
+_HOST = Outcome()  # the host never fails
+
+
 class Mark:
     """A place in a stream. An event that is reset and recorded again has another; who waits keeps the one he asked for.
 
@@ -77,42 +80,58 @@ class SimEvent(Event):
     """An event of simulated devices; streams of every one of them may wait for it.
 
     Attributes:
-        mark: the place it was recorded at, None before.
+        stream: the stream it was recorded on; None before, and for the host.
+        position: the place there, see `Mark`; -1 before.
+        outcome: of the commands before the place.
     """
 
-    __slots__ = ("mark", "owner", "stream")
+    __slots__ = ("_mark", "outcome", "owner", "position", "stream")
 
     def __init__(self, owner: str) -> None:
         """`owner` names what it stands for."""
         self.owner = owner
-        self.stream: Stream | None = None
-        self.mark: Mark | None = None
+        self.stream: SimStream | None = None
+        self.position = -1
+        self.outcome = _HOST
+        self._mark: Mark | None = None
+
+    @property
+    def mark(self) -> Mark | None:
+        """The place it was recorded at, None before; kept by whoever waits, as the event may be reset meanwhile."""
+        if self._mark is None and self.position >= 0:
+            self._mark = Mark(self.stream, self.position, self.outcome)
+        return self._mark
 
     @property
     def time(self) -> float:
         """Virtual time of the event in seconds, once it is done."""
-        return 0.0 if self.mark is None else self.mark.time
+        return 0.0 if self._mark is None else self._mark.time
 
     def record(self, stream: Stream | None) -> None:
         """Mark the present end of `stream`. Raises DeviceError for a second time, and for a stream of another kind."""
-        if self.mark is not None:
+        if self.position >= 0:
             raise DeviceError(f"event of {self.owner} is recorded twice in one run (state {self.query().name})")
         if stream is None:
-            self.mark = host_mark()
+            self.position = 0
             return
         place = getattr(stream, "place", None)
         if place is None:
             raise DeviceError(f"event of {self.owner} is a simulated device's; it cannot be recorded on {stream.name}")
         place(self)
 
+    def recorded_at(self, mark: Mark) -> None:
+        """The event is at `mark`, which will have a time."""
+        self.stream, self.outcome, self._mark = mark.stream, mark.outcome, mark
+        self.position = mark.position
+
     def query(self) -> EventState:
         """The state now."""
-        mark = self.mark
-        if mark is None:
+        position, stream = self.position, self.stream
+        if position < 0:
             return _INITIALIZED
-        if not mark.is_reached:
+        if stream is not None and stream.done < position:
             return _SCHEDULED
-        return _SUCCESS if mark.failure is None else _FAILED
+        return _FAILED if self.outcome.failed_after < position else _SUCCESS
 
     def finish(self, timeout: float | None = None) -> bool:
         """Block the host until the event is done, and raise what failed before it."""
@@ -150,16 +169,13 @@ class SimEvent(Event):
 
     def reset(self) -> None:
         """Back to INITIALIZED."""
-        self.mark = None
-        self.stream = None
+        self.position = -1
+        self.stream = self._mark = None
+        self.outcome = _HOST
 
     def required_mark(self) -> Mark:
         """The place it was recorded at. Raises DeviceError when it was not."""
-        if self.mark is None:
+        mark = self.mark
+        if mark is None:
             raise DeviceError(f"event of {self.owner} is waited for but was never recorded")
-        return self.mark
-
-
-def host_mark() -> Mark:
-    """A mark of the host, which is reached at once."""
-    return Mark(None, 0, Outcome())
+        return mark

@@ -11,7 +11,7 @@ from dagexec.core.sim.clock import host_time, host_waited_until, spend_host_time
 from dagexec.core.sim.event import NEVER, Mark, Outcome, SimEvent
 from dagexec.core.sim.faults import Fault, FaultPlan, fault_error
 from dagexec.core.sim.settings import SimSettings
-from dagexec.core.sim.stream import SimStream, Wait
+from dagexec.core.sim.stream import SimStream, TimedWait, Wait
 
 
 class StreamModel:
@@ -59,11 +59,11 @@ class StreamModel:
     def wait(self, stream: SimStream, event: Event, order_only: bool) -> None:
         """Let `stream` wait, unless it is for its own past."""
         mark = stream.mark_of(event)
-        if mark is None or mark.stream is stream:
+        if mark is None or mark.stream is None or mark.stream is stream:
             return
         if self.observer is not None:
             self.observer.waits(stream, event)
-        stream.command(Wait(mark, order_only, event, self.observer))
+        stream.command(TimedWait(mark, order_only, event, self.observer))
 
     def record(self, stream: SimStream, event: SimEvent) -> None:
         """Record `event` at the end of `stream`. Raises what a fault of the event says."""
@@ -71,8 +71,7 @@ class StreamModel:
         if fault is not None:
             raise fault_error(fault, f"{stream.name}: the recording of the event of {event.owner}")
         mark = Mark(stream, stream.launched + 1, stream.outcome_from_here())
-        event.stream = stream
-        event.mark = mark
+        event.recorded_at(mark)
         if self.observer is not None:
             self.observer.recorded(stream, event)
         stream.command(_Record(stream, mark))

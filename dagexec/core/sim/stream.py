@@ -43,22 +43,28 @@ def next_failure(label: str, error: BaseException) -> StreamFailure:
 class Wait:
     """A command: go on only when `mark` is reached. With `order_only`, a failure before the mark does not pass on."""
 
-    __slots__ = ("_event", "_observer", "mark", "order_only")
+    __slots__ = ("mark", "order_only")
 
-    def __init__(
-        self, mark: Mark, order_only: bool, event: Event | None = None, observer: StreamObserver | None = None
-    ) -> None:
-        """`observer` is told of the wait for `event`."""
+    def __init__(self, mark: Mark, order_only: bool) -> None:
         self.mark = mark
         self.order_only = order_only
+
+
+class TimedWait(Wait):
+    """A wait that moves the stream's time to the mark's, and of which an observer is told."""
+
+    __slots__ = ("_event", "_observer")
+
+    def __init__(self, mark: Mark, order_only: bool, event: Event, observer: StreamObserver | None) -> None:
+        super().__init__(mark, order_only)
         self._event = event
         self._observer = observer
 
     def reached(self, stream: SimStream) -> None:
-        """`stream` goes on, at the mark's time or later."""
+        """`stream` goes on."""
         start = stream.time
         stream.time = max(start, self.mark.time)
-        if self._observer is not None and self._event is not None:
+        if self._observer is not None:
             self._observer.waited(stream, self._event, start, stream.time)
 
 
@@ -150,6 +156,12 @@ class SimStream(Stream):
 
     def wait(self, event: Event) -> None:
         """Append a wait, unless the event is this stream's own past or was reached. A host event is waited for here."""
+        if self._route is not None or not isinstance(event, SimEvent):
+            self._wait(event, False)
+            return
+        source, position = event.stream, event.position
+        if source is self or (source is not None and event.outcome.failed_after >= position <= source.done):
+            return
         self._wait(event, False)
 
     def follow(self, event: Event) -> None:
@@ -178,7 +190,8 @@ class SimStream(Stream):
             self._route.record(self, event)
             return
         event.stream = self
-        event.mark = Mark(self, self.launched, self.outcome_from_here() if self.failing else self.outcome)
+        event.outcome = self.outcome_from_here() if self.failing else self.outcome
+        event.position = self.launched
 
     def command(self, command: Wait | Command) -> None:
         """Append what is no launch."""
@@ -308,7 +321,7 @@ class SimStream(Stream):
             head = self._queue[0]
         except IndexError:
             return False
-        return not isinstance(head, Wait) or head.mark.is_reached or self.failing
+        return not isinstance(head, Wait) or self._may_start(head) or self.failing
 
     def next_start(self) -> float:
         """Virtual time at which the first command can start, infinity when it cannot."""
@@ -344,11 +357,11 @@ class SimStream(Stream):
         queue, popleft = self._queue, self._queue.popleft
         while queue:
             command = popleft()
-            if command.__class__ is Wait:
-                if not command.mark.is_reached:
+            if command.__class__ is not Kernel and isinstance(command, Wait):
+                if not self._may_start(command):
                     queue.appendleft(command)
                     return
-                self._do(command)
+                self._go_on(command)
             else:
                 try:
                     command.step()
@@ -362,19 +375,30 @@ class SimStream(Stream):
                     self._attend()
                     return
 
+    def _may_start(self, wait: Wait) -> bool:
+        mark = wait.mark
+        return mark.stream is None or mark.stream.done >= mark.position
+
+    def _go_on(self, wait: Wait) -> None:
+        """What `wait` stood for is done."""
+        if isinstance(wait, TimedWait):
+            try:
+                wait.reached(self)
+            except BaseException as error:  # an observer's
+                self._fail(next_failure(self.name, error))
+        mark = wait.mark
+        if not wait.order_only and mark.outcome.failed_after < mark.position and mark.outcome.failure is not None:
+            self._fail(mark.outcome.failure)
+
     def _do(self, command: Any) -> None:
         """Do one command that can be done."""
-        try:
-            if command.__class__ is not Wait:
-                command.step()
-                return
-            command.reached(self)
-        except BaseException as error:  # whatever a kernel raises belongs to the stream
-            self._fail(next_failure(getattr(command, "label", self.name), error))
+        if isinstance(command, Wait):
+            self._go_on(command)
             return
-        failure = None if command.order_only else command.mark.failure
-        if failure is not None:
-            self._fail(failure)
+        try:
+            command.step()
+        except BaseException as error:  # whatever a kernel raises belongs to the stream
+            self._fail(next_failure(command.label, error))
 
     def _fail(self, failure: StreamFailure) -> None:
         """What is after `done` commands has failed."""
