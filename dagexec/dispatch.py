@@ -272,13 +272,13 @@ class Dispatcher:
         feeding = task(f"feeding {self.name}", lambda: self._serve(replica, request), request.priority)
         feeding.finished = lambda: self._fed(replica, request, feeding.error)
         with self._lock:
-            if request.cancelled is not None:
-                feeding.stop(request.cancelled)
-            request.run = feeding
-        if feeding.stopped:
-            self._fed(replica, request, feeding.error)
-        else:
+            cancelled = request.cancelled
+            if cancelled is None:
+                request.run = feeding  # from here on, whoever cancels the request stops this
+        if cancelled is None:
             self._pool.submit(feeding)
+        else:
+            self._fed(replica, request, cancelled)
 
     def _fed(self, replica: Replica, request: Request, error: BaseException | None) -> None:
         """The task that feeds is over. With an `error` and nothing fed, it was cancelled before its turn came."""

@@ -1,0 +1,144 @@
+"""The executor under controlled schedules: each seed is another order of callers, workers, event loop and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import dagexec
+from dagexec.core.errors import ClosedError, QueueFullError, RunTimeoutError
+from dagexec.core.threads import threads
+from dagexec.executor import Executor
+from dagexec.replicas import Outputs
+from dagexec.scheduler.exploration import explore_seeds, systematic
+from dagexec.scheduler.exploration.event_loop import run
+from tests.scheduler.scenarios import X, expected, sums
+
+NET = sums([[], [0], [0]])
+RIGHT = expected(NET)
+
+
+def is_right(outputs: Outputs) -> bool:
+    return {name: array.tobytes() for name, array in outputs.items()} == RIGHT
+
+
+class Ends:
+    """How the requests of a scenario ended, as their callers saw it."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def of(self, call: Callable[[], Outputs]) -> None:
+        """Of a call that blocks."""
+        try:
+            assert is_right(call())
+            self.counts["completed"] += 1
+        except (ClosedError, QueueFullError, RunTimeoutError) as error:
+            self.counts[type(error).__name__] += 1
+
+    async def of_task(self, executor: Executor, **options: object) -> None:
+        """Of a request of a task."""
+        try:
+            assert is_right(await executor.run_async({"x": X}, **options))  # type: ignore[arg-type]
+            self.counts["completed"] += 1
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+        except (ClosedError, QueueFullError, RunTimeoutError) as error:
+            self.counts[type(error).__name__] += 1
+
+
+def nothing_is_left(executor: Executor) -> None:
+    statistics = executor.statistics()
+    assert (statistics.running, statistics.queued, statistics.at_the_door) == (0, 0, 0)
+    assert sorted(replica.number for replica in executor._dispatcher._idle) == list(range(statistics.replicas))
+
+
+def crowd(found: Counter[str], when_full: str) -> Callable[[], None]:
+    """Tasks of all priorities, one cancelled, one with a deadline, a thread that blocks, and a bounded queue."""
+
+    def scenario() -> None:
+        ends = Ends()
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with dagexec.compile(
+                NET, num_workers=2, replicas=1, max_queued=1, when_full=when_full  # type: ignore[arg-type]
+            ) as executor:
+                blocking = threads().start(lambda: ends.of(lambda: executor.run({"x": X}, timeout=2)), "blocking")
+                tasks = [
+                    asyncio.create_task(ends.of_task(executor, priority=priority, timeout=timeout))
+                    for priority, timeout in ((0, None), (1, 1), (2, None))
+                ]
+                canceller = threads().start(lambda: loop.call_soon_threadsafe(tasks[0].cancel), "canceller")
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for thread in (canceller, blocking):
+                    await loop.run_in_executor(None, thread.join)
+                nothing_is_left(executor)
+                statistics = executor.statistics()
+                # a task may be cancelled between the end of its request and its own next step
+                assert statistics.completed >= ends.counts["completed"]
+                assert statistics.timed_out >= ends.counts["RunTimeoutError"]
+                settled = statistics.completed + statistics.timed_out + statistics.cancelled + statistics.rejected
+                assert settled == ends.counts.total()
+                assert statistics.rejected == ends.counts["QueueFullError"]
+                assert is_right(await executor.run_async({"x": X}))
+
+        run(main)
+        assert sum(ends.counts.values()) + (1 if ends.counts.total() < 4 else 0) == 4  # cancelled before it began
+        found.update(ends.counts)
+
+    return scenario
+
+
+@pytest.mark.parametrize("when_full", ["wait", "reject"])
+def test_a_crowd_of_callers_loses_nothing_in_any_order(when_full: str) -> None:
+    found: Counter[str] = Counter()
+    explore_seeds(crowd(found, when_full), range(60), timeouts=True).raise_failure()
+    seen = {"completed", "cancelled", "RunTimeoutError"} | ({"QueueFullError"} if when_full == "reject" else set())
+    assert set(found) == seen
+
+
+def ending(found: Counter[str], end: Callable[[Executor], object]) -> Callable[[], None]:
+    """The executor ends while three threads ask for runs, whoever is first."""
+
+    def scenario() -> None:
+        ends = Ends()
+        executor = dagexec.compile(NET, num_workers=1, replicas=1, max_queued=1)
+        callers = [
+            threads().start(lambda: ends.of(lambda: executor.run({"x": X})), f"caller {number}") for number in range(3)
+        ]
+        ending = threads().start(lambda: end(executor), "ending")
+        for thread in (*callers, ending):
+            thread.join()
+        nothing_is_left(executor)
+        assert ends.counts.total() == 3
+        assert not any(thread.is_alive() for thread in executor._pool._threads)
+        found.update(ends.counts)
+
+    return scenario
+
+
+ENDINGS = {
+    "close": lambda executor: executor.close(),
+    "close twice": lambda executor: (executor.close(), executor.close()),
+    "drain": lambda executor: executor.drain(),
+    "drain with a deadline": lambda executor: executor.drain(timeout=1),
+    "drain in a task": lambda executor: run(lambda: executor.drain_async(timeout=1)),
+    "close in a task": lambda executor: run(executor.aclose),
+}
+
+
+@pytest.mark.parametrize("way", ENDINGS)
+def test_an_executor_ends_in_any_order_with_its_callers(way: str) -> None:
+    found: Counter[str] = Counter()
+    explore_seeds(ending(found, ENDINGS[way]), range(40), timeouts=True).raise_failure()
+    assert set(found) == {"completed", "ClosedError"}
+
+
+def test_an_executor_closes_in_every_order_of_one_preemption() -> None:
+    found: Counter[str] = Counter()
+    systematic(ending(found, ENDINGS["close"]), preemptions=1, limit=400).raise_failure()
+    assert set(found) == {"completed", "ClosedError"}
