@@ -31,6 +31,7 @@ from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.simulate import lower_bound, predict_makespan, retimed
 
 LAUNCH, KERNEL = 5e-6, 50e-6
+SETTINGS = ((1, 1), (2, 2), (4, 4), (8, 8), (1, 2), (1, 4), (1, 8))  # workers, streams
 MODELS = ("googlenet", "squeezenet", "densenet121")
 
 
@@ -40,6 +41,7 @@ class Row:
 
     model: str
     kernels: str
+    workers: int
     streams: int
     operators: int
     makespan: float
@@ -67,7 +69,7 @@ class Times(Observer):
         self.kernels.append((start, end))
 
 
-def measure(model: Model, name: str, streams: int, *, alike: bool) -> Row:
+def measure(model: Model, name: str, workers: int, streams: int, *, alike: bool) -> Row:
     """One model, with kernels that take all the same time or what is estimated."""
     feeds = random_feeds(model)
     with dagexec.compile(model, net_type="simple") as host:
@@ -83,7 +85,13 @@ def measure(model: Model, name: str, streams: int, *, alike: bool) -> Row:
                 kernel_seconds=KERNEL if alike else None,
                 copy_seconds=KERNEL,
             ),
-            dagexec.compile(model, net_type="async_dag", num_workers=streams, device="sim:0") as executor,
+            dagexec.compile(
+                model,
+                net_type="async_dag",
+                num_workers=workers,
+                streams_per_worker=streams // workers,
+                device="sim:0",
+            ) as executor,
         ):
             executor.run(feeds)
             found = executor.run(feeds, trace=times)
@@ -96,6 +104,7 @@ def measure(model: Model, name: str, streams: int, *, alike: bool) -> Row:
         return Row(
             name,
             "50 us" if alike else "estimated",
+            workers,
             streams,
             len(plan.graph),
             (max(end for _, end in times.kernels) - start) * 1e6,
@@ -117,11 +126,11 @@ def main() -> None:
     rows = []
     for name in MODELS:
         model = initialised(load_model(f"zoo:{name}"))
-        for alike, streams in itertools.product((True, False), (1, 2, 4, 8)):
-            row = measure(model, name, streams, alike=alike)
+        for alike, (workers, streams) in itertools.product((True, False), SETTINGS):
+            row = measure(model, name, workers, streams, alike=alike)
             rows.append(row)
             print(
-                f"{name:12} {row.kernels:9} {streams} streams: {row.makespan:7.0f} us, predicted {row.predicted:7.0f}, "
+                f"{name:12} {row.kernels:9} {workers} workers, {streams} streams: {row.makespan:7.0f} us, predicted {row.predicted:7.0f}, "
                 f"ratio {row.ratio:.3f}, bound {row.bound:7.0f}, all launched after {row.launched:6.0f} us"
             )
     if arguments.json:

@@ -322,3 +322,17 @@ def test_the_streams_of_an_executor_have_the_priority_that_was_asked_for() -> No
                 assert {stream.priority.name.lower() for stream in executor.net().streams.all()} == {priority}
     with pytest.raises(ValueError, match="stream_priority is 'normal' or 'high', not 'urgent'"):
         dagexec.compile("zoo:lenet", stream_priority="urgent")
+
+
+def test_the_observer_of_a_device_is_told_of_runs_that_nobody_else_observes() -> None:
+    always, once = Recorder(), Recorder()
+    with simulated(SIM, observer=always):
+        definition = on_devices(net_of(DIAMONDS), [SIM])
+        with AsyncDAGNet(definition, Workspace(), num_workers=1, streams_per_worker=2) as net:
+            net.run()
+            first = len(always.recorded_on)
+            net.run(trace=once)
+            assert len(always.recorded_on) == first
+            net.run()
+    assert first == len(once.recorded_on) > 0
+    assert len(always.recorded_on) == 2 * first

@@ -25,6 +25,7 @@ from dagexec.core.runtime import Event, Kernel, Priority, Stream, StreamFailure,
 from dagexec.core.sim.clock import set_host_time
 from dagexec.core.sim.driver import Driver
 from dagexec.core.sim.event import NEVER, Mark, Outcome, SimEvent
+from dagexec.core.threads import ThreadsEndedError
 
 if TYPE_CHECKING:
     from dagexec.core.sim.capture import SimCapture
@@ -207,14 +208,15 @@ class SimStream(Stream):
 
     @property
     def observer(self) -> StreamObserver | None:
-        """Who is told of what is asked of the stream from now on."""
+        """Who is told of what is asked of the stream from now on; set to None, it is the device's observer again."""
         return None if self.model is None else self.model.observer
 
     @observer.setter
     def observer(self, observer: StreamObserver | None) -> None:
         model = self.model
-        if observer is not (None if model is None else model.observer):
-            self.model = self._device_model.observed_by(observer)
+        wanted = self._device_model.observer if observer is None else observer
+        if wanted is not (None if model is None else model.observer):
+            self.model = self._device_model.observed_by(wanted)
             self._route = self.model if self._capture is None else self._capture
 
     @property
@@ -438,6 +440,8 @@ class SimStream(Stream):
         for callback in due:
             try:
                 callback()
+            except ThreadsEndedError:
+                raise
             except BaseException:  # whoever does the device's work outlives it
                 logger.exception("%s: a callback of Event.when_done raised", self.name)
 
