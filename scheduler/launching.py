@@ -57,14 +57,14 @@ class DeviceStreams:
         self._per_worker = per_worker
         self._priority = priority
         self._lock = threads().lock()
-        self._leased: list[Stream] = []
+        self._leased: list[tuple[threading.Thread, list[Stream]]] = []
         self._tails: dict[Stream, Event | None] = {}
         self.own = _OwnStreams()
 
     def all(self) -> list[Stream]:
         """Every stream leased so far."""
         with self._lock:
-            return list(self._leased)
+            return [stream for _, streams in self._leased for stream in streams]
 
     def choose(self, parents: Sequence[Event]) -> Stream:
         """A stream for the calling thread: one that ends with one of `parents`, or that is idle, or the next in turn.
@@ -91,18 +91,26 @@ class DeviceStreams:
         self._tails[stream] = event
 
     def _lease(self) -> list[Stream]:
-        streams = [self._runtime.lease(self._priority) for _ in range(self._per_worker)]
+        """Streams for the calling thread: those of a thread that has ended, or new ones."""
+        me = threading.current_thread()
         with self._lock:
-            self._leased += streams
+            left = next((number for number, (owner, _) in enumerate(self._leased) if not owner.is_alive()), None)
+            if left is not None:
+                self._leased[left] = (me, self._leased[left][1])
+                streams = self._leased[left][1]
+        if left is None:
+            streams = [self._runtime.lease(self._priority) for _ in range(self._per_worker)]
+            with self._lock:
+                self._leased.append((me, streams))
         self.own.all = list(streams)
         self.own.only = streams[0] if len(streams) == 1 else None
         return self.own.all
 
     def give_back(self) -> None:
         """Return all streams to the device, once they are idle. Idempotent."""
+        streams = self.all()
         with self._lock:
-            streams, self._leased = self._leased, []
-            self._tails = {}
+            self._leased, self._tails = [], {}
         self.own = _OwnStreams()
         for stream in streams:
             stream.synchronize()

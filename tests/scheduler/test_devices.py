@@ -336,3 +336,14 @@ def test_the_observer_of_a_device_is_told_of_runs_that_nobody_else_observes() ->
             net.run()
     assert first == len(once.recorded_on) > 0
     assert len(always.recorded_on) == 2 * first
+
+
+@pytest.mark.parametrize("net_class", NETS)
+def test_threads_that_come_and_go_leave_no_streams_behind(net_class: type[BaseNet]) -> None:
+    options: dict[str, Any] = {} if net_class is SimpleNet else {"num_workers": 2}
+    with simulated(SIM) as runtime, net_class(on_devices(net_of(DIAMONDS), [SIM]), Workspace(), **options) as net:
+        for _ in range(10):
+            caller = threading.Thread(target=net.run)
+            caller.start()
+            caller.join(30)
+        assert runtime.statistics().leased <= 2
