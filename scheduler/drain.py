@@ -131,3 +131,5 @@ class Drain:
         for state in self._states.values():
             if state.user in mine:
                 state.stream.abandon(error)
+        with self._lock:  # a worker that is in its chain yet may launch more
+            self._timer = None if self._done else threads().call_later(ABANDON_AFTER, self._abandon)

@@ -32,6 +32,7 @@ from dagexec.scheduler.exploration import (
 )
 
 _FAILED = 1
+_SHRINK_SEEDS = 40
 
 
 def explore_command(
@@ -85,7 +86,7 @@ def explore_command(
     smaller = None
     if result.failed is not None and shrunk is not None:
         with Console(stderr=True).status("Shrinking"):
-            smaller = shrink_model(scenario, result.failed, range(10))
+            smaller = shrink_model(scenario, result.failed, range(_SHRINK_SEEDS))
         save_net(smaller, shrunk)
     if as_json:
         print_json(_as_dict(loaded.name, result, command, None if smaller is None else len(smaller.op)))

@@ -301,6 +301,8 @@ class ControlledThreads(Threads):
         """A decision point at which the calling thread can go on when `ready()`; False if the deadline passed first."""
         me = self.calling_thread()
         if me is None:
+            if not ready():
+                raise ThreadsEndedError("the schedule has ended")
             return True
         me.doing = doing
         me.time = host_time()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from dagexec.core.errors import DagexecError
 from dagexec.core.sim.clock import host_time, host_waited_until
-from dagexec.core.threads import threads
+from dagexec.core.threads import ThreadsEndedError, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 
 Returned = TypeVar("Returned")
@@ -54,6 +54,8 @@ class _Wakes:
 
     def select(self, timeout: float | None) -> Sequence[object]:
         """Wait until woken, at most `timeout` seconds of virtual time."""
+        if self._world.ended:
+            raise ThreadsEndedError("the schedule has ended")
         if timeout is not None and timeout <= 0:
             self._world.point("run callbacks")
         else:

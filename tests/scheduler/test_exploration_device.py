@@ -17,6 +17,7 @@ from dagexec.core.threads import threads
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.exploration import EarliestFirst, explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.device import ControlledDriver
+from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.synchronisation import Synchronisation
 from tests.scheduler.scenarios import DIAMOND, X, expected, fed, outputs_of, sums
@@ -145,6 +146,22 @@ def test_a_kernel_that_hangs_past_the_deadline_is_given_up_in_every_schedule_and
                 assert outputs_of(workspace, net) == right
 
     explore_seeds(scenario, range(40)).raise_failure()
+
+
+@pytest.mark.parametrize("net_type", ["simple", "async_dag"])
+def test_a_kernel_that_hangs_after_the_streams_were_given_up_once_is_given_up_too(net_type: str) -> None:
+    """Deadlines may pass at any point: also before a worker that is in its chain yet has launched the kernel."""
+    net = sums([[]])
+
+    def scenario() -> None:
+        with simulated("sim:0", driver=ControlledDriver(), faults=[Fault("hang")]):
+            workspace = fed()
+            made = workspace.create_net(on_sim(net), net_type, 1)
+            assert isinstance(made, BaseNet)
+            with made, pytest.raises(RunTimeoutError):
+                made.run(timeout=100)
+
+    systematic(scenario, preemptions=1, limit=80, timeouts=True).raise_failure()
 
 
 def test_a_driver_is_made_in_scenarios_only() -> None:
