@@ -13,10 +13,11 @@ import argparse
 import asyncio
 import gc
 import json
+import resource
 import statistics
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Load:
 
     async def serve(self, callers: int, requests: int) -> float:
         """Requests a second, from the moment when all callers are there."""
-        self.latencies.clear()
+        self.latencies = []
         start = anyio.Event()
         async with anyio.create_task_group() as tasks:
             for number in range(callers):
@@ -111,31 +112,30 @@ async def throughput(load: Load, rounds: int, requests: int) -> dict[str, Any]:
     return report
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 async def memory(load: Load) -> dict[str, Any]:
-    """What 10,000 runs leave behind, by callers."""
-    report = {}
+    """What 10,000 runs leave behind, by callers; counted from when as many callers have been there before."""
+    report: dict[str, Any] = {}
     for callers in (FEW, MANY):
-        await load.serve(callers, RUNS_FOR_MEMORY // 5)
-        load.latencies.clear()
-        gc.collect()
-        resident = resident_bytes()
+        row = report[f"{callers} callers"] = {"runs": RUNS_FOR_MEMORY}
+        row["resident_bytes"] = await growth(load, callers, resident_bytes)
         tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        await load.serve(callers, RUNS_FOR_MEMORY)
-        load.latencies.clear()
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
+        row["python_bytes"] = await growth(load, callers, lambda: tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        report[f"{callers} callers"] = {
-            "runs": RUNS_FOR_MEMORY,
-            "python_bytes": grown,
-            "resident_bytes": resident_bytes() - resident,
-        }
     return report
+
+
+async def growth(load: Load, callers: int, held_bytes: Callable[[], int]) -> int:
+    held = []
+    for requests in (RUNS_FOR_MEMORY // 2, RUNS_FOR_MEMORY):
+        await load.serve(callers, requests)
+        load.latencies = []
+        gc.collect()
+        held.append(held_bytes())
+    return held[1] - held[0]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main() -> None:
