@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from dagexec import Workspace
+from dagexec.core.device import Device
 from dagexec.core.errors import ClosedError, WorkerLostError
 from dagexec.core.operator import Operator, Step
+from dagexec.core.sim import simulated
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import Run
@@ -260,6 +262,36 @@ def test_a_net_with_a_pool_fails_in_a_forked_child_and_goes_on_in_the_parent(net
     assert in_child(body).startswith("ClosedError: net 'net': its worker pool was made in process")
     net.run()
     net.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_simulated_device_works_in_a_forked_child_with_threads_of_its_own(seed: int | None) -> None:
+    definition = net_of(DIAMOND)
+    definition.device_option.CopyFrom(Device.parse("sim:0").to_option())
+    with simulated("sim:0", seed=seed):
+
+        def run_anew(net_type: str) -> None:
+            net = Workspace().create_net(definition, net_type, 2)
+            assert isinstance(net, BaseNet)
+            with net:
+                net.run()
+
+        old = Workspace().create_net(definition, "simple")
+        assert isinstance(old, BaseNet)
+        old.run()
+        run_anew("async_dag")
+
+        def body() -> str:
+            old.run()
+            run_anew("simple")
+            run_anew("async_dag")
+            return "ran"
+
+        assert in_child(body) == "ran"
+        old.run()
+        old.close()
+        run_anew("async_dag")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

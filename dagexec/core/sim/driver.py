@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.errors import ClosedError, DeviceError, ResourceError
 from dagexec.core.runtime import Priority
-from dagexec.core.threads import Thread, threads
+from dagexec.core.threads import Thread, reset_after_fork, threads
 
 if TYPE_CHECKING:
     from dagexec.core.sim.stream import SimStream
@@ -117,6 +117,12 @@ class ThreadDriver(Driver):
         self._streams = 0
         self._waking = False
         self._closed = False
+        reset_after_fork(self, ThreadDriver._forked)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: the threads are the parent's. New ones are started for new work."""
+        self._lock = threading.Lock()
+        self._sleeping, self._threads, self._waking = [], [], False
 
     def attach(self, stream: SimStream) -> None:
         """One more thread may be needed."""
@@ -255,6 +261,13 @@ class SeededDriver(Driver):
         self._waiting = 0
         self._wants = 0
         self._closed = False
+        reset_after_fork(self, SeededDriver._forked)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: the thread is the parent's. A new one is started for new work."""
+        self._lock, self._gate = threading.Lock(), threading.Lock()
+        self._gate.acquire()
+        self._thread, self._sleeps, self._waiting = None, False, 0
 
     def attach(self, stream: SimStream) -> None:
         """Choose among one more."""

@@ -23,6 +23,7 @@ from dagexec.core.sim.memory import DeviceMemory, device_of
 from dagexec.core.sim.model import StreamModel
 from dagexec.core.sim.settings import SimSettings
 from dagexec.core.sim.stream import SimStream
+from dagexec.core.threads import reset_after_fork
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +48,11 @@ class SimRuntime(DeviceRuntime):
         self._streams: list[SimStream] = []
         self._pools: dict[Priority, list[SimStream]] = {priority: [] for priority in Priority}
         self._leased: set[SimStream] = set()
+        reset_after_fork(self, SimRuntime._forked)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: whoever held the lock is a thread of the parent."""
+        self._lock = threading.Lock()
 
     def lease(self, priority: Priority = Priority.NORMAL) -> SimStream:
         """An idle stream of that priority; the one given back last, or a new one."""
