@@ -6,6 +6,7 @@ waits in a queue until a replica is free; `run` blocks its thread meanwhile, `ru
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -193,8 +194,8 @@ class Executor:
             trace: is told what runs when: a `Trace`, or any observer.
 
         Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError,
-        QueueFullError, ValueError for a negative `timeout`, and DagexecError when an operator calls it on the
-        executor that runs it.
+        QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that is no integer, and
+        DagexecError when an operator calls it on the executor that runs it.
         """
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
@@ -335,7 +336,7 @@ class Executor:
             if not self._replicas.members[0].workspace.has_blob(name):
                 raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
         checked = check_feeds(self.model, feeds, self._needed)
-        return Request(checked, names, priority=priority, trace=trace, notify=wait.notify)
+        return Request(checked, names, priority=operator.index(priority), trace=trace, notify=wait.notify)
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
         feeds = zero_feeds(self.model, shapes)

@@ -271,3 +271,11 @@ def test_a_request_of_a_closed_executor_is_told_so_even_where_the_queue_is_full(
     executor.close()
     with pytest.raises(ClosedError, match="the executor is closed"):
         executor.run({"x": rows(1)})
+
+
+@pytest.mark.parametrize("priority", [0.5, "high", None])
+def test_a_priority_that_is_no_integer_is_refused_before_anything_is_queued(priority: object) -> None:
+    with dagexec.compile(doubled_model()) as executor:
+        with pytest.raises(TypeError, match="integer"):
+            executor.run({"x": rows(1)}, priority=priority)  # type: ignore[arg-type]
+        executor.run({"x": rows(1)}, priority=np.int64(3))  # type: ignore[arg-type]
