@@ -67,8 +67,8 @@ class Load:
                 if not np.array_equal(array, result[name]):
                     raise SystemExit("a result differs from the reference; nothing is reported")
 
-    async def serve(self, callers: int, requests: int) -> float:
-        """Requests a second, from the moment when all callers are there."""
+    async def serve(self, callers: int, requests: int) -> tuple[float, float]:
+        """Requests a second, and seconds of processor time a request, from the moment when all callers are there."""
         self.latencies = []
         start = anyio.Event()
         async with anyio.create_task_group() as tasks:
@@ -76,8 +76,9 @@ class Load:
                 tasks.start_soon(self.caller, start, number, requests // callers)
             await anyio.wait_all_tasks_blocked()
             start.set()
-            begun = time.perf_counter()
-        return len(self.latencies) / (time.perf_counter() - begun)
+            begun, worked = time.perf_counter(), time.process_time()
+        served = len(self.latencies)
+        return served / (time.perf_counter() - begun), (time.process_time() - worked) / served
 
 
 def p99(latencies: Sequence[float]) -> float:
@@ -85,20 +86,21 @@ def p99(latencies: Sequence[float]) -> float:
 
 
 async def throughput(load: Load, rounds: int, requests: int) -> dict[str, Any]:
-    found: dict[int, list[tuple[float, float, float]]] = {FEW: [], MANY: []}
+    found: dict[int, list[tuple[float, float, float, float]]] = {FEW: [], MANY: []}
     for number in range(rounds + 1):
         for callers in (FEW, MANY) if number % 2 else (MANY, FEW):
-            rate = await load.serve(callers, requests)
+            rate, worked = await load.serve(callers, requests)
             if number:  # the first round warms up
-                found[callers].append((rate, statistics.median(load.latencies), p99(load.latencies)))
+                found[callers].append((rate, statistics.median(load.latencies), p99(load.latencies), worked))
     report: dict[str, Any] = {}
     for callers, rows in found.items():
-        rates, medians, slowest = zip(*rows, strict=True)
+        rates, medians, slowest, worked_all = zip(*rows, strict=True)
         report[f"{callers} callers"] = {
             "requests_per_second": statistics.median(rates),
             "spread": max(rates) - min(rates),
             "median_ms": statistics.median(medians) * 1e3,
             "p99_ms": statistics.median(slowest) * 1e3,
+            "processor_microseconds_per_request": statistics.median(worked_all) * 1e6,
         }
     ratios = [many[0] / few[0] for few, many in zip(found[FEW], found[MANY], strict=True)]
     report["ratio"] = statistics.median(ratios)
