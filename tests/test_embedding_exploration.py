@@ -87,7 +87,11 @@ def crowd(found: Counter[str], when_full: str, place: dict[str, str]) -> Callabl
         async def main() -> None:
             loop = asyncio.get_running_loop()
             async with dagexec.compile(
-                NET, num_workers=2, max_queued=1, when_full=when_full, **place  # type: ignore[arg-type]
+                NET,
+                num_workers=2,
+                max_queued=1,
+                when_full=when_full,
+                **place,  # type: ignore[arg-type]
             ) as executor:
                 blocking = threads().start(lambda: ends.of(lambda: executor.run({"x": X}, timeout=2)), "blocking")
                 tasks = [

@@ -358,9 +358,7 @@ def test_threads_and_tasks_may_run_at_the_same_time() -> None:
                 group.start_soon(one, value)
 
     with dagexec.compile(doubled_model(), replicas=3, num_workers=2) as executor, ThreadPoolExecutor(6) as threads:
-        loops = [
-            threads.submit(anyio.run, tasks, 1, backend=backend) for backend in ("asyncio", "trio", "asyncio")
-        ]
+        loops = [threads.submit(anyio.run, tasks, 1, backend=backend) for backend in ("asyncio", "trio", "asyncio")]
         plain = [threads.submit(lambda: executor.run({"x": rows(5)})["y"] / 5) for _ in range(100)]
         results += [future.result(PATIENCE) for future in plain]
         for future in loops:
