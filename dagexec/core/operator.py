@@ -164,8 +164,8 @@ class Operator(ABC):
         if tensor.context is self.context or self.crosses_devices or tensor.device == self.context.device:
             return
         raise DeviceError(
-            f"{self.label}: {kind} blob {blob.name!r} is on {tensor.device}; expected it on {self.context.device}, where "
-            f"the operator runs: put a Copy (or, towards the host, an EnsureCPUOutput) between"
+            f"{self.label}: {kind} blob {blob.name!r} is on {tensor.device}; expected it on {self.context.device}, "
+            f"where the operator runs: put a Copy (or, towards the host, an EnsureCPUOutput) between"
         )
 
     def infer(self) -> tuple[TensorType, ...] | None:
