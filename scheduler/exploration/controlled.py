@@ -272,6 +272,12 @@ class ControlledThreads(Threads):
                 thread.baton.release()
                 thread.join_really(patience)
 
+    def let_go(self) -> None:
+        """Forget what the schedule had to do with; pools and locks that outlive it still refer to it."""
+        self._threads.clear()
+        self._timers.clear()
+        self._main = self._running = self.failure = None
+
     def stuck(self) -> str:
         """Which thread has the baton, and where it is: for one that comes to no decision point."""
         thread = self._running

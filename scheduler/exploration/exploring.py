@@ -127,12 +127,14 @@ def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> Schedul
     finally:
         if collecting:
             gc.enable()
+    failure = world.failure
+    world.let_go()
     return Schedule(
         decisions=tuple(world.decisions),
         choices=tuple(world.choices),
         trace=tuple(world.trace),
         result=outcome[0] if outcome else None,
-        failure=world.failure,
+        failure=failure,
         left=world.left,
         seed=strategy.seed if isinstance(strategy, RandomStrategy) else None,
         timeouts=strategy.timeouts,

@@ -1,6 +1,8 @@
 """Controlled schedules: planted bugs are found and replayed exactly; deadlocks say who waits for what."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +21,7 @@ from dagexec.scheduler.exploration import (
     exploring,
     systematic,
 )
+from dagexec.scheduler.pool import WorkerPool
 
 
 def lost_update() -> int:
@@ -339,3 +342,26 @@ def test_decisions_as_text_are_read_back(decisions: list[int]) -> None:
 def test_text_that_is_no_decisions_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="NUMBER:CHOICE"):
         expand(text)
+
+
+def test_what_a_failed_schedule_made_is_garbage_once_nobody_has_its_failure() -> None:
+    """A pool that is never closed stays known to its finalizer, and knows the source of its threads."""
+    made: list[weakref.ref[object]] = []
+
+    class Owner:
+        """Holds a pool."""
+
+        def __init__(self) -> None:
+            pool = WorkerPool(1)
+            weakref.finalize(self, pool.close)
+
+    def scenario() -> None:
+        owner = Owner()
+        made.append(weakref.ref(owner))
+        raise ValueError("on purpose")
+
+    schedule = explore(scenario, 0)
+    assert str(schedule.failure) == "on purpose"
+    del schedule
+    gc.collect()
+    assert made[0]() is None
