@@ -303,6 +303,15 @@ def test_the_table_lists_what_was_tried(cli: Cli) -> None:
 def test_bad_options_are_refused(cli: Cli) -> None:
     assert cli("stress", "--device", "gpu")[0] == 2
     assert cli("stress", "--net-type", "dog")[0] == 2
+    for device in ("sim:99", "cuda:0"):
+        status, out, err = cli("stress", "--device", device, "--cases", 1)
+        assert (status, out) == (2, ""), f"{device} is no defect of a case"
+        assert device in err
+
+
+def test_cases_on_the_last_simulated_device_have_a_second_one_that_exists() -> None:
+    devices = {name for seed in range(40) for name in make_case(seed, "sim:63").devices}
+    assert devices == {"sim:63", "sim:0", "cpu"}
 
 
 def test_a_case_that_hangs_ends_the_tool_with_all_stacks_and_the_replay_command() -> None:

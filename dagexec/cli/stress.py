@@ -92,7 +92,8 @@ def _print(report: StressReport, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
     else:
-        Console().print(_table(report))
+        title = f"{report.device}, seed {report.seed}: {_rate(report)} in {report.seconds:.1f} s"
+        Console().print(title, _table(report), highlight=False)
     if report.defect is not None:
         lines = [report.defect.problem, report.defect.description, f"replay: {report.defect.replay}"]
         print("\n".join(lines), file=sys.stderr)
@@ -103,11 +104,7 @@ def _rate(report: StressReport) -> str:
 
 
 def _table(report: StressReport) -> Table:
-    table = Table(
-        title=f"{report.device}, seed {report.seed}: {_rate(report)} in {report.seconds:.1f} s",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("tried")
     table.add_column("times", justify="right")
     for name, count in sorted(report.tried.items()):

@@ -206,7 +206,7 @@ def _devices(source: random.Random, place: Device) -> tuple[str, ...]:
     """Where operators may be: for a simulated device, also on a second one and on the host."""
     if place.kind != "sim":
         return (str(place),)
-    other = Device("sim", place.index + 1)
+    other = Device("sim", place.index + 1 if place.index < 63 else 0)
     choices = [(place,), (place,), (place, Device()), (place, other), (place, other, Device())]
     return tuple(str(device) for device in source.choice(choices))
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dagexec.core.device import Device
+from dagexec.core.device import Device, make_context
 from dagexec.stress.case import Case, case_seeds, make_case
 from dagexec.stress.report import Defect, StressReport
 from dagexec.stress.runner import CaseFailedError, run_case
@@ -41,9 +41,11 @@ class Session:
     """Runs cases and counts; `report` may be asked for at any time."""
 
     def __init__(self, options: SessionOptions) -> None:
-        """Raises DeviceError or SchemaError for an unknown device or net type."""
+        """Raises DeviceError or SchemaError for a device or a net type that does not exist."""
         self._options = options
-        self._device = str(Device.parse(options.device or "cpu"))
+        place = Device.parse(options.device or "cpu")
+        make_context(place)
+        self._device = str(place)
         make_case(0, options.device, options.net_type)
         self._tried: Counter[str] = Counter()
         self._start = time.perf_counter()
