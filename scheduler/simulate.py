@@ -100,12 +100,13 @@ def predict_device(
     events of their parents first. With `finish`, a worker waits for each chain that it has launched, as DAGNet does.
     """
     launched = [True] * len(plan.chains) if on_device is None else on_device
-    workers = [_LaunchingWorker(machine) for _ in range(machine.workers)]
+    most = max(1, len(plan.chains))  # workers and streams beyond that would never be used
+    workers = [_LaunchingWorker(machine, most) for _ in range(min(machine.workers, most))]
     parents: list[list[int]] = [[] for _ in plan.chains]
     counts = list(plan.parent_counts)
     ready = list(plan.frontier)
     heapify(ready)
-    free = list(range(machine.workers))  # a heap, for the same choice every time
+    free = list(range(len(workers)))  # a heap, for the same choice every time
     busy: list[tuple[float, int, int]] = []  # (when done, chain, worker)
     events: dict[int, _SimulatedEvent] = {}
     now = 0.0
@@ -153,9 +154,9 @@ class _SimulatedEvent:
 class _LaunchingWorker:
     """A worker and its streams, the one used least recently first."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, most: int) -> None:
         self._launch_seconds = machine.launch_seconds
-        self._streams = [_SimulatedStream() for _ in range(machine.streams_per_worker)]
+        self._streams = [_SimulatedStream() for _ in range(min(machine.streams_per_worker, most))]
 
     def launch(
         self, now: float, seconds: Sequence[float], waits: Sequence[_SimulatedEvent]

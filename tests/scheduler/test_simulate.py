@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +98,20 @@ def test_a_chain_on_the_host_waits_for_what_it_needs_of_the_device() -> None:
     on_device = [chain != (1,) for chain in mixed.chains]
     found = predict_device(mixed, Machine(1, 1, launch_seconds=0.1), [2.0, 5.0, 1.0], on_device)
     assert found == pytest.approx((0.1 + 2.0) + 5.0 + (0.1 + 1.0))
+
+
+@given(noop_nets(), st.sampled_from([0.0, 0.5]))
+@settings(max_examples=50, deadline=None)
+def test_workers_and_streams_beyond_the_chains_change_nothing_and_cost_nothing(
+    net: NetDef, launch_seconds: float
+) -> None:
+    graph = build_graph(net)
+    seconds = [float(1 + index % 3) for index in range(len(graph))]
+    plan = build_plan(graph, seconds)
+    chains = max(1, len(plan.chains))
+    for enough, more in ((Machine(1, chains), Machine(1, 10**18)), (Machine(chains, chains**2), Machine(10**9, 10**18))):
+        found = (predict(plan, replace(machine, launch_seconds=launch_seconds), seconds) for machine in (enough, more))
+        assert next(found) == pytest.approx(next(found))
 
 
 @given(noop_nets(), st.integers(1, 4), st.integers(0, 6), st.sampled_from([0.0, 0.5, 2.0]))
