@@ -1,5 +1,6 @@
 """The command line as a user meets it: tables, JSON, files, exit statuses, and no traceback for bad input."""
 
+import io
 import json
 import re
 import subprocess
@@ -11,13 +12,18 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from rich.console import Console
 
 import dagexec
 from dagexec import NetDef
 from dagexec.cli import main
 from dagexec.cli.arguments import parse_arguments
+from dagexec.cli.compare import compare_table
+from dagexec.comparison import Comparison, RuntimeResult
+from dagexec.core.net_file import save_net
 from dagexec.core.operator import Operator, Step
 from dagexec.ops.conv import search
+from dagexec.what_if import Calibration
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
@@ -69,6 +75,47 @@ def test_run_writes_a_trace_that_is_json(cli: Cli, tmp_path: Path) -> None:
     assert status == 0
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {"Conv", "MaxPool", "Softmax"} <= {event["name"] for event in events}
+
+
+def test_a_trace_on_a_simulated_device_has_the_times_that_operators_are_estimated_to_take(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    assert cli("run", "zoo:lenet", "--net-type", "async_dag", "--device", "sim:0", "--trace", file)[0] == 0
+    kernels = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("cat") == "kernel"]
+    computed = [event for event in kernels if event["name"] in ("Conv", "FC", "MaxPool", "Softmax")]
+    assert len(computed) == 7
+    assert all(event["dur"] > 0 for event in computed)
+
+
+def test_a_run_that_fails_leaves_its_trace(cli: Cli, tmp_path: Path) -> None:
+    def body(operator: Operator) -> None:
+        raise ValueError("no")
+
+    net = NetDef(name="failing", op=[operator_def("Failing", ["x"], ["y"])])
+    model, file = tmp_path / "net.pbtxt", tmp_path / "trace.json"
+    save_net(net, model)
+    with temporary_operator("Failing", body):
+        status, _, err = cli("run", model, "--shape", "x=2", "--trace", file)
+    assert (status, "Traceback" in err) == (2, False)
+    failures = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("cat") == "failure"]
+    assert [event["name"] for event in failures] == ["run failed: OperatorError"]
+
+
+def test_the_tables_of_compare_fit_80_columns_with_large_figures_too() -> None:
+    def row(workers: int, milliseconds: float, difference: float, same: bool) -> RuntimeResult:
+        times = milliseconds, milliseconds * 0.99, milliseconds * 1.2, milliseconds * 1.1
+        return RuntimeResult("async_dag", workers, 12345, *times, 1.1, 99.99, 1.0, 15.31, difference, same)
+
+    rows = row(1, 12345.678, 1.2345e-07, False), row(99, 912345.6, float("inf"), False), row(2, 1.25, 0.0, True)
+    comparison = Comparison("m", 12345, 15, rows, Calibration((1.0,)))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(compare_table(comparison))
+    text = console.export_text()
+    assert "…" not in text
+    assert re.search(r"^async_dag +12345 +1 +12346 +2592.6 +13580 +1.10 +99.99 +15.31 +1.2e-07 *$", text, re.MULTILINE)
+    assert re.search(r"^async_dag +12345 +99 +912346 +191593 +1003580 .* inf *$", text, re.MULTILINE)
+    assert re.search(r"^async_dag +12345 +2 +1.25 +0.26 +1.38 .* 0 *$", text, re.MULTILINE)
 
 
 def test_compare_prints_a_row_for_each_runtime(cli: Cli) -> None:

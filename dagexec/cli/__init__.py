@@ -1,6 +1,6 @@
-"""The command line: `dagexec run`, `compare` and `inspect`, one module a command.
+"""The command line, one module a command: `dagexec run`, `compare`, `inspect`, `check`, `explore`, `stress`, `operators`.
 
-Exit status: 0 when the answer is right, 1 when results differ, 2 when the input or the usage is wrong. What dagexec
+Exit status: 0 when the answer is right, 1 when results differ or a check finds a defect, 2 when the input or the usage is wrong. What dagexec
 raises on purpose is printed as one message, without a traceback.
 """
 

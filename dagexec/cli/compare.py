@@ -76,7 +76,7 @@ def compare_command(
     if as_json:
         print_json(comparison.as_dict())
     else:
-        Console().print(_table(comparison))
+        Console().print(compare_table(comparison))
         if comparison.what_if:
             Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
     if plot is not None:
@@ -96,19 +96,21 @@ def _parse_counts(option: str, text: str) -> list[int]:
     return counts
 
 
-def _table(comparison: Comparison) -> Table:
+def compare_table(comparison: Comparison) -> Table:
     """Narrow enough for a terminal of 80 columns."""
     table = Table(
         title=Text(
             f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs", "table.title"
         ),
-        caption="spread: between the quartiles; predicted: ms, by list scheduling from the\n"
+        caption="\nspread: between the quartiles; predicted: ms, by list scheduling from the\n"
         "operator times and costs under SimpleNet; ratio: predicted / median;\n"
         "speed-up: over SimpleNet's median; bound: what the critical path allows;\n"
         "diff.: largest difference from SimpleNet's outputs. One thread an operator.",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
     )
     table.add_column("runtime")
     for column in ("chains", "work-\ners", "median\nms", "spread\nms"):
@@ -120,20 +122,26 @@ def _table(comparison: Comparison) -> Table:
             row.net_type,
             str(row.chains),
             str(row.workers),
-            f"{row.median_ms:.2f}",
-            f"{row.quartile_3_ms - row.quartile_1_ms:.2f}",
-            f"{row.predicted_ms:.2f}",
+            _six_characters(row.median_ms),
+            _six_characters(row.quartile_3_ms - row.quartile_1_ms),
+            _six_characters(row.predicted_ms),
             f"{row.predicted_ratio:.2f}",
             f"{row.speed_up:.2f}",
             f"{row.bound:.2f}",
-            "0" if row.same_bytes else f"{row.largest_difference:.3g}",
+            "0" if row.same_bytes else f"{row.largest_difference:.2g}",
         )
     return table
 
 
-_WHAT_IF_NOTES = """predicted: with what a run costs beyond its operators; each worker has a core,
-each stream computes like a core here; speed-up: over one worker; bound: no
-schedule is shorter: max(critical path, work / workers), or the launches."""
+def _six_characters(milliseconds: float) -> str:
+    """As many decimals as leave the column narrow; below a quarter of an hour."""
+    return f"{milliseconds:.{2 if milliseconds < 1e3 else 1 if milliseconds < 1e4 else 0}f}"
+
+
+_WHAT_IF_NOTES = """predicted: with what a run costs beyond its operators; each worker has a core
+or at least one stream, each stream computes like a core here; speed-up: over
+one worker on the host; bound: no schedule is shorter: max(critical path,
+work / workers), or the launches."""
 
 
 def _what_if_table(comparison: Comparison) -> Table:

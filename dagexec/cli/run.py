@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 from zipfile import ZipFile
@@ -20,9 +21,12 @@ from rich.text import Text
 from dagexec.cli.arguments import ChoicesOption, SetOption, kept_choices, parse_arguments
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
+from dagexec.core.device import Device
 from dagexec.core.errors import FeedError
+from dagexec.core.sim import simulated
 from dagexec.executor import compile as compile_model
 from dagexec.scheduler.trace import Trace
+from dagexec.what_if import LAUNCH_SECONDS
 
 
 def run_command(
@@ -40,7 +44,7 @@ def run_command(
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE.npz", help="Save the outputs.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE.json", help="Save a trace for chrome://tracing or Perfetto."),
+        typer.Option("--trace", metavar="FILE.json", help="Save a trace of the first run for chrome://tracing or Perfetto."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,6 +56,7 @@ def run_command(
     seconds: list[float] = []
     with (
         kept_choices(choices),
+        _modelled(device) if record is not None else nullcontext(),
         compile_model(
             loaded,
             net_type=net_type,
@@ -61,14 +66,16 @@ def run_command(
             operator_arguments=arguments,
         ) as executor,
     ):
-        outputs = executor.run(feeds, trace=record)
+        try:
+            outputs = executor.run(feeds, trace=record)
+        finally:  # a run that fails has a trace, too
+            if trace is not None and record is not None:
+                record.write(trace)
         console = Console(stderr=True)
         for _ in track(range(repeat), "Running", console=console, transient=True, disable=as_json or repeat == 1):
             start = time.perf_counter()
             outputs = executor.run(feeds)
             seconds.append(time.perf_counter() - start)
-        if trace is not None and record is not None:
-            record.write(trace)
     if output is not None:
         _save(output, outputs)
     median = statistics.median(seconds) * 1e3
@@ -85,6 +92,13 @@ def run_command(
         shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
         table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *shown)
     Console().print(table)
+
+
+def _modelled(device: str) -> AbstractContextManager[object]:
+    """A simulated device takes no time unless told to: here what each operator is estimated to take, and launches."""
+    if Device.parse(device).kind != "sim":
+        return nullcontext()
+    return simulated(device, launch_seconds=LAUNCH_SECONDS, kernel_seconds=None)
 
 
 def _summary(array: npt.NDArray[Any]) -> dict[str, object]:
