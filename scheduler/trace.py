@@ -34,7 +34,8 @@ class TracedRun:
 class Span:
     """One execution of an operator by a worker, or of a `conversion` for it; on a device the launch of the operator.
 
-    Times are nanoseconds of `time.perf_counter_ns`; `run` is the place of the run in `Trace.runs`.
+    Times are nanoseconds of `time.perf_counter_ns`; `run` is the place of the run in `Trace.runs`. `error` is the name
+    of what the operator raised.
     """
 
     operator: int
@@ -43,11 +44,22 @@ class Span:
     end: int
     conversion: Conversion | None = None
     run: int = 0
+    error: str | None = None
 
     @property
     def seconds(self) -> float:
         """How long it took."""
         return (self.end - self.start) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """A run ended with an error at a time of `time.perf_counter_ns`; what failed on a stream is told of only here."""
+
+    run: int
+    end: int
+    name: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ class Trace(Observer):
         self.chains: list[ChainSpan] = []
         self.event_waits: list[EventWait] = []
         self.arrows: list[Arrow] = []
+        self.failures: list[RunFailure] = []
         self._lock = threads().lock()
         self._under_way = RunsUnderWay()
         self._numbers: dict[ObservedRun, int] = {}  # of the runs under way, their places in `runs`
@@ -222,10 +235,12 @@ class Trace(Observer):
         self._under_way.add(run)
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """Let go of the run."""
+        """Let go of the run; keep its error."""
         self._under_way.remove(run)
         with self._lock:
-            del self._numbers[run]
+            number = self._numbers.pop(run)
+            if error is not None:
+                self.failures.append(RunFailure(number, end, type(error).__name__, str(error)))
 
     def chain_stopped(
         self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
@@ -247,7 +262,8 @@ class Trace(Observer):
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
         """Keep the operator's span."""
-        self.spans.append(Span(operator, worker, start, end, None, self._numbers[run]))
+        name = None if error is None else type(error).__name__
+        self.spans.append(Span(operator, worker, start, end, None, self._numbers[run], name))
 
     def launched(self, stream: Stream, kernel: Kernel) -> None:
         """Keep the order of launches."""

@@ -6,7 +6,8 @@
     one a device                 one a stream      kernels (X) and waits for events, on the device's clock
 
 Arrows (s, f) lead from the chain that made another ready to that one when a different worker took it, and from the
-kernel before an event to the kernel that waited for it on another stream.
+kernel before an event to the kernel that waited for it on another stream. The end of a run that failed is an instant (i)
+with the error.
 
 Processes are numbered from 1 and tracks from there on: Perfetto takes a number for one thread wherever it appears.
 
@@ -99,6 +100,11 @@ class _HostEvents:
         for span in trace.spans:
             name, category, arguments = _described(span, trace.runs[span.run], chain_of[span.run])
             yield self._complete(span.run, span.thread, name, category, span.start, span.end, arguments)
+        for failure in trace.failures:
+            yield {
+                "name": f"run failed: {failure.name}", "cat": "failure", "ph": "i", "s": "p", "pid": failure.run + 1,
+                "tid": failure.run + 1, "ts": self._microseconds(failure.end), "args": {"error": failure.message},
+            }  # fmt: skip
         yield from self._arrows()
 
     def _microseconds(self, nanoseconds: int) -> float:
@@ -158,6 +164,7 @@ def _described(span: Span, run: TracedRun, chain_of: dict[int, int]) -> tuple[st
     found: TraceEvent = {"index": span.operator, "chain": chain_of[span.operator]}
     if span.conversion is None:
         found |= {"inputs": list(definition.input), "outputs": list(definition.output)}
+        found |= {} if span.error is None else {"failed": span.error}
         on_device = run.graph.device(span.operator) != CPU
         return (f"launch {definition.type}" if on_device else definition.type), "operator", found
     blob, source, target = span.conversion.blob, span.conversion.source, span.conversion.target

@@ -3,8 +3,9 @@
     net[index]  type  outputs  worker or stream  milliseconds  GFLOP/s  GB/s
 
 The rates are what the operator reached, by the operations and bytes that its schema's `cost` says; blank where it says
-none. An operator on a device is printed when its kernel has run, with the stream and the device's time. The variable is
-read when a net is made; without it a run pays nothing.
+none. An operator on a device is printed when its kernel has run, with the stream and the device's time; what fails there
+is told of by the line of a run that failed, `net  run failed: ...`. The variable is read when a net is made; without
+it a run pays nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ class LineObserver(Observer):
         self._under_way.add(run)
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """No more kernels are of this run."""
+        """No more kernels are of this run. Print the error of one that failed, on one line."""
         self._under_way.remove(run)
+        if error is not None:
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            sys.stderr.write(f"{run.graph.name}  run failed: {message}\n")
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None

@@ -34,7 +34,7 @@ def check_format(events: TraceEvents) -> None:
     arrows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     asynchronous: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
-        assert event["ph"] in ("M", "X", "s", "f", "b", "e")
+        assert event["ph"] in ("M", "X", "s", "f", "b", "e", "i")
         assert event["pid"] in processes
         if event["ph"] == "M":
             assert event["args"]["name"]
@@ -46,6 +46,8 @@ def check_format(events: TraceEvents) -> None:
             assert event["dur"] >= 0
             assert track in named
             spans[track].append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] == "i":
+            assert event["s"] == "p"
         else:
             (arrows if event["ph"] in "sf" else asynchronous)[event["cat"], event["id"]].append(event)
     assert len({event["id"] for pair in (*arrows.values(), *asynchronous.values()) for event in pair}) == len(
@@ -266,9 +268,16 @@ def test_the_trace_of_a_run_that_failed_can_be_written_too(tmp_path: Path) -> No
         with pytest.raises(OperatorError):
             net.run(trace=trace)
         trace.write(tmp_path / "trace.json")
-    found = {event["args"]["index"] for event in of_category(read(tmp_path / "trace.json"), "operator")}
-    assert {0, 1} <= found
+    events = read(tmp_path / "trace.json")
+    found = {event["args"]["index"]: event["args"].get("failed") for event in of_category(events, "operator")}
+    assert {0, 1} <= set(found)
     assert 3 not in found
+    assert {index for index, name in found.items() if name} == {1}
+    assert found[1] == "ValueError"
+    (failure,) = of_category(events, "failure")
+    assert (failure["name"], failure["pid"]) == ("run failed: OperatorError", 1)
+    assert "no" in failure["args"]["error"]
+    assert failure["ts"] >= max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
 
 
 def test_operator_seconds_are_medians_over_runs_and_those_of_the_device_where_there_is_one() -> None:

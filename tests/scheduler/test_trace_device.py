@@ -143,10 +143,16 @@ def test_a_run_that_fails_on_a_stream_has_a_trace_of_what_ran() -> None:
         simulated(SIM, seed=1, faults=[Fault("kernel", "b5")]),
         AsyncDAGNet(on_sim(net_of(WIDE)), Workspace(), num_workers=1, streams_per_worker=2) as net,
     ):
-        with pytest.raises(OperatorError):
+        with pytest.raises(OperatorError) as raised:
             net.run(trace=trace)
         net.run(trace=trace)
-    check_format(trace_events(trace))
+    events = trace_events(trace)
+    check_format(events)
+    (failure,) = of_category(events, "failure")
+    assert (failure["pid"], failure["args"]["error"]) == (1, str(raised.value))
+    ran = {event["args"]["index"] for event in of_category(events, "kernel") if event["args"]["run"] == 1}
+    assert 0 in ran
+    assert not {5, 9} & ran
 
 
 def test_lines_and_mean_times_are_those_of_the_streams(
@@ -163,6 +169,20 @@ def test_lines_and_mean_times_are_those_of_the_streams(
     assert len(lines) == 10
     assert all(re.fullmatch(r"wide\[\d\] +NoOp +b\d +sim:0 stream \d +0\.050 ms.*", line) for line in lines), lines
     assert times.mean_operator_ms == pytest.approx(dict.fromkeys(range(10), 0.05))
+
+
+def test_what_fails_on_a_stream_is_told_of_by_the_line_of_its_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGEXEC_TRACE", "1")
+    with (
+        simulated(SIM, seed=1, faults=[Fault("kernel", "b5")]),
+        AsyncDAGNet(on_sim(net_of(WIDE, name="wide")), Workspace(), num_workers=1) as net,
+        pytest.raises(OperatorError),
+    ):
+        net.run()
+    *_, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"wide  run failed: OperatorError: NoOp 'b5' .*", last)
 
 
 def test_a_trace_on_a_device_is_json(tmp_path: Path) -> None:

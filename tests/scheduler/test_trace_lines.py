@@ -119,7 +119,9 @@ def test_an_operator_that_fails_has_a_line_that_says_so(capsys: pytest.CaptureFi
         pytest.raises(OperatorError),
     ):
         net.run()
-    assert capsys.readouterr().err.rstrip().endswith("ms  failed: ValueError")
+    line, end = capsys.readouterr().err.splitlines()
+    assert line.endswith("ms  failed: ValueError")
+    assert re.fullmatch(r"net  run failed: OperatorError: Fail .*: no .*", end)
 
 
 def test_an_operator_on_a_device_is_printed_when_its_kernel_has_run_not_when_it_is_launched(
