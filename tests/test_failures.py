@@ -7,6 +7,7 @@ after. Interleavings are forced with gates inside operators; nothing sleeps.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -14,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -24,10 +25,12 @@ import pytest
 
 import dagexec
 from dagexec import NetDef
+from dagexec.core import device as core_device
 from dagexec.core import dtypes, registry
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
+    DeviceError,
     OperatorError,
     ResourceError,
     RunCancelledError,
@@ -38,6 +41,8 @@ from dagexec.core.errors import (
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OpSchema, same_as_input
+from dagexec.core.sim import Fault, SimRuntime, simulated
+from dagexec.scheduler import drain
 from dagexec.scheduler.run import Run
 from dagexec.stress.devices import Holdings, lost
 from tests.ops.running import operator_def
@@ -56,18 +61,73 @@ class Place:
     device: str
     net_type: str
 
+    @property
+    def finishes_what_is_launched(self) -> bool:
+        """Chains are launched before those they wait for are done, and a stopped run finishes what it has launched."""
+        return self.device != "cpu" and self.net_type == "async_dag"
+
     def compile(self, **options: object) -> dagexec.Executor:
         """An executor of the two-branch net with 2 workers and 2 replicas."""
         chosen = {"num_workers": 2, "replicas": 2, **options}
         return dagexec.compile(two_branches(), device=self.device, net_type=self.net_type, **chosen)  # type: ignore[arg-type]
 
 
-HOST = [Place("cpu", net_type) for net_type in ("simple", "dag", "async_dag")]
-PLACES = HOST
+NET_TYPES = ("simple", "dag", "async_dag")
+HOST = [Place("cpu", net_type) for net_type in NET_TYPES]
+DEVICE = [Place("sim:0", net_type) for net_type in NET_TYPES]
 
 
-@pytest.fixture(params=PLACES, ids=lambda place: f"{place.net_type} on {place.device}")
-def place(request: pytest.FixtureRequest) -> Place:
+def described(place: Place) -> str:
+    return f"{place.net_type} on {place.device}"
+
+
+Setting = Callable[..., SimRuntime]
+
+
+@pytest.fixture
+def simulate() -> Iterator[Setting]:
+    """Sets up the device sim:0. When the test is over, the device must hold what it held before, threads included.
+
+    The checks come so late because a test's variables hold the executor, and with it memory of the device.
+    """
+    with ExitStack() as devices:
+        before: list[Holdings] = []
+
+        def set_up(**settings: object) -> SimRuntime:
+            runtime = devices.enter_context(simulated("sim:0", **settings))
+            before.append(Holdings.now(["sim:0"]))
+            return runtime
+
+        yield set_up
+        assert [lost(["sim:0"], holdings) for holdings in before] == [[]] * len(before)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is logged meanwhile: pytest keeps the records, and their errors refer to all there was."""
+    monkeypatch.setattr(logging.getLogger("dagexec"), "disabled", True)
+    before = Holdings.now([])
+    yield
+    assert lost([], before) == []
+
+
+@pytest.fixture(params=HOST + DEVICE, ids=described)
+def place(request: pytest.FixtureRequest, simulate: Setting) -> Place:
+    found: Place = request.param
+    if found.device != "cpu":
+        simulate()
+    return found
+
+
+@pytest.fixture(params=HOST, ids=described)
+def host(request: pytest.FixtureRequest) -> Place:
+    found: Place = request.param
+    return found
+
+
+@pytest.fixture(params=DEVICE, ids=described)
+def device(request: pytest.FixtureRequest) -> Place:
+    """A place on a device that the test sets up itself."""
     found: Place = request.param
     return found
 
@@ -110,14 +170,17 @@ class Acts:
 
     Attributes:
         behind: how often the chain behind both branches ran, by what x said.
+        entered: how often each acting operator ran, by its number and what its input said.
     """
 
     def __init__(self) -> None:
         self.does: dict[int, Callable[[], object]] = {}
         self.behind: Counter[float] = Counter()
+        self.entered: Counter[tuple[int, float]] = Counter()
 
     def __call__(self, number: int, code: float) -> None:
         """Called in every step, with element 0, 0 of its input."""
+        self.entered[number, code] += 1
         if number == 0:
             self.behind[(code - 1) / 3] += 1
         elif code in (number, BOTH) and number in self.does:
@@ -174,21 +237,17 @@ class Gate:
 
 
 @contextmanager
-def nothing_lost(place: Place) -> Iterator[None]:
-    """Within it nothing may be lost: threads, leased streams, bytes of device memory."""
-    before = Holdings.now([place.device])
-    yield
-    assert lost([place.device], before) == []
-
-
-@contextmanager
 def beside(executor: dagexec.Executor, acts: Acts, code: float = RIGHT) -> Iterator[Gate]:
-    """A run is held in its right operator on one replica while the block lasts; then it must end with right bytes."""
+    """A run is held in its right operator on one replica while the block lasts; then it must end with right bytes.
+
+    Its left operator has run, or is behind the other on a stream.
+    """
     gate = Gate()
     acts.does[2] = gate
     with ThreadPoolExecutor(1) as threads:
         held = threads.submit(executor.run, feed(code))
         gate.wait_inside()
+        until(lambda: acts.entered[1, code] > 0 or executor.statistics().busy_workers == 0)
         try:
             yield gate
         finally:
@@ -218,14 +277,17 @@ def raising(error: BaseException) -> Callable[[], object]:
     return act
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("bad value"), SystemExit(3), MemoryError()], ids=lambda e: type(e).__name__
-)
-def test_an_operator_that_raises_fails_its_run_within_the_chain(place: Place, acts: Acts, error: BaseException) -> None:
-    with nothing_lost(place), place.compile() as executor:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, MemoryError])
+def test_an_operator_that_raises_fails_its_run_within_the_chain(
+    place: Place, acts: Acts, kind: type[BaseException]
+) -> None:
+    with place.compile() as executor:
         with beside(executor, acts):
+            error = kind("on purpose")
             acts.does[1] = raising(error)
-            with pytest.raises(OperatorError, match=rf"Acting 'left' \(operator 0\).*{type(error).__name__}") as caught:
+            with pytest.raises(
+                OperatorError, match=rf"Acting 'left' \(operator \d\).*{kind.__name__}: on purpose"
+            ) as caught:
                 executor.run(feed(LEFT), timeout=PATIENCE)
             assert caught.value.__cause__ is error
             assert acts.behind[LEFT] == 0
@@ -255,7 +317,7 @@ def test_the_first_error_is_kept_and_the_others_are_attached(acts: Acts) -> None
         stop(run, error)
         stopped.inside.release()
 
-    with nothing_lost(place), place.compile(replicas=1) as executor, pytest.MonkeyPatch.context() as patch:
+    with place.compile(replicas=1) as executor, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "stop", stop_and_tell)
         acts.does.update({1: fail_first, 2: fail_second})
         with pytest.raises(OperatorError, match="the first") as caught:
@@ -268,13 +330,11 @@ def test_the_first_error_is_kept_and_the_others_are_attached(acts: Acts) -> None
 
 
 def test_memory_that_does_not_suffice_for_a_shape_is_an_error_before_anything_runs(
-    place: Place, acts: Acts, monkeypatch: pytest.MonkeyPatch
+    host: Place, acts: Acts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagexec.core import device
-
-    with nothing_lost(place), place.compile() as executor:
+    with host.compile() as executor:
         with beside(executor, acts):
-            monkeypatch.setattr(device, "memory_bytes", lambda: 100_000)
+            monkeypatch.setattr(core_device, "memory_bytes", lambda: 100_000)
             with pytest.raises(ResourceError, match=r"needs [\d,]+ bytes; this machine has 100,000"):
                 executor.run(feed(rows=5_000), timeout=PATIENCE)
             monkeypatch.undo()
@@ -282,7 +342,7 @@ def test_memory_that_does_not_suffice_for_a_shape_is_an_error_before_anything_ru
 
 
 def test_an_operator_that_no_memory_is_left_for_fails_its_run_only(place: Place, acts: Acts) -> None:
-    with nothing_lost(place), place.compile() as executor:
+    with place.compile() as executor:
         with beside(executor, acts):
             acts.does[1] = raising(MemoryError("no memory"))
             with pytest.raises(OperatorError, match="MemoryError: no memory"):
@@ -294,7 +354,6 @@ def test_a_shape_that_an_operator_refuses_fails_its_run_only(place: Place, acts:
     model = two_branches()
     loose = Model("branches", model.net, parameters=model.parameters, inputs={"x": InputInfo()}, outputs=("y",))
     with (
-        nothing_lost(place),
         dagexec.compile(loose, device=place.device, net_type=place.net_type, num_workers=2, replicas=2) as executor,
     ):
         with beside(executor, acts), pytest.raises(ShapeError, match=r"Add 'left1' .*do not broadcast"):
@@ -304,14 +363,14 @@ def test_a_shape_that_an_operator_refuses_fails_its_run_only(place: Place, acts:
 
 def test_a_run_past_its_timeout_ends_when_its_operator_does(place: Place, acts: Acts) -> None:
     hung = Gate()
-    with nothing_lost(place), place.compile(num_workers=3) as executor:
+    with place.compile(num_workers=3) as executor:
         with beside(executor, acts):
             acts.does[1] = hung
             released = release_when_cancelled(executor, hung)
             with pytest.raises(RunTimeoutError, match=r"not done within 0\.01 seconds"):
                 executor.run(feed(LEFT), timeout=0.01)
             assert len(released) == 1
-            assert acts.behind[LEFT] == 0
+            assert acts.behind[LEFT] <= place.finishes_what_is_launched
         serves(executor, acts)
 
 
@@ -349,16 +408,15 @@ def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place,
                 held.open()
             assert executor.statistics().running == 1
             assert executor.statistics().cancelled == 1
-            assert acts.behind[LEFT] == 0
+            assert acts.behind[LEFT] <= place.finishes_what_is_launched
             del acts.does[1]
             assert (await executor.run_async(feed(LEFT)))["y"].tobytes() == right_bytes(LEFT)
 
-    with nothing_lost(place):
-        anyio.run(main, backend=backend)
+    anyio.run(main, backend=backend)
 
 
 def test_closing_lets_runs_in_flight_finish_and_ends_queued_ones(place: Place, acts: Acts) -> None:
-    with nothing_lost(place), ThreadPoolExecutor(3) as threads:
+    with ThreadPoolExecutor(3) as threads:
         executor = place.compile(replicas=1)
         gate = Gate()
         acts.does[2] = gate
@@ -377,7 +435,7 @@ def test_closing_lets_runs_in_flight_finish_and_ends_queued_ones(place: Place, a
 
 
 def test_draining_past_its_time_stops_runs_at_the_next_chain(place: Place, acts: Acts) -> None:
-    with nothing_lost(place), ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2) as threads:
         executor = place.compile(replicas=1, num_workers=1)
         gate = Gate()
         acts.does[1] = gate
@@ -387,7 +445,7 @@ def test_draining_past_its_time_stops_runs_at_the_next_chain(place: Place, acts:
         assert executor.drain(timeout=0) is False
         with pytest.raises(ClosedError, match="the executor was closed"):
             running.result(PATIENCE)
-        assert acts.behind[LEFT] == 0
+        assert acts.behind[LEFT] <= place.finishes_what_is_launched
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -397,7 +455,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_worker_that_dies_is_replaced_and_only_its_run_ends(
-    place: Place, acts: Acts, monkeypatch: pytest.MonkeyPatch
+    host: Place, acts: Acts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure = Run.failure
 
@@ -407,7 +465,7 @@ def test_a_worker_that_dies_is_replaced_and_only_its_run_ends(
         return failure(run, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Run, "failure", die)
-    with nothing_lost(place), place.compile() as executor:
+    with host.compile() as executor:
         with beside(executor, acts):
             acts.does[1] = raising(LookupError("deadly"))
             with pytest.raises(WorkerLostError, match="died: MemoryError: the worker dies") as caught:
@@ -418,9 +476,28 @@ def test_a_worker_that_dies_is_replaced_and_only_its_run_ends(
         assert executor.statistics().pool.workers == 2
 
 
+def test_a_worker_that_dies_while_it_launches_is_replaced(
+    device: Place, simulate: Setting, acts: Acts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = Run.failure
+
+    def die(run: Run, *arguments: object) -> BaseException:
+        if any(isinstance(argument, OperatorError) for argument in arguments):
+            raise MemoryError("the worker dies while it reports")
+        return failure(run, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Run, "failure", die)
+    simulate(faults=[Fault("launch", match="Acting 'left'", nth=2)])
+    with device.compile() as executor:
+        with beside(executor, acts), pytest.raises(WorkerLostError, match="died: MemoryError: the worker dies"):
+            executor.run(feed(LEFT), timeout=PATIENCE)
+        serves(executor, acts)
+        assert executor.statistics().pool.replaced == 1
+
+
 def test_ctrl_c_in_the_caller_stops_its_run_only(place: Place, acts: Acts) -> None:
     hung = Gate()
-    with nothing_lost(place), place.compile(num_workers=3) as executor:
+    with place.compile(num_workers=3) as executor:
         with beside(executor, acts), ThreadPoolExecutor(1) as threads:
             acts.does[1] = hung
             reasons = release_when_cancelled(executor, hung)
@@ -434,12 +511,12 @@ def test_ctrl_c_in_the_caller_stops_its_run_only(place: Place, acts: Acts) -> No
                 executor.run(feed(LEFT))
             interrupting.result(PATIENCE)
             assert [type(reason) for reason in reasons] == [RunCancelledError]
-            assert acts.behind[LEFT] == 0
+            assert acts.behind[LEFT] <= place.finishes_what_is_launched
         serves(executor, acts)
 
 
 def test_a_child_of_fork_is_told_and_the_parent_goes_on(place: Place, acts: Acts) -> None:
-    with nothing_lost(place), place.compile() as executor:
+    with place.compile() as executor:
         with beside(executor, acts) as gate:
             told = in_a_child(lambda: executor.run(feed(), timeout=PATIENCE))
             assert isinstance(told, ClosedError)
@@ -474,7 +551,7 @@ def test_many_failures_of_all_kinds_at_once_lose_nothing(place: Place, acts: Act
     acts.does[1] = raising(ValueError("left"))
     acts.does[2] = raising(KeyError("right"))
     codes = [PLAIN, LEFT, PLAIN, RIGHT, BOTH]
-    with nothing_lost(place), place.compile(num_workers=3, replicas=3) as executor, ThreadPoolExecutor(6) as threads:
+    with place.compile(num_workers=3, replicas=3) as executor, ThreadPoolExecutor(6) as threads:
         futures: list[tuple[float, Future[dict[str, Array]]]] = [
             (code, threads.submit(executor.run, feed(code), timeout=PATIENCE)) for code in codes * 20
         ]
@@ -486,5 +563,112 @@ def test_many_failures_of_all_kinds_at_once_lose_nothing(place: Place, acts: Act
                     future.result(PATIENCE)
         moment = executor.statistics()
         assert (moment.completed, moment.failed) == (40, 60)
+        acts.does.clear()
+        serves(executor, acts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match", "message"),
+    [
+        ("launch", "Acting 'left'", r"Acting 'left'.*fault of kind 'launch'"),
+        ("kernel", "Acting 'left'", r"Acting 'left'.*fault of kind 'kernel'"),
+        ("copy", "x", r"'x@sim:0'.*fault of kind 'copy'"),
+        ("event", "the end of a run", r"the end of a run.*fault of kind 'event'"),
+    ],
+)
+def test_a_device_that_fails_fails_one_run(
+    device: Place, simulate: Setting, acts: Acts, kind: str, match: str, message: str
+) -> None:
+    armed = [False]
+    fault = Fault(kind, match=lambda label: armed[0] and match in label)
+    runtime = simulate(faults=[fault])
+    with device.compile() as executor:
+        with beside(executor, acts):
+            armed[0] = True
+            with pytest.raises(OperatorError, match=message) as caught:
+                executor.run(feed(LEFT), timeout=PATIENCE)
+            assert isinstance(caught.value.__cause__, DeviceError)
+            assert runtime.faults.met == {kind: 1}
+        serves(executor, acts)
+
+
+def test_a_kernel_that_hangs_is_given_up_when_the_timeout_is_over(
+    device: Place, simulate: Setting, acts: Acts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "ABANDON_AFTER", 0.01)
+    hang = Fault("hang", match="Acting 'left'", nth=2)
+    runtime = simulate(faults=[hang])
+    with device.compile() as executor:
+        with beside(executor, acts), pytest.raises(RunTimeoutError, match=r"not done within 0\.01 seconds"):
+            executor.run(feed(LEFT), timeout=0.01)
+        assert runtime.faults.met == {"hang": 1}
+        assert acts.behind[LEFT] == 0
+        serves(executor, acts)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_cancelled_await_gives_up_a_kernel_that_hangs(
+    device: Place, simulate: Setting, acts: Acts, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr(drain, "ABANDON_AFTER", 0.01)
+    hang = Fault("hang", match="Acting 'left'", nth=2)
+
+    async def main(executor: dagexec.Executor) -> None:
+        with anyio.move_on_after(0.01) as scope:
+            await executor.run_async(feed(LEFT))
+        assert scope.cancelled_caught
+        assert executor.statistics().running == 1  # the one beside
+
+    simulate(faults=[hang])
+    with device.compile() as executor:
+        with beside(executor, acts):
+            anyio.run(main, executor, backend=backend)
+        serves(executor, acts)
+
+
+def test_memory_of_a_device_that_does_not_suffice_fails_the_run_that_asks_for_it(
+    device: Place, simulate: Setting, acts: Acts
+) -> None:
+    runtime = simulate(memory_limit=100_000)
+    with device.compile() as executor:
+        with beside(executor, acts):
+            for _ in range(2):
+                with pytest.raises(ResourceError, match=r"sim:0: out of memory: .* of 100,000 bytes"):
+                    executor.run(feed(rows=2_000), timeout=PATIENCE)
+        serves(executor, acts)
+        assert runtime.statistics().peak_bytes <= 100_000
+
+
+def test_memory_of_a_device_that_does_not_suffice_for_a_feed_leaves_the_blob_as_it_was(simulate: Setting) -> None:
+    runtime = simulate(memory_limit=1_000)
+    workspace = dagexec.Workspace()
+    workspace.feed_blob("x", np.ones(100, np.float32), device="sim:0")
+    with pytest.raises(ResourceError, match=r"sim:0: out of memory: an allocation of [\d,]+ bytes"):
+        workspace.feed_blob("y", np.ones(1_000, np.float32), device="sim:0")
+    np.testing.assert_array_equal(workspace.fetch_blob("x"), np.ones(100))
+    assert runtime.statistics().allocated_bytes <= 1_000
+    workspace.feed_blob("y", np.zeros(3, np.float32), device="sim:0")
+    np.testing.assert_array_equal(workspace.fetch_blob("y"), np.zeros(3))
+
+
+def test_the_first_error_of_two_streams_is_kept_and_the_other_attached(simulate: Setting, acts: Acts) -> None:
+    place = Place("sim:0", "async_dag")
+    both = threading.Barrier(2)
+
+    def fail(side: str) -> Callable[[], object]:
+        def act() -> None:
+            both.wait(PATIENCE)
+            raise ValueError(side)
+
+        return act
+
+    simulate()
+    with place.compile(replicas=1, streams_per_worker=2) as executor:
+        acts.does.update({1: fail("the left one"), 2: fail("the right one")})
+        with pytest.raises(OperatorError, match=r"ValueError: the \w+ one") as caught:
+            executor.run(feed(BOTH), timeout=PATIENCE)
+        other = "right" if "left one" in str(caught.value) else "left"
+        assert [f"the {other} one" in note for note in caught.value.__notes__] == [True]
+        assert caught.value.__notes__[0].startswith(f"secondary error: Acting '{other}'")
         acts.does.clear()
         serves(executor, acts)
