@@ -6,8 +6,8 @@
     one a device                 one a stream      kernels (X) and waits for events, on the device's clock
 
 Arrows (s, f) lead from the chain that made another ready to that one when a different worker took it, and from the
-kernel before an event to the kernel that waited for it on another stream. The end of a run that failed is an instant (i)
-with the error.
+kernel before an event to the kernel that waited for it on another stream. An instant (i) with the error is where
+a run failed.
 
 Processes are numbered from 1 and tracks from there on: Perfetto takes a number for one thread wherever it appears.
 

@@ -3,9 +3,9 @@
     net[index]  type  outputs  worker or stream  milliseconds  GFLOP/s  GB/s
 
 The rates are what the operator reached, by the operations and bytes that its schema's `cost` says; blank where it says
-none. An operator on a device is printed when its kernel has run, with the stream and the device's time; what fails there
-is told of by the line of a run that failed, `net  run failed: ...`. The variable is read when a net is made; without
-it a run pays nothing.
+none. An operator on a device is printed when its kernel has run, with the stream and the device's time; what fails
+there is told of by the last line of a run that failed, `net  run failed: ...`. The variable is read when a net is made;
+without it a run pays nothing.
 """
 
 from __future__ import annotations

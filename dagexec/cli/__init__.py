@@ -1,7 +1,7 @@
-"""The command line, one module a command: `dagexec run`, `compare`, `inspect`, `check`, `explore`, `stress`, `operators`.
+"""The command line: `dagexec run`, `compare`, `inspect`, `check`, `explore`, `stress` and `operators`, a module each.
 
-Exit status: 0 when the answer is right, 1 when results differ or a check finds a defect, 2 when the input or the usage is wrong. What dagexec
-raises on purpose is printed as one message, without a traceback.
+Exit status: 0 when the answer is right, 1 when results differ or a check finds a defect, 2 when the input or the usage
+is wrong. What dagexec raises on purpose is printed as one message, without a traceback.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def run_command(
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE.npz", help="Save the outputs.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE.json", help="Save a trace of the first run for chrome://tracing or Perfetto."),
+        typer.Option("--trace", metavar="FILE.json", help="Save a trace of the first run, for Perfetto."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -109,7 +109,8 @@ def test_workers_and_streams_beyond_the_chains_change_nothing_and_cost_nothing(
     seconds = [float(1 + index % 3) for index in range(len(graph))]
     plan = build_plan(graph, seconds)
     chains = max(1, len(plan.chains))
-    for enough, more in ((Machine(1, chains), Machine(1, 10**18)), (Machine(chains, chains**2), Machine(10**9, 10**18))):
+    many = Machine(10**9, 10**18)
+    for enough, more in ((Machine(1, chains), Machine(1, 10**18)), (Machine(chains, chains**2), many)):
         found = (predict(plan, replace(machine, launch_seconds=launch_seconds), seconds) for machine in (enough, more))
         assert next(found) == pytest.approx(next(found))
 
