@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -90,9 +90,7 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
     `shapes` gives or overrides the shapes of inputs. Raises FeedError for an input whose shape nobody tells.
     """
     given = dict(shapes or {})
-    unknown = sorted(set(given) - set(model.inputs))
-    if unknown:
-        raise FeedError(f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}")
+    require_inputs(model, given)
     random = np.random.default_rng(seed)
     needed = model.needed_inputs()
     feeds: dict[str, Array] = {}
@@ -116,6 +114,13 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
         else:
             feeds[name] = random.integers(0, 2 if meta is BOOL else 10, shape).astype(meta.numpy)
     return feeds
+
+
+def require_inputs(model: Model, names: Iterable[str]) -> None:
+    """Raises FeedError if shapes are given for `names` that are no inputs of `model`."""
+    unknown = sorted(set(names) - set(model.inputs))
+    if unknown:
+        raise FeedError(f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}")
 
 
 def compare(

@@ -14,7 +14,7 @@ from rich.text import Text
 from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.json_output import print_json
-from dagexec.comparison import random_feeds
+from dagexec.comparison import random_feeds, require_inputs
 from dagexec.executor import compile
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
 
@@ -39,7 +39,9 @@ def check_command(
     as_json: JsonOption = False,
 ) -> None:
     """Prove that MODEL orders every pair of conflicting accesses, in every schedule; exit 1 with those it does not."""
+    shapes = parse_shapes(shape or ())
     loaded = read_model(model)
+    require_inputs(loaded, shapes)
     with compile(
         loaded,
         net_type=net_type,
@@ -48,7 +50,6 @@ def check_command(
         operator_arguments=parse_arguments(settings),
     ) as executor:
         net = executor.net()
-        shapes = parse_shapes(shape or ())
         by_name = any(info.shape is None and name not in shapes for name, info in loaded.inputs.items())
         if not by_name:
             for name, array in random_feeds(loaded, shapes).items():

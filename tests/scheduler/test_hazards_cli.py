@@ -84,6 +84,12 @@ def test_without_shapes_blobs_go_by_name_and_that_is_said(cli: Cli) -> None:
     assert "Proved" in out
 
 
+def test_a_shape_for_what_is_no_input_is_refused_also_where_other_shapes_are_not_known(cli: Cli) -> None:
+    status, out, err = cli(LENET, "--shape", "dada=1,1,28,28")
+    assert (status, out) == (2, "")
+    assert "shapes given for ['dada']; its inputs are ['data']" in " ".join(err.split())
+
+
 def test_an_onnx_file_is_proved(cli: Cli) -> None:
     status, out, _ = cli(light_model_path("squeezenet"), "--json")
     assert (status, json.loads(out)["holds"]) == (0, True)
