@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from dagexec.core.errors import RunCancelledError
 from dagexec.core.exclusive import LibraryState
@@ -44,6 +45,7 @@ class Drain:
         self._call = call
         self._lock = threads().lock()
         self._left = 0
+        self._attempt = 0
         self._timer: Timer | None = None
         self._done = False
         self._states_left = False
@@ -58,18 +60,27 @@ class Drain:
             self._timer = threads().call_later(ABANDON_AFTER, self._abandon)
 
     def _start(self) -> None:
-        """No worker is in the run any more: wait for the streams."""
+        """No worker is in the run any more: wait for the streams. Anew, if a worker died while it was about to."""
         streams = self._streams.all()
-        self._left = 1 + len(streams)
+        with self._lock:
+            done = self._done
+            self._attempt += 1
+            self._left = 1 + len(streams)
+            self._states_left = False
+            one_done = partial(self._one_done, self._attempt)
+        if done:
+            self._call(self._finished)
+            return
         for stream in streams:
             event = runtime_of(stream.device).event(f"the end of a run of net {self._streams.net!r} on {stream.name}")
             try:
                 event.record(stream)
             except Exception as error:
                 self._wait_without_event(stream, event, error)
+                one_done()
             else:
-                event.when_done(self._one_done)
-        self._one_done()
+                event.when_done(one_done)
+        one_done()
 
     def _wait_without_event(self, stream: Stream, event: Event, error: Exception) -> None:
         """Fail the run, and wait for `stream` on this thread: it could not be asked to tell."""
@@ -77,10 +88,11 @@ class Drain:
         self._run.stop(operator_failure(self._streams.net, f"{event.owner}: recording its event", error, worker))
         self._stopped()
         stream.synchronize()
-        self._one_done()
 
-    def _one_done(self) -> None:
+    def _one_done(self, attempt: int) -> None:
         with self._lock:
+            if attempt != self._attempt or self._done:
+                return
             self._left -= 1
             if self._left:
                 return
@@ -93,7 +105,7 @@ class Drain:
         if states:
             mine = self._streams.all()
             for state in states:
-                state.give_up(mine, self._one_done)
+                state.give_up(mine, partial(self._one_done, attempt))
             return
         if timer is not None:
             timer.cancel()

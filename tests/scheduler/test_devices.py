@@ -347,3 +347,27 @@ def test_threads_that_come_and_go_leave_no_streams_behind(net_class: type[BaseNe
             caller.start()
             caller.join(30)
         assert runtime.statistics().leased <= 2
+
+
+def test_the_end_of_a_run_that_is_announced_twice_comes_when_every_stream_is_done(gate: threading.Event) -> None:
+    """As by the worker that takes the place of one that died while it announced it."""
+    other_gate = threading.Event()
+    definition = on_devices(net_of([[], []], op_type="Held"), [SIM])
+    definition.op[1].type = "HeldToo"
+    with (
+        temporary_operator("HeldToo", lambda _operator: other_gate.wait(60)),
+        simulated(SIM),
+        AsyncDAGNet(definition, Workspace(), num_workers=1, streams_per_worker=2) as net,
+    ):
+        told, announced = threading.Semaphore(0), threading.Event()
+        run = net.new_run(told.release)
+        announce = run.finished
+        run.finished = lambda: (announce(), announce(), announced.set())
+        net._running_pool().submit(run)
+        assert announced.wait(30)
+        other_gate.set()
+        assert net.streams.all()[1].synchronize(30)
+        assert not told.acquire(timeout=0.05)
+        gate.set()
+        assert told.acquire(timeout=30)
+        net.run(timeout=30)
