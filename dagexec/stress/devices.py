@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dagexec.core.device import Device
-from dagexec.core.exclusive import library_state
+from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of
 from dagexec.core.sim import Fault, sim_runtime, simulated
 from dagexec.core.threads import new_gate, threads
@@ -78,6 +78,20 @@ class PreparedDevices:
         self.failing = False
         self.hanging = False
         self._places = places
+        self._states: list[LibraryState] = []
+
+    def make_states(self) -> None:
+        """Have the library states made that nets may use: they are the device's, and stay with it."""
+        self._states = [
+            library_state(Device.parse(name), index) for name in self._places for index in range(LIBRARY_STATES)
+        ]
+
+    def settle(self) -> None:
+        """Wait for the devices, and let library states forget failures, as they else do at their next use."""
+        for runtime in _runtimes(self._places):
+            runtime.synchronize()
+        for state in self._states:
+            state.stream.reset()
 
     def faults_met(self) -> Counter[str]:
         """How many faults of each kind the devices have had so far."""
@@ -106,9 +120,7 @@ def prepared_devices(devices: Sequence[str], settings: SimSettings | None) -> It
         memory_limit=settings.limit_bytes,
         faults=[prepared.fault(kind, at) for kind, at in settings.faults],
     ):
-        for place in places:
-            for index in range(LIBRARY_STATES):
-                library_state(Device.parse(place), index)  # they are the device's, and stay with it
+        prepared.make_states()
         yield prepared
 
 
