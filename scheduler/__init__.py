@@ -14,12 +14,14 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
    On a device, the locks of turns (`dagexec.core.exclusive`), held while an operator is launched: that of the shared
    buffer first, then that of the library state.
 6. `Drain._lock` - guards how many streams a run still waits for, and its timer.
-7. Locks of streams and devices: `NetStreams._lock` and `DeviceStreams._lock` around what a net has leased,
-   `LibraryState._table`, and those inside a device's runtime: its pools, then a stream, then its driver
-   (`dagexec.core.sim`). No kernel and no callback of an event runs under one of them.
-8. Locks of the core around a table, under which nothing else is taken: `SharedBuffer._announce`, `Constant._lock` (what
-   is derived from a constant tensor is computed under it), and that of the convolution choices; and the locks of
-   observers, such as `hazards.Detector._lock`, which are told of launches with a turn held.
+7. Locks of streams and devices: `NetStreams._lock` and `DeviceStreams._lock` around what a net has leased; the core's
+   table of runtimes and `DeviceRuntime._making`, under which runtimes and library states are made; and those inside
+   a device's runtime: its pools, then a stream, then its driver (`dagexec.core.sim`). No kernel and no callback of an
+   event runs under one of them.
+8. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
+   `LibraryState._table`, `Constant._lock` (what is derived from a constant tensor is computed under it), and that of
+   the convolution choices; and the locks of observers, such as `Trace._lock`, `RunsUnderWay._lock` and
+   `hazards.Detector._lock`, which are told of launches with a turn held.
 
 A worker's wake-up and the gate of a waiting caller are semaphores, not locks: they are waited on with nothing held.
 """
