@@ -1,10 +1,14 @@
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from dagexec import Workspace
+from dagexec.core.conversion import Conversion, ConvertedStep
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
 from dagexec.core.errors import OperatorError
 from dagexec.core.graph import build_graph
@@ -156,7 +160,13 @@ def test_steps_before_and_after_the_operators_are_part_of_the_chain_and_the_wait
     graph = build_graph(net_of([[], [0]]))
     run = ObservedRun(diary, graph, (), build_plan(graph, [1.0, 1.0]))
     order: list[str] = []
-    named = {name: (lambda name=name: order.append(name)) for name in ("wait", "a", "b", "record")}
+    times: dict[str, int] = {}
+
+    def note(name: str) -> None:
+        order.append(name)
+        times[name] = time.perf_counter_ns()
+
+    named = {name: partial(note, name) for name in ("wait", "a", "b", "record")}
     steps = run.chain(0, [named["a"], named["b"]], waits=[named["wait"]], after=[named["record"]])
     assert len(steps) == 4
     for step in steps:
@@ -168,7 +178,39 @@ def test_steps_before_and_after_the_operators_are_part_of_the_chain_and_the_wait
     ]  # fmt: skip
     [(chain, worker, start, end)] = diary.named("event_waited")
     assert (chain, worker) == (0, "MainThread")
-    assert start <= end
+    assert start <= times["wait"] <= end <= times["a"]
+    [(chain, _, start, end, error)] = diary.named("chain_stopped")
+    assert (chain, error) == (0, None)
+    assert start <= times["wait"] <= times["record"] <= end
+
+
+def test_conversions_before_and_after_an_operator_are_told_with_their_times() -> None:
+    diary = Diary()
+    graph = build_graph(net_of([[]]))
+    times: list[int] = []
+    packed = TensorDescriptor.packed((2,))
+    before, after = (
+        Conversion(blob, packed, packed, lambda: times.append(time.perf_counter_ns())) for blob in ("in", "out")
+    )
+    converted = ConvertedStep((before,), lambda: times.append(time.perf_counter_ns()), (after,))
+    (step,) = ObservedRun(diary, graph, ()).chain(0, [converted])
+    step()
+    (_, _, first, start_in, end_in), (_, _, second, start_out, end_out) = diary.named("converted")
+    assert (first, second) == (before, after)
+    assert start_in <= times[0] <= end_in <= times[1] <= start_out <= times[2] <= end_out
+
+
+def test_the_owner_of_a_run_is_told_of_its_end_even_if_an_observer_raises_then() -> None:
+    class Broken(Observer):
+        def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
+            raise RuntimeError("observer broke")
+
+    told: list[str] = []
+    with DAGNet(net_of([[]]), Workspace(), num_workers=1) as net:
+        run = net.new_run(lambda: told.append("owner"), Broken())
+        with pytest.raises(RuntimeError, match="observer broke"):
+            run.finished()
+    assert told == ["owner"]
 
 
 def test_an_observer_that_raises_ends_the_run_with_its_error() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from dagexec import Workspace
+from dagexec.core.conversion import Conversion
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.errors import ModelFormatError, OperatorError
 from dagexec.core.event import HostEvent
 from dagexec.core.operator import Operator
@@ -15,7 +17,7 @@ from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import ObservedRun
 from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import RunSeconds, Span, Trace
+from dagexec.scheduler.trace import ChainSpan, RunSeconds, Span, Trace
 from dagexec.scheduler.trace_file import trace_events
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.scheduler.test_observers import stream
@@ -239,6 +241,39 @@ def test_there_is_no_arrow_to_or_from_a_kernel_that_never_ran() -> None:
     assert len(of_category(events, "kernel")) == 2
 
 
+def test_there_is_no_arrow_from_a_stream_to_itself() -> None:
+    trace = Trace()
+    only, done = stream("sim:0 stream 0"), event("chain 0")
+    before, after = kernel("before"), kernel("after")
+    trace.launched(only, before)
+    trace.recorded(only, done)
+    trace.waits(only, done)
+    trace.launched(only, after)
+    trace.executed(only, before, 0.0, 1.0)
+    trace.executed(only, after, 1.0, 2.0)
+    assert len(of_category(trace_events(trace), "kernel")) == 2
+    assert not of_category(trace_events(trace), "event")
+
+
+def test_tracks_of_streams_are_in_the_order_of_their_numbers() -> None:
+    trace = Trace()
+    for number in (10, 2, 9):
+        trace.executed(stream(f"sim:0 stream {number}"), kernel("k"), 0.0, 1.0)
+    tracks = [(event["tid"], event["args"]["name"]) for event in trace_events(trace) if event["name"] == "thread_name"]
+    assert [name for _, name in sorted(tracks)] == ["sim:0 stream 2", "sim:0 stream 9", "sim:0 stream 10"]
+
+
+def test_a_span_comes_before_those_within_it_that_start_at_the_same_time() -> None:
+    trace = Trace()
+    with SimpleNet(net_of([[]]), Workspace()) as net:
+        ObservedRun(trace, net.graph, net.operators)
+        trace.spans.append(Span(0, "w", trace.runs[0].started, trace.runs[0].started + 5))
+        trace.chains.append(ChainSpan(0, "w", *[trace.runs[0].started] * 2, trace.runs[0].started + 9, 0))
+        trace.spans.append(Span(0, "w", trace.runs[0].started, trace.runs[0].started + 3, run=0))
+    spans = [event for event in trace_events(trace) if event["ph"] == "X"]
+    assert [event["dur"] for event in spans] == [0.009, 0.005, 0.003]
+
+
 def test_the_next_use_of_an_event_starts_its_arrow_anew() -> None:
     trace = Trace()
     left, right = stream("sim:0 stream 0"), stream("sim:0 stream 1")
@@ -283,6 +318,9 @@ def test_the_trace_of_a_run_that_failed_can_be_written_too(tmp_path: Path) -> No
 def test_operator_seconds_are_medians_over_runs_and_those_of_the_device_where_there_is_one() -> None:
     trace = Trace()
     trace.spans.extend(Span(0, "t", 0, nanoseconds) for nanoseconds in (5, 1_000, 3))
+    packed = TensorDescriptor.packed((2,))
+    conversion = Conversion("x", packed, packed, lambda: None)  # within the operator's span, which has its time
+    trace.spans.extend(Span(0, "t", 0, nanoseconds, conversion) for nanoseconds in (1, 1, 1))
     assert trace.operator_seconds(2) == [5e-9, 0.0]
     with SimpleNet(net_of([[]]), Workspace()) as net:
         ObservedRun(trace, net.graph, net.operators)

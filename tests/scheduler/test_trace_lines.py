@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,6 +90,17 @@ def product(rows: int, inner: int, columns: int) -> tuple[NetDef, Workspace]:
     return NetDef(name="n", op=[operator_def("MatMul", ["a", "b"], ["c"])]), workspace
 
 
+@pytest.mark.usefixtures("lines_wanted")
+def test_a_line_is_one_write_so_that_those_of_several_workers_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[str] = []
+    definition, workspace = product(2, 2, 2)
+    with SimpleNet(definition, workspace) as net:
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(write=writes.append))
+        net.run()
+    assert len(writes) == 1
+    assert writes[0].endswith("\n")
+
+
 def test_the_rates_are_the_cost_of_the_schema_over_the_time() -> None:
     definition, workspace = product(10, 20, 30)
     with SimpleNet(definition, workspace) as net:
@@ -97,6 +109,7 @@ def test_the_rates_are_the_cost_of_the_schema_over_the_time() -> None:
         line = operator_line(run, 0, "w", 1e-6)
     found = re.search(r" 0\.001 ms +(\S+) GFLOP/s +(\S+) GB/s$", line)
     assert found is not None, line
+    assert operator_line(run, 0, "w", 0.0).endswith(" 0.000 ms"), "no rate without a time"
     assert float(found[1]) == pytest.approx(2 * 10 * 20 * 30 / 1e-6 / 1e9)
     assert float(found[2]) == pytest.approx(4 * (10 * 20 + 20 * 30 + 10 * 30) / 1e-6 / 1e9)
 
