@@ -90,6 +90,12 @@ def test_siblings_do_not_queue_up_behind_each_other_on_the_stream_of_their_paren
     assert predict_device(plan, Machine(1, 1), [1.0] * 4) == pytest.approx(4.0)
 
 
+def test_a_worker_settles_a_chain_before_it_launches_the_next() -> None:
+    plan = plan_of([[], [], []], [0.1, 0.1, 0.1])
+    found = predict(plan, Machine(1, 3, chain_seconds=10.0, launch_seconds=0.5), [0.1, 0.1, 0.1])
+    assert found == pytest.approx(3 * (0.5 + 10.0))
+
+
 def test_a_chain_on_the_host_waits_for_what_it_needs_of_the_device() -> None:
     plan = plan_of([[], [0], [1]], [1.0, 1.0, 1.0])
     chain_of = {chain: number for number, chain in enumerate(plan.chains)}
