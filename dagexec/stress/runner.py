@@ -21,9 +21,11 @@ import dagexec
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
+    DeviceError,
     FeedError,
     OperatorError,
     QueueFullError,
+    ResourceError,
     RunTimeoutError,
 )
 from dagexec.core.shared_buffer import create_shared_buffer
@@ -36,6 +38,8 @@ from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
 from dagexec.stress.devices import Holdings, PreparedDevices, lost, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
+
+_DEVICE_ERRORS = (OperatorError, DeviceError, ResourceError)
 
 PATIENCE_WITH_HANGS = 0.1
 """Seconds that callers wait where a kernel may hang for ever."""
@@ -149,7 +153,8 @@ class _CaseRun:
             try:
                 executors = [opened.enter_context(self._compile()) for _ in range(case.executors)]
             except DagexecError as error:
-                self._expect(self._troubled, f"the net does not compile: {error!r}")
+                expected = self._troubled and isinstance(error, _DEVICE_ERRORS)
+                self._expect(expected, f"the net does not compile: {''.join(_lines(error))}")
                 self.tally["executors not compiled"] += 1
                 return
             self._devices.hanging = True  # from here on, all who wait have a timeout
@@ -282,7 +287,7 @@ class _CaseRun:
             self._expect(named and bool(request.failures), f"an operator failed that was not told to: {text}")
             self._expect(error.__cause__ is not None, f"an OperatorError without a cause: {text}")
         else:
-            self._expect(self._troubled and isinstance(error, DagexecError), f"an error of the wrong kind: {text}")
+            self._expect(self._troubled and isinstance(error, _DEVICE_ERRORS), f"an error of the wrong kind: {text}")
 
     def _check_alive(self, executors: list[Executor]) -> None:
         """All replicas serve clean runs, at the same time, and no request is left in an executor."""
@@ -300,8 +305,8 @@ class _CaseRun:
     def _serve_clean(self, executor: Executor, request: Request) -> None:
         try:
             self._judge(request, executor.run(self._net.feeds(request.feed)))
-        except DagexecError:
-            if not self._limited:
+        except Exception as error:
+            if not (self._limited and isinstance(error, _DEVICE_ERRORS)):
                 self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
 
     def _check_closed(self, executors: list[Executor]) -> None:
