@@ -162,7 +162,7 @@ def compare(
         crowd = stack.enter_context(compiled("simple", cores, cores)) if cores > 1 else None
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
         calibrator = Calibrator(executors["simple", 1], crowd, inputs)
-        seconds = _measure(executors, calibrator, inputs, repeat, progress)
+        seconds = measure(executors, calibrator, inputs, repeat, progress)
         plans = {key: executor.net().plan for key, executor in executors.items()}
     base = statistics.median(seconds["simple", 1])
     plan = plans[next((key for key in plans if key[0] != "simple"), ("simple", 1))]
@@ -174,7 +174,7 @@ def compare(
     return Comparison(model.name, len(plan.graph), repeat, rows, calibration, predictions)
 
 
-def _measure(
+def measure(
     executors: Mapping[tuple[str, int], Executor],
     calibrator: Calibrator,
     inputs: Mapping[str, Array],

@@ -1,14 +1,17 @@
 """Predictions from measured times: by hand-made calibrations, and beside what the runtimes really take."""
 
+import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
 
-from dagexec.comparison import compare
+from dagexec.comparison import compare, measure
 from dagexec.core.graph import build_graph
 from dagexec.scheduler.plan import build_plan
-from dagexec.what_if import Calibration, slowdown_up_to, what_if
+from dagexec.scheduler.trace import Span, Trace
+from dagexec.what_if import Calibration, Calibrator, slowdown_up_to, what_if
 from tests.nets import net_of, parents_from_edges
 from tests.test_cli import Cli, cli  # noqa: F401
 
@@ -48,6 +51,57 @@ def test_the_slowdown_between_one_core_and_all_is_on_a_straight_line() -> None:
     assert slowdown_up_to(2, 1.5) == (1.0, 1.5)
     assert slowdown_up_to(3, 1.5) == (1.0, 1.25, 1.5)
     assert slowdown_up_to(2, 0.9) == (1.0, 1.0)
+
+
+class TimedExecutor:
+    """Each run adds spans of the next row of seconds, one an operator, to the trace it is given."""
+
+    num_workers = 2
+
+    def __init__(self, *runs: tuple[float, ...]) -> None:
+        self._runs = list(enumerate(runs))
+        self._lock = threading.Lock()
+
+    def run(self, inputs: object, trace: Trace) -> None:
+        with self._lock:
+            number, seconds = self._runs.pop(0)
+            ends = [0, *itertools.accumulate(round(second * 1e9) for second in seconds)]
+            trace.spans += [Span(index, "w", *ends[index : index + 2], run=number) for index in range(len(seconds))]
+
+
+def test_a_calibration_is_made_of_medians_and_of_what_the_operators_take_longer_on_all_cores() -> None:
+    plan = build_plan(build_graph(net_of([[], [0]])), [1.0, 1.0])
+    alone = TimedExecutor((1e-3, 3e-3), (2e-3, 4e-3), (1e-3, 5e-3))
+    crowd = TimedExecutor((4e-3, 4e-3), (2e-3, 4e-3), (4e-3, 4e-3), (5e-3, 5e-3), (6e-3, 6e-3), (6e-3, 6e-3))
+    calibrator = Calibrator(alone, crowd, {})  # type: ignore[arg-type]
+    for _ in range(3):
+        calibrator.run()
+    found = calibrator.calibration(plan)
+    # medians 1 and 4 ms, brought to the median of the runs' sums 4, 6 and 6 ms
+    assert found.operator_seconds == pytest.approx((1e-3 * 6 / 5, 4e-3 * 6 / 5))
+    # (8 + 6) / 2 over 4, (8 + 10) / 2 over 6, 12 over 6: the median is 7 / 4
+    assert found.slowdown == pytest.approx((1.0, 1.75))
+    assert found.run_seconds < 0  # no time has passed beside the operators' made-up times
+    assert found.chain_seconds >= 0
+    assert found.wake_seconds > 0
+
+
+def test_each_round_of_a_comparison_begins_with_another_runtime_and_calibrations_go_on_when_there_are_few() -> None:
+    order: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, *_: object) -> None:
+            order.append(self.name)
+
+    executors = {("simple", 1): Named("s"), ("dag", 1): Named("d"), ("async_dag", 1): Named("a")}
+    done: list[float] = []
+    seconds = measure(executors, Named("c"), {}, 3, done.append)  # type: ignore[arg-type]
+    assert "".join(order) == "sdac" + "dasc" + "asdc" + "cc"
+    assert [len(row) for row in seconds.values()] == [3, 3, 3]
+    assert done == pytest.approx([number / 14 for number in range(1, 15)])
 
 
 def test_compare_predicts_from_simple_nets_times_alone() -> None:
