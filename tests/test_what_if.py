@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from dagexec.comparison import compare, measure
+import dagexec
+from dagexec.comparison import compare, measure, random_feeds
 from dagexec.core.graph import build_graph
 from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.trace import Span, Trace
@@ -121,6 +122,17 @@ def test_compare_predicts_from_simple_nets_times_alone() -> None:
     assert [row.workers for row in comparison.what_if] == [1, 8]
     assert done == sorted(done)
     assert done[-1] == 1.0
+
+
+def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
+    comparison = compare("zoo:squeezenet", net_types=("dag",), workers=(1, 2), repeat=1)
+    with dagexec.compile("zoo:squeezenet", net_type="dag") as executor:
+        executor.run(random_feeds(executor.model))
+        plan = executor.net().plan
+    for row in comparison.rows[1:]:
+        seconds = comparison.calibration.predict(plan, comparison.calibration.machine(row.workers))
+        assert row.predicted_ms == pytest.approx(seconds * 1e3)
+        assert row.predicted_ratio == pytest.approx(row.predicted_ms / row.median_ms)
 
 
 def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) -> None:  # noqa: F811

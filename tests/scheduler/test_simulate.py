@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
-from dagexec.scheduler.calibration import measure_costs
+from dagexec.scheduler import calibration
+from dagexec.scheduler.calibration import SchedulingCosts, measure_costs
 from dagexec.scheduler.plan import Plan, build_plan
 from dagexec.scheduler.simulate import (
     Machine,
@@ -96,6 +97,21 @@ def test_a_worker_settles_a_chain_before_it_launches_the_next() -> None:
     assert found == pytest.approx(3 * (0.5 + 10.0))
 
 
+def test_a_chain_goes_to_a_stream_that_is_idle_before_the_next_in_turn() -> None:
+    plan = plan_of([[], [], []], [10.0, 1.0, 1.0])
+    machine = Machine(1, 2, chain_seconds=2.0, launch_seconds=0.5)
+    assert predict(plan, machine, [10.0, 1.0, 1.0]) == pytest.approx(0.5 + 10.0)
+
+
+def test_workers_launch_side_by_side_and_launching_is_part_of_the_bound() -> None:
+    plan = plan_of([[], [], []], [0.1, 0.1, 0.1])
+    for workers in (1, 2, 3):
+        machine = Machine(workers, 3, launch_seconds=1.0)
+        launches = -(-3 // workers)
+        assert predict(plan, machine, [0.1, 0.1, 0.1]) == pytest.approx(launches + 0.1)
+        assert machine_bound(plan, machine) == pytest.approx(3 / workers)
+
+
 def test_a_chain_on_the_host_waits_for_what_it_needs_of_the_device() -> None:
     plan = plan_of([[], [0], [1]], [1.0, 1.0, 1.0])
     chain_of = {chain: number for number, chain in enumerate(plan.chains)}
@@ -162,6 +178,16 @@ def test_a_machine_has_a_worker() -> None:
         Machine(0)
     assert Machine(4, 2).streams_per_worker == 1
     assert Machine(2, 5).streams_per_worker == 2
+
+
+def test_the_cost_of_a_chain_is_what_a_run_takes_after_the_wake_up_over_its_chains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration, "_wake_seconds", lambda pool: 1.0)
+    monkeypatch.setattr(calibration, "_run_seconds", lambda pool, plan: 1.0 + 0.5 * len(plan.chains))
+    assert measure_costs(plan_of([[], [], []], [1.0] * 3), 3) == SchedulingCosts(1.0, 0.5)
+    monkeypatch.setattr(calibration, "_run_seconds", lambda pool, plan: 0.9)
+    assert measure_costs(plan_of([[]], [1.0]), 3).chain_seconds == 0.0
 
 
 def test_what_scheduling_costs_is_measured() -> None:
