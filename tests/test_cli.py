@@ -88,6 +88,16 @@ def test_a_trace_on_a_simulated_device_has_the_times_that_operators_are_estimate
     assert all(event["dur"] > 0 for event in computed)
 
 
+def test_printed_lines_are_not_broken_by_a_display(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGEXEC_TRACE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    status, _, err = cli("run", "zoo:lenet", "--repeat", 2)
+    lines = [line for line in err.splitlines() if line.startswith("lenet[")]
+    assert status == 0
+    assert len(lines) == 3 * 8
+    assert "Running" not in err
+
+
 def test_a_run_that_fails_leaves_its_trace(cli: Cli, tmp_path: Path) -> None:
     def body(operator: Operator) -> None:
         raise ValueError("no")

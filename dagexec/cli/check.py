@@ -42,13 +42,13 @@ def check_command(
     shapes = parse_shapes(shape or ())
     loaded = read_model(model)
     require_inputs(loaded, shapes)
-    with compile(
-        loaded,
-        net_type=net_type,
-        device=device,
-        num_workers=num_workers,
-        operator_arguments=parse_arguments(settings),
-    ) as executor:
+    arguments = parse_arguments(settings)
+    with (
+        Console(stderr=True).status(Text(f"Checking {loaded.name}")),
+        compile(
+            loaded, net_type=net_type, device=device, num_workers=num_workers, operator_arguments=arguments
+        ) as executor,
+    ):
         net = executor.net()
         by_name = any(info.shape is None and name not in shapes for name, info in loaded.inputs.items())
         if not by_name:

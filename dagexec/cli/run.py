@@ -26,6 +26,7 @@ from dagexec.core.errors import FeedError
 from dagexec.core.sim import simulated
 from dagexec.executor import compile as compile_model
 from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.trace_lines import line_observer
 from dagexec.what_if import LAUNCH_SECONDS
 
 
@@ -66,13 +67,15 @@ def run_command(
             operator_arguments=arguments,
         ) as executor,
     ):
+        console = Console(stderr=True)
+        quiet = as_json or line_observer() is not None  # whose lines a display would break
         try:
-            outputs = executor.run(feeds, trace=record)
+            with nullcontext() if quiet else console.status("Running for the first time"):
+                outputs = executor.run(feeds, trace=record)
         finally:  # a run that fails has a trace, too
             if trace is not None and record is not None:
                 record.write(trace)
-        console = Console(stderr=True)
-        for _ in track(range(repeat), "Running", console=console, transient=True, disable=as_json or repeat == 1):
+        for _ in track(range(repeat), "Running", console=console, transient=True, disable=quiet or repeat == 1):
             start = time.perf_counter()
             outputs = executor.run(feeds)
             seconds.append(time.perf_counter() - start)
