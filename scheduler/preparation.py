@@ -8,6 +8,7 @@ after it, gets a `CheckedStep` that prepares itself anew when what it was prepar
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -260,10 +261,12 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
     """Operators whose output shapes cannot be told from the input shapes alone, and all that follow from them.
 
     A blob with one such writer counts as dynamic for all its writers, so that none of them keeps an array that
-    another has replaced.
+    another has replaced. So does a blob that one of them reads and that may change its shape within a run, so that it
+    is read in the shape it has then: when a run begins, it has the shape of its last writer.
     """
     dynamic: set[int] = set()
     shared: set[str] = set()  # blobs with a dynamic writer
+    changing = _may_change_shape(graph)
     while True:
         found: set[int] = set()
         unknown: set[str] = set()
@@ -278,8 +281,18 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
                 found.add(index)
                 unknown.update(definition.output)
                 shared.update(definition.output)
+                shared.update(changing.intersection(definition.input))
             else:
                 unknown.difference_update(definition.output)
         if found == dynamic:
             return frozenset(dynamic)
         dynamic = found
+
+
+def _may_change_shape(graph: Graph) -> frozenset[str]:
+    """Blobs that get a value twice, the one before the run counted, other than by operators that work in place."""
+    writes: Counter[str] = Counter()
+    for definition in graph.operators:
+        writes.update({name for name in definition.input if name not in writes})  # there before the run
+        writes.update(set(definition.output) - set(definition.input))
+    return frozenset(name for name, count in writes.items() if count > 1)

@@ -177,7 +177,7 @@ class _Builder:
         self._recent = source.choice([0.0, 0.3, 0.9])  # how deep the net is: how often the newest blob is read
         self._overwriting = source.choice([0.1, 0.25, 0.5])
         self._device = source.choice(options.devices)
-        self._changing = source.random() < 0.3  # blobs change their shape within a run; then none has one from values
+        self._changing = source.random() < 0.3  # blobs change their shape within a run
         self._sticking = source.choice([0.3, 0.7, 0.95])
 
     def build(self) -> RandomNet:
@@ -400,7 +400,7 @@ class _Builder:
     def _dynamic(self) -> None:
         x = self._source(lambda kind: kind.axes == (_WIDTH,))
         bound = self._source(lambda kind: kind == _BOUND)
-        if x is None or bound is None or self._changing:
+        if x is None or bound is None:
             return
         self._cuts += 1
         if self._random.random() < 0.2:
