@@ -81,7 +81,16 @@ class _Placing:
         self._first = NetDef(name=f"{net.name}: parameters to devices")
 
     def place(self, devices: list[Device]) -> PlacedNet:
-        """Go through the operators in order."""
+        """Go through the operators in order.
+
+        What comes after an operator by name of a blob comes after it, and before the next write, on all devices.
+        """
+        away: dict[str, dict[str, None]] = {}
+        for definition, device in zip(self._net.op, devices, strict=True):
+            written_on = _written_on(definition, device)
+            for name in definition.output:
+                if self._homes[name] != written_on:
+                    away.setdefault(name, {})[local_name(name, written_on)] = None
         for definition, device in zip(self._net.op, devices, strict=True):
             placed = OperatorDef()
             placed.CopyFrom(definition)
@@ -94,6 +103,8 @@ class _Placing:
             for position, name in enumerate(definition.output):
                 if self._homes[name] != written_on:
                     placed.output[position] = self._local(name, written_on)
+            for name in definition.control_input:
+                placed.control_input.extend(away.get(name, ()))
             self._placed.op.append(placed)
             for name in dict.fromkeys(definition.output):
                 self._written(name, written_on)

@@ -6,6 +6,7 @@ import pytest
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
+from dagexec.core.graph import build_graph
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.scheduler.copies import insert_copies
 
@@ -116,3 +117,21 @@ def test_a_blob_that_has_the_name_of_a_copy_is_refused() -> None:
     net = net_of(operator("Relu", "x", "x@sim:0"), operator("Relu", "x", "y", SIM))
     with pytest.raises(SchemaError, match=r"net 'net': blob 'x@sim:0' stands for 'x' on sim:0; rename yours"):
         insert_copies(net)
+
+
+def test_a_control_input_orders_also_what_is_written_on_other_devices() -> None:
+    net = net_of(operator("Relu", "x", "a"), operator("Relu", "x", "b"), operator("Tanh", "x", "a", SIM), inputs="x")
+    net.op[1].control_input.append("a")
+    graph = build_graph(insert_copies(net).net)
+    kinds = [definition.type for definition in graph.operators]
+    assert kinds == ["Relu", "Relu", "CopyFromCPUInput", "Tanh", "EnsureCPUOutput"]
+    assert 1 in graph.parents[3]
+    assert 0 in graph.parents[1]
+
+
+def test_a_control_input_comes_after_a_write_on_another_device() -> None:
+    net = net_of(operator("Relu", "x", "a"), operator("Tanh", "x", "a", SIM), operator("Relu", "x", "b"), inputs="x")
+    net.op[2].control_input.append("a")
+    graph = build_graph(insert_copies(net).net)
+    assert [definition.type for definition in graph.operators][-2:] == ["EnsureCPUOutput", "Relu"]
+    assert 3 in graph.parents[4]
