@@ -104,6 +104,7 @@ class Drain:
                 timer, self._timer = self._timer, None
         if states:
             mine = self._streams.all()
+            self._stopped()  # what hangs there would hold up everybody who uses them
             for state in states:
                 state.give_up(mine, partial(self._one_done, attempt))
             return
@@ -137,11 +138,14 @@ class Drain:
     def _abandon(self) -> None:
         error = self._run.error or RunCancelledError(f"net {self._streams.net!r}: the run was stopped")
         mine = self._streams.all()
-        for stream in mine:
-            if not stream.is_idle:
-                stream.abandon(error)
+        with self._lock:
+            if self._done:  # the next run may be on the streams by now
+                self._timer = None
+                return
+            for stream in mine:
+                if not stream.is_idle:
+                    stream.abandon(error)
         for state in self._states.values():
-            if state.user in mine:
-                state.stream.abandon(error)
+            state.abandon(mine)
         with self._lock:  # a worker that is in its chain yet may launch more
             self._timer = None if self._done else threads().call_later(ABANDON_AFTER, self._abandon)

@@ -317,9 +317,12 @@ def guarded_launch(operator: Operator, kernel: Kernel, guards: Sequence[str]) ->
 
     def launch(stream: Stream) -> None:
         with ExitStack() as held:
+            put: Callable[[Kernel], None] = stream.launch
+            working = stream
+            if state is not None and uses_state:
+                put, working = held.enter_context(state.use(stream)), state.stream
             if turns is not None:
-                held.enter_context(turns.turn(stream))
-            put = held.enter_context(state.use(stream)) if state is not None and uses_state else stream.launch
+                held.enter_context(turns.turn(working))
             put(kernel)
 
     return launch if turns is not None or uses_state else lambda stream: stream.launch(kernel)
@@ -404,7 +407,10 @@ class LaunchedChains:
                 except BaseException as error:  # a kernel may have raised anything
                     failure = event.stream.failure if event.stream is not None else None
                     if event.stream is not None and failure is not None:
-                        raise device_failure(net, event.stream, failure) from error
+                        failed = device_failure(net, event.stream, failure)
+                        if failed is error:  # the run was stopped
+                            raise
+                        raise failed from error
                     owner = f"{event.owner}: waiting for its event"
                     raise operator_failure(net, owner, error, threading.current_thread().name, number) from error
 

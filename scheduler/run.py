@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dagexec.core.errors import DagexecError, OperatorError, RunCancelledError
+from dagexec.core.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
 from dagexec.core.operator import Step
 
 logger = logging.getLogger("dagexec")
@@ -108,12 +108,12 @@ class Run:
         self.ready.clear()
         if self.error is None:
             self.error = error
-        else:
+        elif error is not self.error:
             self.secondary.append(error)
 
     def failure(self, chain: int, step: Step | None, cause: BaseException, worker: str) -> BaseException:
         """The error to report when `step` of `chain` raised `cause` on `worker`."""
-        if step is None or isinstance(cause, RunCancelledError | OperatorError):
+        if step is None or isinstance(cause, RunCancelledError | RunTimeoutError | OperatorError):
             return cause
         return operator_failure(self.name, self.name_step(chain, step), cause, worker, chain)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from types import TracebackType
 
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
+from dagexec.core.event import EventState
 from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, Stream, runtime_of
 from dagexec.core.threads import threads
 
@@ -94,7 +95,11 @@ class StreamMutex:
                 yield stream
             finally:
                 event = self._runtime.event(f"turn {next(_turns)} at the {self.name}")
-                event.record(stream)
+                try:
+                    event.record(stream)
+                except BaseException:
+                    stream.synchronize()  # nobody could be told to wait for this turn
+                    raise
                 self._last = event
 
 
@@ -122,7 +127,7 @@ class LibraryState:
         self._workspace = runtime.allocate(0)
         self._lock = TurnLock(self.name)
         self._table = threads().lock()  # of the following two and `user`; nothing is called under it
-        self._outcomes: weakref.WeakSet[_Outcome] = weakref.WeakSet()
+        self._line: deque[_Outcome] = deque()  # turns that are not known to be over, in order
         self._told: list[Callable[[], object]] = []
 
     def workspace(self, nbytes: int) -> Array:
@@ -144,14 +149,19 @@ class LibraryState:
         It all comes after what was launched on `stream` before, and before what is launched there afterwards.
         """
         outcome = _Outcome(self, stream)
-        with self._table:
-            self._outcomes.add(outcome)
         with self._lock:
+            with self._table:
+                self._first()
+                self._line.append(outcome)
             if self.stream.failure is not None and self.stream.is_idle:
                 self.stream.reset()  # somebody abandoned it
             turn = next(_turns)
             before = self._runtime.event(f"before turn {turn} at the {self.name}")
-            before.record(stream)
+            try:
+                before.record(stream)
+            except BaseException:
+                self._forget(outcome)
+                raise
             self.stream.observer = stream.observer
             self.stream.follow(before)
             try:
@@ -159,7 +169,12 @@ class LibraryState:
                     yield lambda kernel: self.stream.launch(outcome.watching(kernel))
             finally:
                 after = self._runtime.event(f"after turn {turn} at the {self.name}")
-                after.record(self.stream)
+                try:
+                    after.record(self.stream)
+                except BaseException:
+                    self._forget(outcome)
+                    raise
+                outcome.after = after
                 stream.wait(after)
                 stream.launch(Kernel(outcome.report, f"end of turn {turn} at the {self.name}", 0.0))
 
@@ -167,17 +182,43 @@ class LibraryState:
         """Pass over what `users` have launched here and is not done; call `callback` once none of it runs any more.
 
         A stream that fails passes over its wait for the state's stream too. So when it is idle, work that was launched
-        for it may still stand in line here, and would run when the stream has been reset and has other work.
+        for it may still stand in line here, and would run when the stream has been reset and has other work. It may
+        also hang here: `callback` is called when it does not any more, and `abandon` sees to that.
         """
         with self._table:
-            for outcome in self._outcomes:
+            for outcome in self._line:
                 if outcome.user in users:
                     outcome.given_up = True
-            working = self.user in users
+            first = self._first()
+            after = first.after if first is not None and first.user in users else None
+            working = after is None and self.user in users
             if working:
                 self._told.append(callback)
-        if not working:
+        if after is not None:
+            after.when_done(callback)
+        elif not working:
             callback()
+
+    def abandon(self, users: Collection[Stream]) -> None:
+        """End what hangs here if it is work of `users`, or was given up. All that is in line behind it fails with it."""
+        with self._table:
+            first = self._first()
+            stuck = first is not None and (first.given_up or first.user in users)
+        if stuck:
+            self.stream.abandon(DeviceError(f"the {self.name} was given up: what it was working on was stopped"))
+
+    def _first(self) -> _Outcome | None:
+        """The turn that the state's stream is at, None when there is none left. Call with `_table` held."""
+        line = self._line
+        while line and line[0].after is not None and line[0].after.query() in (EventState.SUCCESS, EventState.FAILED):
+            line.popleft()
+        return line[0] if line else None
+
+    def _forget(self, outcome: _Outcome) -> None:
+        """The turn of `outcome` has no end that could be waited for: what it has launched is passed over."""
+        with self._table:
+            outcome.given_up = True
+            self._line.remove(outcome)
 
     def _begin(self, outcome: _Outcome) -> bool:
         """Whether a kernel of `outcome` is to run, on the device's thread; it runs from here to `_end`."""
@@ -200,6 +241,7 @@ class _Outcome:
 
     def __init__(self, state: LibraryState, user: Stream) -> None:
         self.user = user
+        self.after: Event | None = None
         self.given_up = False
         self.error: BaseException | None = None
         self._state = state
