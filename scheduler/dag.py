@@ -71,9 +71,15 @@ class DAGNet(BaseNet):
 
     def close(self) -> None:
         """Join the threads of the net's own pool. Idempotent."""
+        self._closed = True
+        self._wait_for_run()
         if self._owns_pool and self._pool is not None:
             self._pool.close()
         super().close()
+
+    def _in_run(self) -> bool:
+        """True on the thread that called `run`, and on the workers."""
+        return super()._in_run() or (self._pool is not None and self._pool.is_worker())
 
     def synchronisation(self, plan: Plan) -> Synchronisation:
         """What orders the chains of `plan` on their devices: here nothing, as each is done when its call returns."""
@@ -116,8 +122,17 @@ class DAGNet(BaseNet):
         return launched
 
     def _on_pool(self, finished: Callable[[], object]) -> None:
-        """Have `finished` called by a worker."""
-        self._running_pool().submit(task(f"end of {self.name}", finished))
+        """Have `finished` called by a worker, or right here when the net was closed meanwhile and has none any more."""
+        assert self._pool is not None
+        try:
+            self._pool.submit(task(f"end of {self.name}", finished))
+        except ClosedError:
+            finished()
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps, and of the calls that launch them."""
+        super()._forget_preparations()
+        self._launched = None
 
     def _make_run(self, preparation: Preparation, steps: ChainSteps, finished: Callable[[], object]) -> Run:
         def name_step(chain: int, step: Step) -> str:

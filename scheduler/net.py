@@ -6,6 +6,7 @@ anew. One run of a net goes on at a time; a second caller waits for the first.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from typing import ClassVar, Self
 
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import ClosedError, RunTimeoutError
+from dagexec.core.errors import ClosedError, ResourceError, RunTimeoutError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
@@ -86,6 +87,7 @@ class BaseNet(ABC):
         self._current: Preparation | None = None
         self._run_lock = threads().lock()
         self._closed = False
+        self._runner: threading.Thread | None = None
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(definition.name, streams_per_worker, stream_priority)
         self._lines = line_observer()
@@ -110,10 +112,24 @@ class BaseNet(ABC):
         self.close()
 
     def close(self) -> None:
-        """Release threads and streams; a closed net does not run again. Idempotent."""
+        """Release threads and streams; a closed net does not run again. Idempotent.
+
+        Waits for a run under way on devices, unless it is called from inside that run.
+        """
         self._closed = True
+        self._wait_for_run()
         self._finalizer()
         self.streams.give_back()
+
+    def _wait_for_run(self) -> None:
+        """Block until no thread is in `run` for work on devices: its end needs the streams, and the pool."""
+        if not self.on_host and not self._in_run():
+            with self._run_lock:
+                pass
+
+    def _in_run(self) -> bool:
+        """True on a thread that works for a run, which would wait for itself."""
+        return self._runner is threading.current_thread()
 
     @property
     def plan(self) -> Plan:
@@ -131,8 +147,10 @@ class BaseNet(ABC):
         try:
             if self._closed:
                 raise ClosedError(f"net {self.name!r} is closed")
+            self._runner = threading.current_thread()
             self._execute(self.prepared(), timeout, trace)
         finally:
+            self._runner = None
             self._run_lock.release()
 
     def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
@@ -165,7 +183,10 @@ class BaseNet(ABC):
     def prepared(self) -> Preparation:
         """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""
         current = self._current
-        return current if current is not None and current.in_place() else self._prepare()
+        if current is not None and current.in_place():
+            return current
+        del current  # its memory may be needed
+        return self._prepare()
 
     def _prepare(self) -> Preparation:
         tensors = (blob.value for blob in self._inputs)
@@ -177,12 +198,27 @@ class BaseNet(ABC):
         )
         preparation = self._preparations.pop(signature, None)
         if preparation is None or not preparation.restore(self._own_tensors()):
-            preparation = Preparation(self.operators, self.graph, self._inputs, self._constants)
+            preparation = self._new_preparation()
         self._preparations[signature] = preparation
         if len(self._preparations) > _CACHED_PREPARATIONS:
             self._preparations.popitem(last=False)
         self._current = preparation
         return preparation
+
+    def _new_preparation(self) -> Preparation:
+        """Prepare; where memory does not suffice, once more without what is kept for other shapes."""
+        try:
+            return Preparation(self.operators, self.graph, self._inputs, self._constants)
+        except ResourceError:
+            if not self._preparations:
+                raise
+        self._forget_preparations()
+        return Preparation(self.operators, self.graph, self._inputs, self._constants)
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps and their memory."""
+        self._preparations.clear()
+        self._current = None
 
     def _own_tensors(self) -> frozenset[int]:
         return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
