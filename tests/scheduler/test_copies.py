@@ -135,3 +135,11 @@ def test_a_control_input_comes_after_a_write_on_another_device() -> None:
     graph = build_graph(insert_copies(net).net)
     assert [definition.type for definition in graph.operators][-2:] == ["EnsureCPUOutput", "Relu"]
     assert 3 in graph.parents[4]
+
+
+def test_a_result_goes_where_its_blob_is_and_the_net_stays_what_it_was() -> None:
+    net = net_of(operator("Relu", "x", "y"), inputs="x")
+    net.external_output.append("y")
+    placed = insert_copies(net, lambda name: SIM if name == "y" else None).net
+    assert lines(placed) == ["cpu: Relu x -> y@cpu", "sim:0: CopyFromCPUInput y@cpu -> y"]
+    assert (placed.name, list(placed.external_input), list(placed.external_output)) == ("net", ["x"], ["y"])

@@ -305,3 +305,24 @@ def test_a_turn_at_the_shared_buffer_is_over_when_the_library_state_is_done_with
             states: list[LibraryState] = [state for op in running.operators if (state := op.library_state) is not None]
             assert turns.streams == {state.stream for state in states}
         assert conv_bytes(net, "sim:0", 3) == conv_bytes(net, "cpu", 1)
+
+
+def test_what_fails_in_a_library_state_fails_the_stream_of_its_user_and_no_other() -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    done: list[str] = []
+    with simulated(SIM) as runtime:
+        state, stream, other = library_state(SIM, 0), runtime.lease(), runtime.lease()
+        with state.use(stream) as launch:
+            launch(Kernel(fail, "failing"))
+            launch(Kernel(lambda: done.append("behind it"), "behind it"))
+        with state.use(other) as launch:
+            launch(Kernel(lambda: done.append("other's"), "other's"))
+        stream.synchronize()
+        other.synchronize()
+        assert done == ["other's"]
+        assert stream.failure is not None
+        assert str(stream.failure.error) == "on purpose"
+        assert other.failure is None
+        assert state.stream.failure is None
