@@ -153,7 +153,10 @@ def _uses_shared_buffer(net: NetDef) -> bool:
 
 
 def _parameter_workspace(model: Model) -> Workspace:
-    """The parameters, and the results of the init net; with a shared buffer if that net uses one."""
+    """The parameters, and the results of the init net; with a shared buffer if that net uses one.
+
+    All of it is on the host, wherever the init net runs: `_placed_net` says which device reads what.
+    """
     workspace = Workspace()
     for name, array in model.parameters.items():
         workspace.adopt_blob(name, array)
@@ -161,6 +164,10 @@ def _parameter_workspace(model: Model) -> Workspace:
         if _uses_shared_buffer(model.init_net):
             create_shared_buffer(workspace)
         workspace.run_net_once(model.init_net)
+    for name in workspace.blobs():
+        value = workspace.get_blob(name).value
+        if isinstance(value, Tensor) and value.device != CPU and not value.is_empty:
+            workspace.feed_blob(name, value.fetch(), device=CPU)
     return workspace
 
 

@@ -240,6 +240,6 @@ def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
             if id(blob) not in written:
                 found.setdefault(id(blob), blob)
                 if blob.value is None:
-                    blob.tensor(operator.context)
+                    blob.tensor(None if operator.crosses_devices else operator.context)  # a copy's is fed on the host
         written.update(id(blob) for blob in operator.output_blobs)
     return list(found.values())

@@ -16,6 +16,7 @@ import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.errors import DagexecError, DeviceError, OperatorError
+from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Stream, runtime_of
 from dagexec.core.sim import simulated
@@ -371,3 +372,34 @@ def test_the_end_of_a_run_that_is_announced_twice_comes_when_every_stream_is_don
         gate.set()
         assert told.acquire(timeout=30)
         net.run(timeout=30)
+
+
+@pytest.mark.parametrize("net_class", NETS)
+def test_a_blob_that_is_empty_when_the_net_is_made_is_fed_on_the_host(net_class: type[BaseNet]) -> None:
+    net = NetDef(name="net")
+    net.op.add(type="Relu", input=["x"], output=["a"], device_option=SIM.to_option())
+    net.op.add(type="Relu", input=["x"], output=["b"])
+    workspace = Workspace()
+    workspace.create_blob("x")
+    with simulated(SIM), net_class(net, workspace) as running:
+        workspace.feed_blob("x", np.array([-1, 2], np.float32))
+        running.run()
+        assert workspace.fetch_blob("a").tolist() == workspace.fetch_blob("b").tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_an_init_net_may_fill_parameters_on_a_device(device: str, updated: bool) -> None:
+    init = NetDef(name="init")
+    fill = init.op.add(type="ConstantFill", output=["w"], device_option=SIM.to_option())
+    fill.arg.add(name="shape", ints=[3])
+    fill.arg.add(name="value", f=-2)
+    net = NetDef(name="net", external_input=["x", "w"], external_output=["y"])
+    net.op.add(type="Add", input=["x", "w"], output=["y"])
+    if updated:
+        net.op.add(type="Relu", input=["w"], output=["w"])
+    model = Model("net", net, init, inputs={"x": InputInfo(shape=(3,))}, outputs=("y",))
+    x = np.ones(3, np.float32)
+    with simulated(SIM), dagexec.compile(model, device=device, net_type="async_dag") as executor:
+        assert executor.run({"x": x})["y"].tolist() == [-1, -1, -1]
+        assert executor.run({"x": x})["y"].tolist() == ([1, 1, 1] if updated else [-1, -1, -1])
