@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -144,3 +144,35 @@ def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(DagexecError, match=r"pip install 'dagexec\[telemetry\]'"):
         dagexec.compile(doubled_model(), telemetry=True)
+
+
+class FailingProcessor(SpanProcessor):
+    """Raises at the start or at the end of a span."""
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        if self._when == "start":
+            raise ValueError("no start")
+
+    def on_end(self, span: object) -> None:
+        if self._when == "end":
+            raise ValueError("no end")
+
+
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_a_span_processor_that_raises_is_logged_and_no_run_fails_of_it(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def one() -> None:
+        assert (await executor.run_async({"x": rows(1)}, timeout=PATIENCE))["y"].tolist() == rows(2).tolist()
+
+    provider = TracerProvider()
+    provider.add_span_processor(FailingProcessor(when))
+    with dagexec.compile(doubled_model(), telemetry=provider.get_tracer("failing")) as executor:
+        assert executor.run({"x": rows(1)}, timeout=PATIENCE)["y"].tolist() == rows(2).tolist()
+        anyio.run(one)
+        assert executor.statistics().completed == 2
+    found = [record for record in caplog.records if f"the span of a run could not be {when}ed" in record.getMessage()]
+    assert len(found) == 2
