@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -85,15 +86,16 @@ class Request:
         self.span: Span | None = None
 
     def outcome(self) -> Outputs:
-        """The outputs, or raise what went wrong. To be asked once, as the request lets go of the error."""
+        """The outputs, or raise what went wrong. To be asked once, as the request lets go of both."""
         error, self.error = self.error, None
+        result, self.result = self.result, None
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # its traceback holds this frame
-        assert self.result is not None
-        return self.result
+        assert result is not None
+        return result
 
 
 def outcome_name(error: BaseException | None) -> str:
@@ -117,19 +119,22 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Request, None] = OrderedDict()
-        self._heap: list[tuple[int, int, Request]] = []  # with entries of requests that do not wait any more
-        self._arrivals = 0
+        self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
+        self._arrivals = itertools.count()
         self._overtaken = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __iter__(self) -> Iterator[Request]:
+        """The oldest first."""
+        return iter(self._waiting)
+
     def push(self, request: Request) -> None:
         """Put `request` behind all of its priority."""
         self._waiting[request] = None
         request.queue = self
-        heappush(self._heap, (-request.priority, self._arrivals, request))
-        self._arrivals += 1
+        heappush(self._heap, (-request.priority, next(self._arrivals), request))
 
     def pop(self) -> Request | None:
         """Take the request whose turn it is; None when none waits."""
@@ -138,9 +143,8 @@ class RequestQueue:
             return None
         request = oldest
         if self._overtaken < MOST_OVERTAKEN:
-            request = heappop(self._heap)[2]
-            while request.queue is not self:
-                request = heappop(self._heap)[2]
+            while (request := self._heap[0][2]).queue is not self:
+                heappop(self._heap)
         if request is not oldest:
             self._overtaken += 1
             self._forget(request)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +116,10 @@ def test_clearing_gives_all_oldest_first() -> None:
     assert queue.clear() == requests
     assert (len(queue), queue.pop()) == (0, None)
     assert all(one.queue is None for one in requests)
+
+
+def test_a_request_lets_go_of_its_result_when_it_is_asked_for() -> None:
+    one = request()
+    outputs = one.result = {"y": np.zeros(1)}
+    assert one.outcome() is outputs
+    assert one.result is None
