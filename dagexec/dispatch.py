@@ -66,9 +66,8 @@ class Dispatcher:
         self._lock = threads().lock()
         self._members = replicas.members
         self._idle = deque(replicas.members)
-        self._pinned: list[Request] = []
-        self._queue = RequestQueue()
-        self._door = RequestQueue()
+        self._queue, self._door = RequestQueue(), RequestQueue()
+        self._pinned = RequestQueue()  # those that wait for a certain replica
         self._running: set[Request] = set()
         self._shut = False
         self._tally = Tally()
@@ -110,19 +109,15 @@ class Dispatcher:
         with self._lock:
             if request.over:
                 return False
-            request.cancelled = error
-            waiting = True
+            waiting = request.queue is not None
+            if not waiting and request.replica is None:
+                return False
+            if request.cancelled is None:
+                request.cancelled = error
+            run = request.run
             if request.queue is not None:
                 request.queue.remove(request)
                 self._admit()
-            elif request in self._pinned:
-                self._pinned.remove(request)
-            elif request.replica is None:
-                return False
-            else:
-                waiting = False
-            run = request.run
-            if waiting:
                 self._settle(request, None, error)
         if waiting:
             self._tell(request)
@@ -154,8 +149,9 @@ class Dispatcher:
         self._end_waiting(self._door)
 
     def abandon_queue(self) -> None:
-        """End the requests in the queue with ClosedError. To be called after `shut`."""
+        """End the requests that wait, in the queue or for a certain replica, with ClosedError; after `shut`."""
         self._end_waiting(self._queue)
+        self._end_waiting(self._pinned)
 
     def stop_running(self) -> None:
         """Have the runs under way stop at the next chain boundary, and end with ClosedError."""
@@ -203,7 +199,7 @@ class Dispatcher:
             raise ClosedError(f"net {self.name!r}: the executor is closed")
         if request.pinned is not None:
             if request.pinned not in self._idle:
-                self._pinned.append(request)
+                self._pinned.push(request)
                 return None
             self._assign(request.pinned, request)
             self._idle.remove(request.pinned)
@@ -243,9 +239,7 @@ class Dispatcher:
                 return
             if replica in self._idle:
                 self._idle.remove(replica)
-        following = self._end(replica, request, None, error)
-        if following is not None:
-            self._serve_on_pool(replica, following)
+        self._pass_on(replica, self._end(replica, request, None, error))
 
     def _admit(self) -> None:
         """There is room in the queue: let the next one in from the door. Call with the lock held."""
@@ -256,7 +250,7 @@ class Dispatcher:
 
     def _next(self, replica: Replica) -> Request | None:
         """The request that `replica`, which is free, serves next; else it is idle. Call with the lock held."""
-        request = next((pinned for pinned in self._pinned if pinned.pinned is replica), None) if self._pinned else None
+        request = next((pinned for pinned in self._pinned if pinned.pinned is replica), None)
         if request is not None:
             self._pinned.remove(request)
         else:
@@ -283,16 +277,23 @@ class Dispatcher:
     def _fed(self, replica: Replica, request: Request, error: BaseException | None) -> None:
         """The task that feeds is over. With an `error` and nothing fed, it was cancelled before its turn came."""
         if error is not None and not request.fed:
-            following = self._end(replica, request, None, error)
-            if following is not None:
-                self._serve_on_pool(replica, following)
+            self._pass_on(replica, self._end(replica, request, None, error))
 
-    def _serve(self, replica: Replica, request: Request | None) -> None:
-        """Start the run of `request`; when it cannot be started, end it and start the one after it.
+    def _pass_on(self, replica: Replica, request: Request | None) -> None:
+        """Serve `request`, if there is one, on a worker: no caller's thread feeds and prepares for another caller."""
+        if request is None:
+            return
+        if self._pool.is_worker():
+            self._serve(replica, request)
+        else:
+            self._serve_on_pool(replica, request)
+
+    def _serve(self, replica: Replica, request: Request) -> None:
+        """Start the run of `request`; when it cannot be started, end it and have the one after it served.
 
         Raises what interrupts the calling thread when the run is on the pool already; the caller stops it then.
         """
-        while request is not None and not request.fed:
+        while not request.fed:
             request.fed = True
             request.run = None
             result: Outputs | None = None
@@ -310,7 +311,11 @@ class Dispatcher:
                         raise
                     self._pool.stop(request.run, error)
                     return
-            request = self._end(replica, request, result, error)
+            following = self._end(replica, request, result, error)
+            if following is None or not self._pool.is_worker():
+                self._pass_on(replica, following)
+                return
+            request = following
 
     def _start(self, replica: Replica, request: Request) -> bool:
         """Feed the replica and hand its run to the pool; False when there is nothing to run.
@@ -353,13 +358,7 @@ class Dispatcher:
             self._end(replica, request, result, error)
         elif not request.told:
             self._tell(request)
-        following = request.following
-        if following is None:
-            return
-        if self._pool.is_worker():
-            self._serve(replica, following)
-        else:  # the thread of somebody who cancelled the run must not feed and prepare another
-            self._serve_on_pool(replica, following)
+        self._pass_on(replica, request.following)
         request.following = None
 
     def _reported(self, error: BaseException) -> BaseException:
@@ -430,7 +429,6 @@ class Dispatcher:
         """In a child made by `os.fork`: the workers are the parent's, and so is whoever holds the lock."""
         self._forked = self._shut = True
         self._lock = threads().lock()
-        self._queue, self._door = RequestQueue(), RequestQueue()
+        self._queue, self._door, self._pinned = RequestQueue(), RequestQueue(), RequestQueue()
         self._running.clear()
-        self._pinned.clear()
         self._when_empty.clear()

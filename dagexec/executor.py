@@ -9,30 +9,31 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
-from dagexec.core.errors import DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
+from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
 from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import Priority
-from dagexec.core.threads import threads
+from dagexec.core.threads import ThreadWait, threads
 from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
-from dagexec.replicas import NetOptions, Outputs, Replica, build_replicas
+from dagexec.replicas import NetOptions, Outputs, Replica, Replicas, build_replicas
 from dagexec.requests import Request
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.run import waiting_time
+from dagexec.scheduler.run import task, waiting_time
 from dagexec.statistics import ExecutorStatistics
 from dagexec.telemetry import Telemetry
-from dagexec.waiting import TaskWait, ThreadWait
+from dagexec.waiting import TaskWait
 from dagexec.warm_start import Shapes, zero_feeds
 
 if TYPE_CHECKING:
@@ -138,12 +139,13 @@ class Executor:
         self._needed = model.needed_inputs()
         self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
-        weakref.finalize(self, self._pool.close).atexit = False  # for an executor that is dropped without being closed
         try:
             self._replicas = build_replicas(model, options, replicas, self._pool)
         except BaseException:
             self._pool.close()
             raise
+        self._finalizer = weakref.finalize(self, _dropped, self._pool, self._replicas)
+        self._finalizer.atexit = False
         self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, options.device, admission, telemetry)
         self.graph = self._replicas.graph
 
@@ -204,13 +206,13 @@ class Executor:
         try:
             self._dispatcher.submit(request, start_here=True)
             in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
+            if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+                wait.wait()
         except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
             if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
                 wait.wait()
             _attach_secondary(error, request)
             raise
-        if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
-            wait.wait()
         return request.outcome()
 
     async def run_async(
@@ -375,6 +377,7 @@ class Executor:
     def _release(self) -> None:
         self._pool.close()
         self._replicas.close()
+        self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, for ever
 
     async def _release_async(self) -> None:
         """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
@@ -401,6 +404,16 @@ class Executor:
 
     def _timed_out(self, timeout: float | None) -> RunTimeoutError:
         return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
+
+
+def _dropped(pool: WorkerPool, replicas: Replicas) -> None:
+    """An executor is gone, perhaps without having been closed: the last thing its workers do is to close its nets.
+
+    Garbage is collected at any point of any thread, so nothing is waited for here.
+    """
+    with suppress(ClosedError):
+        pool.submit(task("closing the nets of an executor", replicas.close))
+    pool.shut()
 
 
 def _attach_secondary(error: BaseException, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""How a caller waits until its request is over: a thread at a gate, a task on its event loop (asyncio or trio).
+"""How a task waits on its event loop (asyncio or trio) until its request is over; threads have their `ThreadWait`.
 
 The one who ends a request calls `notify`, from any thread; more than once does no harm.
 """
@@ -14,42 +14,6 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-
-from dagexec.core.threads import new_gate, threads
-
-_SLICE = 0.25
-
-
-class ThreadWait:
-    """The wait of a thread."""
-
-    __slots__ = ("_gate", "_sliced")
-
-    def __init__(self) -> None:
-        self._gate = new_gate()
-        self._sliced = threads().concurrent and threading.current_thread() is threading.main_thread()
-
-    def notify(self) -> None:
-        """Let the thread go on."""
-        try:
-            self._gate.release()
-        except RuntimeError:
-            return  # it was told before
-
-    def wait(self, seconds: float = -1) -> bool:
-        """Block until `notify` is called; False when it was not within `seconds` (-1: as long as it takes).
-
-        The main thread looks up every quarter of a second: a signal that comes after Python has looked for signals and
-        before the thread sleeps does not wake it, and Ctrl-C would go unheard until the next one.
-        """
-        if not self._sliced:
-            return self._gate.acquire(timeout=seconds)
-        now = threads().monotonic
-        deadline = inf if seconds < 0 else now() + seconds
-        while not self._gate.acquire(timeout=max(0.0, min(_SLICE, deadline - now()))):
-            if now() >= deadline:
-                return False
-        return True
 
 
 class _Mailbox:
@@ -70,11 +34,14 @@ class _Mailbox:
         """Have `event` set, from any thread."""
         self._events.append(event)
         if not self._woken:
-            self._woken = True
             try:
+                self._woken = True
                 self._schedule(self._empty)
             except RuntimeError:
                 self._events.clear()  # the loop is gone, and with it everyone who could wait
+            except BaseException:
+                self._woken = False  # whoever comes next wakes the loop
+                raise
 
     def _empty(self) -> None:
         self._woken = False  # first: whoever puts one in from here on wakes the loop again

@@ -11,7 +11,7 @@ from dagexec.core.graph import Graph
 from dagexec.core.operator import Step
 from dagexec.core.proto import NetDef
 from dagexec.core.runtime import Priority
-from dagexec.core.threads import new_gate
+from dagexec.core.threads import ThreadWait
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.drain import Drain
@@ -98,7 +98,7 @@ class DAGNet(BaseNet):
         if observed is not None:
             observed.follow(run)
         if not self.on_host:
-            Drain(run, self.streams, self.operators, self._on_pool)
+            Drain(run, self.streams, self.operators, lambda finished: self._on_pool(finished, run.priority))
         return run
 
     def _launched_chains(self, preparation: Preparation, observed: ObservedRun | None) -> LaunchedChains:
@@ -121,11 +121,11 @@ class DAGNet(BaseNet):
             self._launched = (preparation, launched)
         return launched
 
-    def _on_pool(self, finished: Callable[[], object]) -> None:
+    def _on_pool(self, finished: Callable[[], object], priority: int) -> None:
         """Have `finished` called by a worker, or right here when the net was closed meanwhile and has none any more."""
         assert self._pool is not None
         try:
-            self._pool.submit(task(f"end of {self.name}", finished))
+            self._pool.submit(task(f"end of {self.name}", finished, priority))
         except ClosedError:
             finished()
 
@@ -141,19 +141,20 @@ class DAGNet(BaseNet):
         return Run(self.name, preparation.plan, steps, name_step, finished)
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
-        gate = new_gate()
-        run = self.new_run(gate.release, trace)
+        end = ThreadWait()
         pool = self._running_pool()
-        pool.submit(run)
+        run = self.new_run(end.notify, trace)
         try:
-            over = gate.acquire(timeout=waiting_time(timeout))
+            pool.submit(run)
+            if not end.wait(waiting_time(timeout)):
+                pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
+                end.wait()
+        except ClosedError:
+            raise  # the pool has not taken the run
         except BaseException as interruption:  # KeyboardInterrupt: leave no worker behind in our blobs
             pool.stop(run, interruption)
-            gate.acquire()
+            end.wait()
             raise
-        if not over:
-            pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
-            gate.acquire()
         run.check_complete()
         run.raise_error()
 
@@ -162,7 +163,7 @@ class DAGNet(BaseNet):
             raise ClosedError(f"net {self.name!r} is closed")
         if self._pool is None:
             self._pool = WorkerPool(self.num_workers, name=f"dagexec-{self.name}")
-            weakref.finalize(self, self._pool.close)
+            weakref.finalize(self, self._pool.shut)
         return self._pool
 
 

@@ -11,20 +11,21 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import ClassVar, Self
 
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import ClosedError, ResourceError, RunTimeoutError
+from dagexec.core.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_operator
 from dagexec.core.runtime import Kernel, Priority
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import reset_after_fork, threads
+from dagexec.core.threads import acquire, reset_after_fork, threads
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.copies import insert_copies
@@ -85,7 +86,7 @@ class BaseNet(ABC):
         self._inputs = _blobs_read_first(self.operators)
         self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
         self._current: Preparation | None = None
-        self._run_lock = threads().lock()
+        self._run_lock = threads().owned_lock()
         self._closed = False
         self._runner: threading.Thread | None = None
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
@@ -96,7 +97,7 @@ class BaseNet(ABC):
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
-        self._run_lock = threads().lock()
+        self._run_lock = threads().owned_lock()
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
@@ -140,18 +141,23 @@ class BaseNet(ABC):
         """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observers`).
 
         Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
-        (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`.
+        (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`,
+        DagexecError in an operator that the net is running in this thread.
         """
-        if not self._run_lock.acquire(timeout=waiting_time(timeout)):
-            raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
+        if self._runner is threading.current_thread():
+            raise DagexecError(f"net {self.name!r}: an operator cannot run the net that runs it")
         try:
+            if not acquire(self._run_lock, waiting_time(timeout)):
+                raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
             if self._closed:
                 raise ClosedError(f"net {self.name!r} is closed")
             self._runner = threading.current_thread()
             self._execute(self.prepared(), timeout, trace)
         finally:
-            self._runner = None
-            self._run_lock.release()
+            if self._runner is threading.current_thread():
+                self._runner = None
+            with suppress(RuntimeError):  # it is not ours: another's run took too long, or Ctrl-C ended the wait for it
+                self._run_lock.release()
 
     def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
         """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; None for nobody."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from dagexec.core.threads import Threads, threads
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a pool dropped as garbage is shut at any point of a thread
 _held: set[int] = set()
 
 
@@ -95,7 +95,7 @@ current_core = _find_current_core()
 def _forget_holders() -> None:
     """In a child made by `os.fork`: the threads that held cores, and maybe the lock, are the parent's."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _held.clear()
 
 

@@ -119,16 +119,20 @@ class WorkerPool:
 
         Raises ClosedError after `close`, and in a child process of the one that made the pool.
         """
-        with self.lock:
-            if self._closed:
-                raise ClosedError(f"net {run.name!r}: {self._closed}")
-            run.order = next(self._orders)
-            if run.priority:
-                self._prioritised = True
-            self._list(run)
-            helper = self._idle.pop() if self._idle else None
-        if helper is not None:
-            helper.wake()
+        try:
+            with self.lock:
+                if self._closed:
+                    raise ClosedError(f"net {run.name!r}: {self._closed}")
+                run.order = next(self._orders)
+                if run.priority:
+                    self._prioritised = True
+                self._list(run)
+                helper = self._idle.pop() if self._idle else None
+            if helper is not None:
+                helper.wake()
+        except BaseException:  # KeyboardInterrupt
+            self._wake_all()
+            raise
 
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
@@ -147,14 +151,15 @@ class WorkerPool:
         if over and not left:
             _finish(run)
 
-    def close(self) -> None:
-        """Stop the threads once they have no more chains to run, and join them. Idempotent."""
+    def shut(self) -> None:
+        """Take no more runs, and let the threads end once they have no more chains to run. Idempotent."""
         with self.lock:
             self._closed = self._closed or "the worker pool is closed"
-            waiting = list(self._idle)
-            self._idle.clear()
-        for worker in waiting:
-            worker.wake()
+        self._wake_all()
+
+    def close(self) -> None:
+        """`shut`, and join the threads. Idempotent."""
+        self.shut()
         joined: list[Thread] = []
         while True:  # a worker that dies now starts another
             with self.lock:
@@ -236,6 +241,14 @@ class WorkerPool:
             if helper is not None:
                 helper.wake()
             self._work(worker, run, chain)
+
+    def _wake_all(self) -> None:
+        """Have every worker look for work: a thread that was ended may have taken one as idle and not woken it."""
+        with self.lock:
+            self._idle.clear()
+            workers = list(self._workers)
+        for worker in workers:
+            worker.wake()
 
     def _next_run(self) -> Run | None:
         """The first run with a ready chain; runs without one leave the list. Call with the lock held."""
@@ -351,12 +364,9 @@ class WorkerPool:
                 if not run.active:
                     run.over = True
                     told = run
-            self._idle.clear()  # it may have taken one from here and not woken it: wake them all
-            others = list(self._workers)
         if worker.wake_up is not None:
             worker.wake_up.leave()
-        for other in others:
-            other.wake()
+        self._wake_all()
         if run is not None and run.on_stop is not None:
             run.on_stop()
         if told is not None:

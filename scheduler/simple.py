@@ -9,7 +9,7 @@ from typing import ClassVar
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.operator import Step
-from dagexec.core.threads import new_gate, threads
+from dagexec.core.threads import ThreadWait, threads
 from dagexec.scheduler.drain import Drain
 from dagexec.scheduler.launching import LaunchedChains
 from dagexec.scheduler.net import BaseNet
@@ -104,15 +104,16 @@ class SimpleNet(BaseNet):
 
     def _execute_on_devices(self, timeout: float | None, trace: Observer | None) -> None:
         """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does."""
-        gate = new_gate()
-        run = self.new_run(gate.release, trace)
+        end = ThreadWait()
+        run = self.new_run(end.notify, trace)
 
-        def stop() -> None:
-            run.stop(RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
+        def stop(error: BaseException) -> None:
+            run.stop(error)
             if run.on_stop is not None:
                 run.on_stop()
 
-        timer = threads().call_later(timeout, stop) if timeout is not None else None
+        late = RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds")
+        timer = threads().call_later(timeout, lambda: stop(late)) if timeout is not None else None
         interruption: BaseException | None = None
         for chain, steps in enumerate(run.steps):
             if run.stopped:
@@ -125,11 +126,14 @@ class SimpleNet(BaseNet):
                 run.stop(run.failure(chain, step, error, threading.current_thread().name))
             except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
                 interruption = caught
-                run.stop(caught)
-                if run.on_stop is not None:
-                    run.on_stop()
+                stop(caught)
         run.finished()
-        gate.acquire()
+        try:
+            end.wait()
+        except BaseException as caught:
+            interruption = caught
+            stop(caught)
+            end.wait()
         if timer is not None:
             timer.cancel()
         if interruption is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Iterable
 
 import anyio
 import numpy as np
@@ -12,6 +14,8 @@ import dagexec
 from dagexec.core.device import Device
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.runtime import runtime_of
+from dagexec.replicas import Replica
+from dagexec.scheduler.run import Run, task
 from tests.held import PATIENCE, doubled_model, rows
 
 BACKENDS = ["asyncio", "trio"]
@@ -72,3 +76,54 @@ def test_many_tasks_some_cancelled_all_others_right_and_nothing_stays_leased(bac
     for value, result in results.items():
         np.testing.assert_array_equal(result, rows(2 * value))
     assert held_now() == before
+
+
+def test_an_executor_dropped_without_close_gives_its_streams_and_its_memory_back() -> None:
+    before = held_now()
+    threads_before = set(threading.enumerate())
+    executor = dagexec.compile(doubled_model(), net_type="async_dag", device="sim:0", replicas=2, num_workers=2)
+    for _ in range(2):
+        executor.run({"x": rows(1)})
+    workers = [thread for thread in set(threading.enumerate()) - threads_before if thread.name.startswith("dagexec-")]
+    assert held_now()[0] > before[0]
+    del executor
+    for thread in workers:
+        thread.join(PATIENCE)
+    assert held_now() == before
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_the_end_of_a_run_goes_before_the_chains_of_less_urgent_runs(priority: int) -> None:
+    """The only worker is kept busy while the device finishes; then it has the choice."""
+    order: list[str] = []
+    busy, go_on = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        busy.set()
+        assert go_on.wait(PATIENCE)
+
+    with dagexec.compile(doubled_model(), net_type="async_dag", device="sim:0", num_workers=1) as executor:
+        pool = executor._pool
+        submit = pool.submit
+
+        def submit_behind_others(run: Run) -> None:
+            if run.name.startswith("end of"):
+                submit(task("busy", keep_busy, 100))
+                assert busy.wait(PATIENCE)
+                submit(task("other", lambda: order.append("other"), 1))
+                submit(run)
+                go_on.set()
+            else:
+                submit(run)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "submit", submit_behind_others)
+            fetch = Replica.fetch
+
+            def noting(replica: Replica, names: Iterable[str]) -> dict[str, np.ndarray]:
+                order.append("end")
+                return fetch(replica, names)
+
+            patch.setattr(Replica, "fetch", noting)
+            executor.run({"x": rows(1)}, priority=priority)
+    assert order == (["end", "other"] if priority > 1 else ["other", "end"])

@@ -7,10 +7,9 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from types import FrameType
 
 import anyio
 import numpy as np
@@ -19,9 +18,6 @@ import trio
 
 import dagexec
 from dagexec import NetDef
-from dagexec import dispatch as dispatch_module
-from dagexec import executor as executor_module
-from dagexec import waiting as waiting_module
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
@@ -32,8 +28,10 @@ from dagexec.core.errors import (
 )
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator
+from dagexec.core.threads import ThreadWait
 from dagexec.replicas import Replica
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
+from tests.interrupts import InterruptedAtPoints
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
@@ -233,43 +231,64 @@ def test_ctrl_c_stops_the_run_and_every_thread_stays(held: Held) -> None:
         assert (executor.statistics().cancelled, executor.statistics().running) == (1, 0)
 
 
-def test_ctrl_c_at_any_point_of_run_loses_no_replica(held: Held) -> None:
-    """KeyboardInterrupt is raised where the interpreter looks for signals, at each such point of `run` in turn.
+@pytest.mark.parametrize("queued", [False, True])
+def test_ctrl_c_at_any_point_of_run_loses_no_replica_and_no_worker(queued: bool, held: Held) -> None:
+    """The caller is served at once, or waits in the queue behind other runs."""
+    with held_executor(held, replicas=2) as executor, ThreadPoolExecutor(2) as threads:
 
-    That is when a function of Python begins and when a call of one in C returns.
-    """
-    files = {executor_module.__file__, dispatch_module.__file__, waiting_module.__file__}
-    with held_executor(held, replicas=2) as executor:
-        point = -1
-        interrupted = True
-        while interrupted:
-            point += 1
-            looks = 0
-
-            def look(frame: FrameType, event: str, _argument: object, point: int = point) -> None:
-                nonlocal looks
-                if event in ("call", "c_return") and frame.f_code.co_filename in files:
-                    looks += 1
-                    if looks == point + 1:
-                        sys.setprofile(None)
-                        raise KeyboardInterrupt
-
-            held.go_on.release()
-            sys.setprofile(look)
+        def run() -> None:
+            others = [threads.submit(executor.run, {"x": rows(1)}) for _ in range(2)] if queued else []
+            held.wait_inside(len(others))
+            if not queued:
+                held.go_on.release()
             try:
-                executor.run({"x": rows(1)}, timeout=PATIENCE)
-                interrupted = False
-            except KeyboardInterrupt:
-                interrupted = True
+                interrupted_at_points.look(lambda: executor.run({"x": rows(1)}, timeout=0.01 if queued else PATIENCE))
+            except RunTimeoutError:
+                pass
             finally:
-                sys.setprofile(None)
-            while executor.statistics().running:
+                if queued:
+                    assert executor.statistics().queued == 0
+                    held.go_on.release(2)
+                for other in others:
+                    other.result(PATIENCE)
+                while executor.statistics().running:
+                    pass
+                free = sorted(replica.number for replica in executor._dispatcher._idle)
+                assert free == [0, 1], f"point {interrupted_at_points.point}"
+                while held.go_on.acquire(blocking=False):
+                    pass
+                while held.inside.acquire(blocking=False):
+                    pass
+
+        interrupted_at_points = InterruptedAtPoints("dagexec/")
+        interrupted_at_points(run)
+
+
+def test_ctrl_c_while_a_feed_fails_leaves_other_callers_alone(held: Held) -> None:
+    """Whoever feeds in vain gives the replica to the next in the queue, but does not feed for that one."""
+    with held_executor(held) as executor, ThreadPoolExecutor(1) as threads:
+        others: list[Future[dict[str, np.ndarray]]] = []
+        feeders: list[threading.Thread] = []
+        feed = Replica.feed
+
+        def fail_with_another_behind(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+            feeders.append(threading.current_thread())
+            if others:
+                feed(replica, feeds)
+                return
+            others.append(threads.submit(executor.run, {"x": rows(2)}))
+            while not executor.statistics().queued:
                 pass
-            assert sorted(replica.number for replica in executor._dispatcher._idle) == [0, 1], f"point {point}"
-            while held.go_on.acquire(blocking=False):
-                pass
-        assert looks <= point, "an interrupt was swallowed"
-        assert point > 15
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Replica, "feed", fail_with_another_behind)
+            with pytest.raises(KeyboardInterrupt):
+                executor.run({"x": rows(1)})
+            held.go_on.release()
+            np.testing.assert_array_equal(others[0].result(PATIENCE)["y"], [2, 2, 2])
+        assert feeders[0] is threading.main_thread()
+        assert feeders[1] is not threading.main_thread()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -344,6 +363,51 @@ def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_
         for future in (first, second):
             np.testing.assert_array_equal(future.result(PATIENCE)["y"], [2, 2, 2])
         assert executor.statistics().pool.replaced == 1
+
+
+def test_a_worker_that_dies_while_it_wakes_an_event_loop_does_not_leave_it_asleep(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def both() -> list[dict[str, np.ndarray]]:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        dying = [True]
+
+        def die_once(callback: Callable[[], object]) -> object:
+            if dying.pop() if dying else False:
+                raise SystemExit
+            return wake(callback)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", die_once)
+        runs = (executor.run_async({"x": rows(1)}) for _ in range(2))
+        return await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
+
+    with held_executor(held) as executor:
+        held.go_on.release(2)
+        for result in asyncio.run(both()):
+            np.testing.assert_array_equal(result["y"], [2, 2, 2])
+        assert executor.statistics().pool.replaced == 1
+
+
+def test_ctrl_c_while_a_timed_out_run_ends_still_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    wait = ThreadWait.wait
+
+    def interrupted_second(self: ThreadWait, seconds: float = -1) -> bool:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        if len(waits) == 3:
+            held.go_on.release()
+        return wait(self, seconds)
+
+    with held_executor(held) as executor:
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadWait, "wait", interrupted_second)
+            with pytest.raises(KeyboardInterrupt):
+                executor.run({"x": rows(1)}, timeout=0.001)
+        assert executor.statistics().running == 0
+        assert executor.statistics().timed_out == 1
 
 
 def test_threads_and_tasks_may_run_at_the_same_time() -> None:

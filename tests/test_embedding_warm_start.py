@@ -139,3 +139,21 @@ def test_a_closed_executor_cannot_be_warmed_up() -> None:
     executor.close()
     with pytest.raises(ClosedError):
         executor.warm_up()
+
+
+@pytest.mark.parametrize("way", ["close", "drain"])
+def test_a_warm_up_that_waits_for_a_busy_replica_ends_with_the_executor(way: str) -> None:
+    with held_operators() as held, ThreadPoolExecutor(3) as threads:
+        executor = dagexec.compile(doubled_model("Held"), num_workers=1)
+        running = threads.submit(executor.run, {"x": rows(1)})
+        held.wait_inside()
+        warming = threads.submit(executor.warm_up)
+        while not executor._dispatcher._pinned:
+            pass
+        closing = threads.submit(executor.close if way == "close" else lambda: executor.drain(0))
+        with pytest.raises(ClosedError):
+            warming.result(PATIENCE)
+        held.go_on.release()
+        closing.result(PATIENCE)
+        assert held.seen == [1]
+        assert isinstance(running.exception(PATIENCE), ClosedError if way == "drain" else type(None))

@@ -382,7 +382,7 @@ def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.Monkey
             def release(self) -> None:
                 self._gate.release()
 
-        monkeypatch.setattr("dagexec.waiting.new_gate", InterruptedGate)
+        monkeypatch.setattr("dagexec.core.threads.new_gate", InterruptedGate)
         with pytest.raises(KeyboardInterrupt):
             executor.run({"x": rows(0)})
         monkeypatch.undo()

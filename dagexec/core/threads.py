@@ -8,6 +8,7 @@ every lock, so that a schedule can be replayed.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -147,6 +148,47 @@ def new_gate() -> Lock:
     gate = threads().lock()
     gate.acquire()
     return gate
+
+
+_SLICE = 0.25
+
+
+def acquire(lock: Mutex, seconds: float = -1) -> bool:
+    """Take `lock`; False when it could not be had within `seconds` (-1: as long as it takes).
+
+    The main thread looks up every quarter of a second: a signal that comes after Python has looked for signals and
+    before the thread sleeps does not wake it, and Ctrl-C would go unheard until the next one.
+    """
+    if not threads().concurrent or threading.current_thread() is not threading.main_thread():
+        return lock.acquire(timeout=seconds)
+    now = threads().monotonic
+    deadline = math.inf if seconds < 0 else now() + seconds
+    while not lock.acquire(timeout=max(0.0, min(_SLICE, deadline - now()))):
+        if now() >= deadline:
+            return False
+    return True
+
+
+class ThreadWait:
+    """The wait of a thread until another calls `notify`; more than once does no harm."""
+
+    __slots__ = ("_gate", "_told")
+
+    def __init__(self) -> None:
+        self._gate = new_gate()
+        self._told = False
+
+    def notify(self) -> None:
+        """Let the thread go on."""
+        self._told = True  # first: a wait that Ctrl-C ends may have taken what is released here
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # it was told before
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Block until `notify` is called; False when it was not within `seconds` (-1: as long as it takes)."""
+        return self._told or acquire(self._gate, seconds)
 
 
 @contextmanager

@@ -388,3 +388,14 @@ def test_whatever_an_operator_raises_while_it_is_prepared_names_it_and_leaves_th
             ):
                 net.run()
             net.run()
+
+
+def test_an_operator_that_runs_its_own_net_in_the_same_thread_is_told() -> None:
+    nets: list[BaseNet] = []
+    with temporary_operator("RunItself", lambda operator: nets[0].run()):
+        net = Workspace().create_net(net_of([[]], op_type="RunItself"), "simple")
+        assert isinstance(net, BaseNet)
+        nets.append(net)
+        with pytest.raises(OperatorError, match="an operator cannot run the net that runs it"):
+            net.run()
+        net.close()

@@ -9,13 +9,16 @@ from collections.abc import Callable
 import pytest
 
 from dagexec import Workspace
+from dagexec.core import threads as threads_module
 from dagexec.core.device import Device
 from dagexec.core.errors import ClosedError, WorkerLostError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.sim import simulated
+from dagexec.core.threads import Mutex
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import Run
+from tests.interrupts import InterruptedAtPoints
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_pool import PATIENCE, run_of
 
@@ -323,3 +326,39 @@ def test_a_child_forked_while_another_thread_runs_the_net_does_not_wait_for_that
         runner.join()
         net.close()
     assert found.startswith(text)
+
+
+@pytest.mark.parametrize(("net_type", "device"), [("dag", "cpu"), ("async_dag", "sim:0"), ("dag", "sim:0")])
+def test_ctrl_c_at_any_point_of_a_net_s_run_leaves_net_and_pool_usable(net_type: str, device: str) -> None:
+    definition = net_of(DIAMOND)
+    definition.device_option.CopyFrom(Device.parse(device).to_option())
+    net = Workspace().create_net(definition, net_type, 2)
+    assert isinstance(net, BaseNet)
+    with net:
+        net.run()
+        interrupted = InterruptedAtPoints("dagexec/")
+        interrupted(lambda: interrupted.look(net.run))
+        other = threading.Thread(target=net.run, daemon=True)
+        other.start()
+        other.join(PATIENCE)
+        assert not other.is_alive(), "the net is still held"
+
+
+def test_ctrl_c_that_comes_with_the_end_of_a_run_does_not_wait_for_another_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal is handled when the gate is taken already."""
+    acquire = threads_module.acquire
+
+    def taken_and_interrupted(lock: Mutex, seconds: float = -1) -> bool:
+        taken = acquire(lock, seconds)
+        monkeypatch.undo()
+        if taken:
+            raise KeyboardInterrupt
+        return taken
+
+    with Workspace().create_net(net_of(DIAMOND), "dag", 2) as net:
+        assert isinstance(net, BaseNet)
+        net.run()
+        monkeypatch.setattr(threads_module, "acquire", taken_and_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            net.run()
+        net.run()
