@@ -17,7 +17,7 @@ from types import TracebackType
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.event import EventState
-from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, Stream, runtime_of
+from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, KernelFailedError, Stream, runtime_of
 from dagexec.core.threads import threads
 
 STATES_PER_DEVICE = 4
@@ -200,7 +200,7 @@ class LibraryState:
             callback()
 
     def abandon(self, users: Collection[Stream]) -> None:
-        """End what hangs here if it is work of `users`, or was given up. All that is in line behind it fails with it."""
+        """End what hangs here if it is work of `users`, or was given up. What is in line behind it fails with it."""
         with self._table:
             first = self._first()
             stuck = first is not None and (first.given_up or first.user in users)
@@ -243,7 +243,7 @@ class _Outcome:
         self.user = user
         self.after: Event | None = None
         self.given_up = False
-        self.error: BaseException | None = None
+        self.error: KernelFailedError | None = None
         self._state = state
 
     def watching(self, kernel: Kernel) -> Kernel:
@@ -255,11 +255,14 @@ class _Outcome:
             try:
                 kernel.step()
             except BaseException as error:
-                self.error = error
+                failed(error)
             finally:
                 self._state._end()
 
-        return Kernel(step, kernel.label, kernel.seconds, kernel.operator, kernel.copied_bytes)
+        def failed(error: BaseException) -> None:
+            self.error = KernelFailedError(kernel.label, error)
+
+        return Kernel(step, kernel.label, kernel.seconds, kernel.operator, kernel.copied_bytes, failed)
 
     def report(self) -> None:
         """Raise, on the user's stream, what a kernel raised on the state's."""

@@ -50,6 +50,7 @@ class Kernel:
         seconds: the time it is estimated to take; None when that is not known.
         operator: the operator whose step it is, None for what belongs to none.
         copied_bytes: bytes it brings from one device to another, 0 when it computes.
+        failed: told when the device fails it, in place of its stream, which goes on; None to fail the stream.
     """
 
     step: Callable[[], object]
@@ -57,6 +58,16 @@ class Kernel:
     seconds: float | None = None
     operator: Operator | None = None
     copied_bytes: int = 0
+    failed: Callable[[BaseException], object] | None = None
+
+
+class KernelFailedError(Exception):
+    """Raised in a step for a kernel that failed on another stream: the failure of this stream is that kernel's."""
+
+    def __init__(self, label: str, error: BaseException) -> None:
+        super().__init__(label, error)
+        self.label = label
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.errors import DeviceError, OperatorError, ResourceError, RunTimeoutError
 from dagexec.core.exclusive import LibraryState, StreamMutex, library_state
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Event, Kernel, Stream
+from dagexec.core.runtime import Event, Kernel, Priority, Stream
 from dagexec.core.sim import simulated
 from dagexec.core.sim.faults import Fault
 from dagexec.core.threads import SystemThreads, Timer, installed
 from dagexec.scheduler import drain
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.launching import DeviceStreams
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
 from tests.nets import net_of, temporary_operator
@@ -251,8 +253,10 @@ def test_a_library_state_goes_on_after_a_turn_whose_event_is_lost(owner: str) ->
         assert told == [True]
         with state.use(other) as launch:
             launch(Kernel(lambda: done.append("second"), "second"))
+        state.abandon([stream])
         other.synchronize()
         assert done == ["second"]
+        assert other.failure is None
 
 
 def test_a_library_state_that_works_for_others_is_not_given_up() -> None:
@@ -324,5 +328,120 @@ def test_what_fails_in_a_library_state_fails_the_stream_of_its_user_and_no_other
         assert done == ["other's"]
         assert stream.failure is not None
         assert str(stream.failure.error) == "on purpose"
+        assert stream.failure.label == "failing"
         assert other.failure is None
         assert state.stream.failure is None
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_kernel_that_the_device_fails_in_a_library_state_is_the_failure_of_its_user_only(seed: int | None) -> None:
+    done: list[str] = []
+    with simulated(SIM, seed=seed, faults=[Fault("kernel", "first")]) as runtime:
+        state, stream, other = library_state(SIM, 0), runtime.lease(), runtime.lease()
+        for user, label in ((stream, "first"), (other, "second")):
+            with state.use(user) as launch:
+                launch(Kernel(partial(done.append, label), label))
+        stream.synchronize()
+        other.synchronize()
+        assert done == ["second"]
+        assert stream.failure is not None
+        assert stream.failure.label == "first"
+        assert "a fault of kind 'kernel'" in str(stream.failure.error)
+        assert other.failure is None
+
+
+@pytest.mark.parametrize("net_class", NETS)
+def test_an_operator_that_the_device_fails_in_a_library_state_is_named(net_class: type[BaseNet]) -> None:
+    net = on_devices(conv_net(engine="CUDNN", cudnn_state=1), [SIM])
+    with simulated(SIM, faults=[Fault("kernel", "'y1'")]), net_class(net, conv_workspace()) as running:
+        with pytest.raises(OperatorError, match="Conv 'y1'") as caught:
+            running.run(timeout=30)
+        assert caught.value.operator.startswith("Conv 'y1'")
+        running.run(timeout=30)
+
+
+def test_a_turn_whose_end_is_lost_is_given_up_when_its_kernel_is_done() -> None:
+    opened, started = threading.Event(), threading.Event()
+    told = threading.Event()
+
+    def hold() -> None:
+        started.set()
+        opened.wait(30)
+
+    with simulated(SIM, faults=[Fault("event", "after turn")]) as runtime:
+        state, stream = library_state(SIM, 0), runtime.lease()
+
+        def take_a_turn() -> None:
+            with state.use(stream) as launch:
+                launch(Kernel(hold, "held"))
+                assert started.wait(30)
+
+        with pytest.raises(DeviceError, match="after turn"):
+            take_a_turn()
+        state.give_up([stream], told.set)
+        assert not told.is_set()
+        opened.set()
+        assert told.wait(30)
+
+
+def test_the_workspace_of_a_library_state_grows_and_is_kept() -> None:
+    with simulated(SIM):
+        state = library_state(SIM, 0)
+        first = state.workspace(100)
+        assert first.nbytes == 100
+        assert state.workspace(50) is first
+        assert state.workspace(200).nbytes == 200
+
+
+def test_threads_that_launch_at_the_same_time_have_streams_of_their_own() -> None:
+    found: list[Stream] = []
+    chosen, over = threading.Barrier(3), threading.Event()
+
+    def choose() -> None:
+        found.append(streams.choose(()))
+
+    def choose_and_stay() -> None:
+        choose()
+        chosen.wait(30)
+        over.wait(30)
+
+    with simulated(SIM):
+        streams = DeviceStreams(SIM, 1, Priority.NORMAL)
+        assert Outcome(choose).wait() is None  # this one's stream is free again
+        staying = [Outcome(choose_and_stay) for _ in range(2)]
+        chosen.wait(30)
+        over.set()
+        assert all(thread.wait() is None for thread in staying)
+        assert found[1] is not found[2]
+        assert set(streams.all()) == set(found)
+        assert len(streams.all()) == 2
+        streams.give_back()
+
+
+def test_a_worker_takes_an_idle_stream_and_otherwise_the_next_in_turn() -> None:
+    with simulated(SIM, seed=0):  # nothing is done before somebody waits
+        streams = DeviceStreams(SIM, 3, Priority.NORMAL)
+        found = []
+        for _ in range(6):
+            found.append(streams.choose(()))
+            found[-1].launch(Kernel(lambda: None, "work"))
+        assert found[:3] == found[3:]
+        assert len(set(found)) == 3
+        streams.give_back()
+
+
+def test_a_chain_goes_behind_its_parent_where_nothing_else_is_behind_it() -> None:
+    placed: dict[str, Stream] = {}
+
+    class Places(Observer):
+        def launched(self, stream: Stream, kernel: Kernel) -> None:
+            placed[kernel.label.split()[1]] = stream
+
+    definition = on_devices(net_of([[], [0], [0]]), [SIM])
+    with (
+        simulated(SIM, seed=0),
+        AsyncDAGNet(definition, Workspace(), num_workers=1, streams_per_worker=2) as net,
+    ):
+        net.run(trace=Places())
+    assert placed["'b1'"] is placed["'b0'"]
+    assert placed["'b2'"] is not placed["'b0'"]

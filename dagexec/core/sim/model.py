@@ -127,7 +127,11 @@ class _Timed:
         start = max(stream.time, self.issued)
         end = stream.time = start + model.seconds_of(self._kernel)
         if self._fault is not None:
-            raise fault_error(self._fault, f"{stream.name}: {self.label}")
+            error = fault_error(self._fault, f"{stream.name}: {self.label}")
+            if self._kernel.failed is None:
+                raise error
+            self._kernel.failed(error)
+            return
         self._kernel.step()
         if model.observer is not None:
             model.observer.executed(stream, self._kernel, start, end)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
-from dagexec.core.runtime import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver
+from dagexec.core.runtime import Event, Kernel, KernelFailedError, Priority, Stream, StreamFailure, StreamObserver
 from dagexec.core.sim.clock import set_host_time
 from dagexec.core.sim.driver import Driver
 from dagexec.core.sim.event import NEVER, Mark, Outcome, SimEvent
@@ -38,6 +38,8 @@ _failures = count(1)
 
 def next_failure(label: str, error: BaseException) -> StreamFailure:
     """A failure with the next number."""
+    if isinstance(error, KernelFailedError):
+        label, error = error.label, error.error
     return StreamFailure(label, error, next(_failures))
 
 
