@@ -107,8 +107,6 @@ class Dispatcher:
         False when there is no end to wait for: it was never taken on, or is over already.
         """
         with self._lock:
-            if request.over:
-                return False
             waiting = request.queue is not None
             if not waiting and request.replica is None:
                 return False
@@ -211,7 +209,6 @@ class Dispatcher:
         if limit is None or len(self._queue) < limit:
             self._queue.push(request)
         elif self._admission.when_full == "reject":
-            request.over = True
             self._tally.count("rejected")
             raise QueueFullError(
                 f"net {self.name!r}: the queue is full: {len(self._running)} run(s) in flight on "

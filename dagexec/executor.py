@@ -273,6 +273,8 @@ class Executor:
         are over, the queue is given up as well and runs stop at the next chain boundary, both with ClosedError, and
         False is returned. Raises what `close` raises.
         """
+        if self._dispatcher.forked:
+            return True
         longest = waiting_time(timeout)
         self._shut()
         in_time = self._wait_until_empty(longest)
@@ -284,6 +286,8 @@ class Executor:
 
     async def drain_async(self, timeout: float | None = None) -> bool:
         """`drain` for a task. When it is cancelled, the executor admits no more, and is not closed yet."""
+        if self._dispatcher.forked:
+            return True
         waiting_time(timeout)
         self._shut()
         wait = TaskWait()
@@ -311,6 +315,8 @@ class Executor:
 
     async def aclose(self, *, drain: bool = False) -> None:
         """`close` for a task. Cancelled or not, it returns when the executor is closed."""
+        if self._dispatcher.forked:
+            return
         self._shut()
         if not drain:
             self._dispatcher.abandon_queue()

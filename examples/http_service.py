@@ -51,7 +51,7 @@ def make_app(model: str, replicas: int, max_queued: int, timeout: float) -> Star
         as_bytes = request.headers.get("content-type") == NPY
         try:
             if as_bytes:
-                array = np.load(io.BytesIO(body), allow_pickle=False)
+                array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
             else:
                 array = np.asarray((await request.json())[name], np.float32)
         except (ValueError, TypeError, KeyError, EOFError) as error:
@@ -132,6 +132,8 @@ async def drive(client: httpx.AsyncClient, expected: np.ndarray, image: np.ndarr
     print("JSON: same numbers:", np.array_equal(np.float32(answer.json()["softmax"]), expected))
     answer = await client.post("/predict", content=npy_bytes(image[0]), headers={"content-type": NPY})
     print(f"wrong shape: {answer.status_code}: {answer.json()['error']}")
+    answer = await client.post("/predict", content=b"PK\x03\x04", headers={"content-type": NPY})
+    print(f"no array: {answer.status_code}")
 
     answers = await asyncio.gather(*(post() for _ in range(64)))
     codes = Counter(answer.status_code for answer in answers)

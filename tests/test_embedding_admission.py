@@ -238,16 +238,16 @@ def test_queue_wait_and_run_time_are_told_apart(
     held: Held, callers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
-        clock = [0.0]
+        clock = [100.0]
         monkeypatch.setattr(executor._dispatcher, "_now", lambda: clock[0])
         first = callers.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
         [second] = in_order(executor, callers, [0])
-        clock[0] = 5.0  # the first has run for 5 seconds, the second has waited for 5
+        clock[0] = 105.0  # the first has run for 5 seconds, the second has waited for 5
         held.go_on.release()
         first.result(PATIENCE)
         held.wait_inside()
-        clock[0] = 7.0
+        clock[0] = 107.0
         held.go_on.release()
         second.result(PATIENCE)
         statistics = executor.statistics()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import threading
@@ -552,3 +553,35 @@ def test_a_run_cancelled_while_all_workers_are_busy_is_over_at_once(held: Held) 
 def test_errors_of_the_executor_are_all_dagexec_errors() -> None:
     for error in (ClosedError, RunCancelledError, RunTimeoutError, WorkerLostError):
         assert issubclass(error, DagexecError)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_in_a_forked_child_a_run_is_refused_and_every_way_to_close_returns(held: Held) -> None:
+    """The parent has runs in flight and queued, which the child does not wait for."""
+
+    async def asynchronously() -> None:
+        async with executor:
+            assert await executor.drain_async()
+
+    with held_executor(held) as executor, ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(executor.run, {"x": rows(1)}) for _ in range(2)]
+        held.wait_inside()
+        while not executor.statistics().queued:
+            pass
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                with executor, pytest.raises(ClosedError, match="the process was forked"):
+                    executor.run({"x": rows(1)})
+                assert executor.drain()
+                anyio.run(asynchronously)
+                moment = executor.statistics()
+                assert (moment.running, moment.queued) == (0, 0)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        held.go_on.release(2)
+        for run in runs:
+            np.testing.assert_array_equal(run.result(PATIENCE)["y"], [2, 2, 2])
