@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -13,6 +14,7 @@ import pytest
 
 import dagexec
 from dagexec.core.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunTimeoutError
+from dagexec.replicas import Replica
 from dagexec.requests import MOST_OVERTAKEN
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 
@@ -279,3 +281,59 @@ def test_a_priority_that_is_no_integer_is_refused_before_anything_is_queued(prio
         with pytest.raises(TypeError, match="integer"):
             executor.run({"x": rows(1)}, priority=priority)  # type: ignore[arg-type]
         executor.run({"x": rows(1)}, priority=np.int64(3))  # type: ignore[arg-type]
+
+
+def test_the_queue_is_full_again_as_soon_as_it_can_be_and_never_fuller(held: Held, callers: ThreadPoolExecutor) -> None:
+    """One leaves the door: nobody comes in. One leaves the queue for a replica: the next one at the door comes in."""
+    with dagexec.compile(doubled_model("Held"), num_workers=1, max_queued=1) as executor:
+        futures = []
+        for number, counts in enumerate([(1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 2)]):
+            futures.append(callers.submit(executor.run, {"x": rows(number)}))
+            wait_until(executor, **dict(zip(("running", "queued", "at_the_door"), counts, strict=True)))
+        with pytest.raises(RunTimeoutError):
+            executor.run({"x": rows(9)}, timeout=0)
+        statistics = executor.statistics()
+        assert (statistics.queued, statistics.at_the_door) == (1, 2)
+        held.go_on.release()
+        futures[0].result(PATIENCE)
+        statistics = executor.statistics()
+        assert (statistics.queued, statistics.at_the_door) == (1, 1)
+        held.go_on.release(3)
+        for future in futures:
+            future.result(PATIENCE)
+    assert held.seen == [0, 1, 2, 3]
+
+
+def test_what_ends_a_request_first_is_what_its_caller_gets(
+    held: Held, callers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is over while its replica is being fed; then a drain runs out of time as well."""
+    feeding, go_on = threading.Event(), threading.Event()
+
+    feed = Replica.feed
+
+    def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+        feeding.set()
+        assert go_on.wait(PATIENCE)
+        feed(replica, feeds)
+
+    async def too_late() -> None:
+        with pytest.raises(RunTimeoutError):
+            await executor.run_async({"x": rows(1)}, timeout=0.001)
+
+    monkeypatch.setattr(Replica, "feed", feed_slowly)
+    executor = dagexec.compile(doubled_model("Held"), num_workers=1)
+    late = callers.submit(anyio.run, too_late)
+    assert feeding.wait(PATIENCE)
+    [request] = executor._dispatcher._running
+    while request.cancelled is None:
+        pass
+    draining = callers.submit(executor.drain, 0)
+    while not (executor._dispatcher._shut and executor._dispatcher._when_empty):
+        pass
+    executor._dispatcher.stop_running()
+    go_on.set()
+    late.result(PATIENCE)
+    draining.result(PATIENCE)
+    assert executor.statistics().timed_out == 1
+    assert held.seen == []

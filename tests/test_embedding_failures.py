@@ -31,6 +31,8 @@ from dagexec.core.model import Model
 from dagexec.core.operator import Operator
 from dagexec.core.threads import ThreadWait
 from dagexec.replicas import Replica
+from dagexec.requests import Request
+from dagexec.scheduler.run import Run
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import temporary_operator
@@ -585,3 +587,37 @@ def test_in_a_forked_child_a_run_is_refused_and_every_way_to_close_returns(held:
         held.go_on.release(2)
         for run in runs:
             np.testing.assert_array_equal(run.result(PATIENCE)["y"], [2, 2, 2])
+
+
+def test_a_thread_interrupted_while_a_worker_feeds_leaves_the_replica_to_the_worker(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeding, go_on = threading.Event(), threading.Event()
+
+    feed = Replica.feed
+
+    def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+        feeding.set()
+        assert go_on.wait(PATIENCE)
+        feed(replica, feeds)
+
+    with held_executor(held) as executor:
+        submit = executor._pool.submit
+
+        def interrupted(run: Run) -> None:
+            submit(run)
+            assert feeding.wait(PATIENCE)
+            raise KeyboardInterrupt
+
+        wait = ThreadWait()
+        request = Request({"x": rows(1)}, ["y"], notify=wait.notify)
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "feed", feed_slowly)
+            patch.setattr(executor._pool, "submit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                executor._dispatcher.submit(request, start_here=False)
+            assert executor.statistics().running == 1
+            assert executor._dispatcher.cancel(request, RunCancelledError("interrupted"))
+        go_on.set()
+        assert wait.wait(PATIENCE)
+        assert executor.statistics().cancelled == 1

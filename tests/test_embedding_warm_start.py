@@ -157,3 +157,20 @@ def test_a_warm_up_that_waits_for_a_busy_replica_ends_with_the_executor(way: str
         closing.result(PATIENCE)
         assert held.seen == [1]
         assert isinstance(running.exception(PATIENCE), ClosedError if way == "drain" else type(None))
+
+
+def test_a_replica_that_is_being_warmed_serves_nobody_else_meanwhile() -> None:
+    with (
+        held_operators() as held,
+        ThreadPoolExecutor(2) as threads,
+        dagexec.compile(doubled_model("Held"), num_workers=2) as executor,
+    ):
+        warming = threads.submit(executor.warm_up)
+        held.wait_inside()
+        running = threads.submit(executor.run, {"x": rows(1)})
+        while not (moment := executor.statistics()).queued:
+            assert moment.running < 2
+        held.go_on.release(2)
+        warming.result(PATIENCE)
+        running.result(PATIENCE)
+        assert len(executor._dispatcher._idle) == 1
