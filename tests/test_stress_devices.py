@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,17 +14,20 @@ import pytest
 import dagexec
 from dagexec import NetDef
 from dagexec.core import dtypes
-from dagexec.core.device import Device
+from dagexec.core.device import CPU, Device
 from dagexec.core.errors import DagexecError, OperatorError, RunTimeoutError
 from dagexec.core.exclusive import library_state
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Kernel, Stream
 from dagexec.core.sim import Fault, simulated
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.synchronisation import Synchronisation
 from dagexec.stress.case import NET_TYPES, make_case
 from dagexec.stress.devices import Holdings, lost
 from dagexec.stress.nets import LIBRARY_STATES, NetOptions, random_net
-from dagexec.stress.runner import Reference, differences, run_case
+from dagexec.stress.runner import CaseFailedError, Reference, differences, run_case
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
@@ -203,3 +207,25 @@ def test_the_operator_that_failed_on_a_device_is_named_by_a_host_chain_that_wait
         for _ in range(3):
             with pytest.raises(OperatorError, match=r"^Raising 'y'"):
                 executor.run({"x": np.ones(1, np.float32)}, timeout=PATIENCE)
+
+
+def test_events_that_nobody_waits_for_are_found_as_unordered_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detector watches a third of the cases; it needs no wrong result to see what is wrong."""
+    right = AsyncDAGNet.synchronisation
+
+    def without_waits(net: AsyncDAGNet, plan: Plan) -> Synchronisation:
+        synchronisation = right(net, plan)
+        on_host = [device == CPU for device in synchronisation.devices]
+        waits = (row if on_host[chain] else () for chain, row in enumerate(synchronisation.waits))
+        return replace(synchronisation, waits=tuple(waits))
+
+    monkeypatch.setattr(AsyncDAGNet, "synchronisation", without_waits)
+    found = []
+    for seed in range(0, 120, 3):
+        try:
+            run_case(make_case(seed, "sim:0", "async_dag"))
+        except CaseFailedError as error:
+            found.append(str(error))
+            if "unordered accesses" in found[-1]:
+                return
+    pytest.fail(f"nothing unordered was found; failures: {found}")

@@ -33,6 +33,8 @@ from dagexec.core.threads import threads
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor
 from dagexec.replicas import Outputs
+from dagexec.scheduler.hazards.detector import Detector
+from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.simple import SimpleNet
 from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
 from dagexec.stress.devices import Holdings, PreparedDevices, lost, prepared_devices
@@ -40,6 +42,9 @@ from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
 
 _DEVICE_ERRORS = (OperatorError, DeviceError, ResourceError)
+
+_DETECT_EVERY = 3
+"""Of the seeds, those that this divides have all their runs watched by a detector of unordered accesses."""
 
 PATIENCE_WITH_HANGS = 0.1
 """Seconds that callers wait where a kernel may hang for ever."""
@@ -133,6 +138,7 @@ class _CaseRun:
         self._reference = Reference(self._net)
         self._limited = case.sim is not None and case.sim.limit_bytes is not None
         self._troubled = case.sim is not None and bool(case.sim.faults or case.sim.limit_bytes is not None)
+        self._detector = Detector() if case.seed % _DETECT_EVERY == 0 else None
         self.problems: list[str] = []
         self._outcomes: list[str] = []
         self._secondary = 0
@@ -164,6 +170,7 @@ class _CaseRun:
                 self._check_closed(executors)
             else:
                 self._check_alive(executors)
+        self._check_races()
         self.tally["runs"] += len(self._outcomes)
         self.tally.update(f"run ended: {outcome}" for outcome in self._outcomes)
         self.tally["errors with secondary errors attached"] += self._secondary
@@ -255,7 +262,13 @@ class _CaseRun:
         timeout = request.patience if request.ending == "timeout" else None
         if timeout is None and self._may_hang():
             timeout = PATIENCE_WITH_HANGS
-        return {"feeds": feeds, "outputs": outputs, "timeout": timeout, "priority": request.priority}
+        return {
+            "feeds": feeds,
+            "outputs": outputs,
+            "timeout": timeout,
+            "priority": request.priority,
+            "trace": self._detector,
+        }
 
     def _may_hang(self) -> bool:
         sim = self._case.sim
@@ -304,7 +317,7 @@ class _CaseRun:
 
     def _serve_clean(self, executor: Executor, request: Request) -> None:
         try:
-            self._judge(request, executor.run(self._net.feeds(request.feed)))
+            self._judge(request, executor.run(self._net.feeds(request.feed), trace=self._detector))
         except Exception as error:
             if not (self._limited and isinstance(error, _DEVICE_ERRORS)):
                 self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
@@ -330,12 +343,13 @@ class _CaseRun:
         feed_all(workspace, net.parameters)
         feed_all(workspace, net.feeds(0))
         driven = workspace.create_net(net.net, case.net_type, case.workers)
+        assert isinstance(driven, BaseNet)
         with HostNet(net) as host:
             try:
                 for number in range(case.repeats):
                     expected = host.run(number)
                     feed_all(workspace, net.feeds(number))
-                    driven.run()
+                    driven.run(trace=self._detector)
                     found = {name: workspace.fetch_blob(name) for name in net.outputs}
                     for problem in differences(found, expected):
                         self.problems.append(f"run {number} of the net alone: {problem}")
@@ -343,6 +357,14 @@ class _CaseRun:
                 self.problems.append(f"the net alone fails:\n{traceback.format_exc()}")
             finally:
                 workspace.delete_net(driven.name)
+        self._check_races()
+
+    def _check_races(self) -> None:
+        """What the detector has found in the runs so far, if the case has one."""
+        if self._detector is not None:
+            self.tally["accesses looked at for races"] += self._detector.accesses
+            self.problems += [f"unordered accesses: {race}" for race in self._detector.races]
+            self._detector = Detector()
 
     def _expect(self, condition: bool, problem: str) -> None:
         if not condition:
