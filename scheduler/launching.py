@@ -243,29 +243,37 @@ def unguarded_chain(chain: DeviceChain, streams: DeviceStreams, kernels: Sequenc
 
     It does what `DeviceChain.__call__` does. A net of many small operators spends its time here, hence the local names.
     """
-    own, waits, work = streams.own, chain.waits, tuple(kernels)
-    record = None if chain.event is None else chain.event.record
+    own, waits, work, event = streams.own, chain.waits, tuple(kernels), chain.event
+    record = None if event is None else event.record
 
     def launch_all() -> None:
         stream = own.only
         if stream is None or stream.failing:
             chain()
             return
-        at = 0
+        doing: Event | Kernel | None = None
         try:
-            for event in waits:
-                if event.stream is not stream:
-                    wait_for(event, stream)
+            for doing in waits:
+                if doing.stream is not stream:
+                    wait_for(doing, stream)
             launch = stream.launch
-            for kernel in work:
-                launch(kernel)
-                at += 1
+            for doing in work:
+                launch(doing)
             if record is not None:
+                doing = event
                 record(stream)
         except Exception as error:
-            raise chain.failed(work[min(at, len(work) - 1)].label, error) from error
+            raise chain.failed(_named(doing, event), error) from error
 
     return launch_all
+
+
+def _named(doing: Event | Kernel | None, own: Event | None) -> str:
+    """How errors name a launch, or a wait for an event, or the recording of the chain's own."""
+    if isinstance(doing, Kernel):
+        return doing.label
+    assert doing is not None
+    return f"{doing.owner}: {'recording' if doing is own else 'waiting for'} its event"
 
 
 def device_failure(net: str, stream: Stream, failure: StreamFailure) -> DagexecError:

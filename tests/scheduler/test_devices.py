@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from dagexec.core.errors import DagexecError, DeviceError, OperatorError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Stream, runtime_of
-from dagexec.core.sim import simulated
+from dagexec.core.sim import Fault, simulated
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
+from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.synchronisation import Synchronisation
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_results import INPUTS, SHAPE, arithmetic_nets, run_repeatedly
 
@@ -403,3 +406,26 @@ def test_an_init_net_may_fill_parameters_on_a_device(device: str, updated: bool)
     with simulated(SIM), dagexec.compile(model, device=device, net_type="async_dag") as executor:
         assert executor.run({"x": x})["y"].tolist() == [-1, -1, -1]
         assert executor.run({"x": x})["y"].tolist() == ([1, 1, 1] if updated else [-1, -1, -1])
+
+
+def test_an_event_that_cannot_be_recorded_or_waited_for_is_named() -> None:
+    definition = on_devices(net_of(DIAMONDS), [SIM])
+    message = r"chain \d of net 'net': recording its event failed: .*a fault of kind 'event'"
+    with (
+        simulated(SIM, faults=[Fault("event", "chain")]),
+        AsyncDAGNet(definition, Workspace(), num_workers=2) as net,
+        pytest.raises(OperatorError, match=message),
+    ):
+        net.run(timeout=30)
+
+    class WithoutRecords(AsyncDAGNet):
+        def synchronisation(self, plan: Plan) -> Synchronisation:
+            return replace(super().synchronisation(plan), records=(False,) * len(plan.chains))
+
+    message = r"chain \d of net 'net'.*: waiting for its event failed: .*was never recorded"
+    with (
+        simulated(SIM),
+        WithoutRecords(definition, Workspace(), num_workers=2) as net,
+        pytest.raises(OperatorError, match=message),
+    ):
+        net.run(timeout=30)
