@@ -236,7 +236,8 @@ class Dispatcher:
                 return
             if replica in self._idle:
                 self._idle.remove(replica)
-        self._pass_on(replica, self._end(replica, request, None, error))
+        self._end(replica, request, None, error)
+        self._pass_on(replica, request)
 
     def _admit(self) -> None:
         """There is room in the queue: let the next one in from the door. Call with the lock held."""
@@ -274,16 +275,17 @@ class Dispatcher:
     def _fed(self, replica: Replica, request: Request, error: BaseException | None) -> None:
         """The task that feeds is over. With an `error` and nothing fed, it was cancelled before its turn came."""
         if error is not None and not request.fed:
-            self._pass_on(replica, self._end(replica, request, None, error))
+            self._end(replica, request, None, error)
+            self._pass_on(replica, request)
 
-    def _pass_on(self, replica: Replica, request: Request | None) -> None:
-        """Serve `request`, if there is one, on a worker: no caller's thread feeds and prepares for another caller."""
-        if request is None:
-            return
-        if self._pool.is_worker():
-            self._serve(replica, request)
-        else:
-            self._serve_on_pool(replica, request)
+    def _pass_on(self, replica: Replica, ended: Request) -> None:
+        """Serve the request after `ended`, if any, on a worker: no caller's thread feeds and prepares for another."""
+        if ended.following is not None:
+            if self._pool.is_worker():
+                self._serve(replica, ended.following)
+            else:
+                self._serve_on_pool(replica, ended.following)
+            ended.following = None
 
     def _serve(self, replica: Replica, request: Request) -> None:
         """Start the run of `request`; when it cannot be started, end it and have the one after it served.
@@ -310,8 +312,9 @@ class Dispatcher:
                     return
             following = self._end(replica, request, result, error)
             if following is None or not self._pool.is_worker():
-                self._pass_on(replica, following)
+                self._pass_on(replica, request)
                 return
+            request.following = None
             request = following
 
     def _start(self, replica: Replica, request: Request) -> bool:
@@ -319,10 +322,7 @@ class Dispatcher:
 
         From the moment `request.run` is the run, the way to end the request is to stop that.
         """
-        if request.cancelled is not None:
-            raise request.cancelled
         replica.feed(request.feeds)
-        request.feeds = {}
         if not request.run_net:
             replica.net.prepared()
             return False
@@ -353,10 +353,9 @@ class Dispatcher:
             except BaseException as caught:
                 error = self._reported(caught)
             self._end(replica, request, result, error)
-        elif not request.told:
+        else:
             self._tell(request)
-        self._pass_on(replica, request.following)
-        request.following = None
+        self._pass_on(replica, request)
 
     def _reported(self, error: BaseException) -> BaseException:
         """What the caller of a request gets to see of an `error`: nothing that would end the caller's own thread."""
@@ -396,20 +395,16 @@ class Dispatcher:
             waited = (request.begun if request.begun is not None else self._now()) - request.created
             self._telemetry.end(request, outcome_name(request.error), request.error, waited)
         request.notify()
-        request.told = True
         if self._when_empty:
             self._announce_empty()
 
     def _announce_empty(self) -> None:
         with self._lock:
-            if not self._is_empty():
+            if self._running:  # nobody waits while a replica is idle, so this is all there is
                 return
             told, self._when_empty = self._when_empty, []
         for callback in told:
             callback()
-
-    def _is_empty(self) -> bool:
-        return not (self._running or self._queue or self._door or self._pinned)
 
     def _end_waiting(self, queue: RequestQueue) -> None:
         with self._lock:

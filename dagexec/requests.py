@@ -28,12 +28,11 @@ class Request:
     The lock of the dispatcher that serves it guards what changes.
 
     Attributes:
-        feeds: checked arrays, let go when the replica has them.
+        feeds: checked arrays, let go at the end.
         names: blobs to return.
         priority: higher goes first.
         trace: is told what runs when, or None.
         notify: called from any thread when `outcome` is there to be asked for.
-        told: it has been called.
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
         created: when it was made, on the dispatcher's clock.
@@ -50,7 +49,7 @@ class Request:
 
     __slots__ = (
         "begun", "cancelled", "created", "error", "fed", "feeds", "following", "names", "notify", "over", "pinned",
-        "priority", "queue", "replica", "result", "run", "run_net", "span", "told", "trace",
+        "priority", "queue", "replica", "result", "run", "run_net", "span", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +79,6 @@ class Request:
         self.following: Request | None = None
         self.cancelled: DagexecError | None = None
         self.over = False
-        self.told = False
         self.result: Outputs | None = None
         self.error: BaseException | None = None
         self.span: Span | None = None

@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from math import inf
 from typing import Any
 
 import anyio
@@ -76,7 +75,7 @@ class TaskWait:
         A coroutine that is thrown away while it waits is left with GeneratorExit, perhaps where no event loop runs any
         more: then the loop's own bookkeeping is left alone.
         """
-        if timeout is None or timeout == inf:
+        if timeout is None:
             await self._done.wait()
             return True
         with ExitStack() as stack:

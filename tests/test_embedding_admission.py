@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 
 import anyio
 import numpy as np
@@ -14,8 +15,9 @@ import pytest
 
 import dagexec
 from dagexec.core.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunTimeoutError
+from dagexec.core.threads import ThreadWait
 from dagexec.replicas import Replica
-from dagexec.requests import MOST_OVERTAKEN
+from dagexec.requests import MOST_OVERTAKEN, Request
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 
 BACKENDS = ["asyncio", "trio"]
@@ -304,12 +306,9 @@ def test_the_queue_is_full_again_as_soon_as_it_can_be_and_never_fuller(held: Hel
     assert held.seen == [0, 1, 2, 3]
 
 
-def test_what_ends_a_request_first_is_what_its_caller_gets(
-    held: Held, callers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its time is over while its replica is being fed; then a drain runs out of time as well."""
+def test_what_ends_a_request_first_is_what_its_caller_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told twice to end, while its replica is being fed."""
     feeding, go_on = threading.Event(), threading.Event()
-
     feed = Replica.feed
 
     def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
@@ -317,23 +316,41 @@ def test_what_ends_a_request_first_is_what_its_caller_gets(
         assert go_on.wait(PATIENCE)
         feed(replica, feeds)
 
-    async def too_late() -> None:
-        with pytest.raises(RunTimeoutError):
-            await executor.run_async({"x": rows(1)}, timeout=0.001)
-
     monkeypatch.setattr(Replica, "feed", feed_slowly)
-    executor = dagexec.compile(doubled_model("Held"), num_workers=1)
-    late = callers.submit(anyio.run, too_late)
-    assert feeding.wait(PATIENCE)
-    [request] = executor._dispatcher._running
-    while request.cancelled is None:
-        pass
-    draining = callers.submit(executor.drain, 0)
-    while not (executor._dispatcher._shut and executor._dispatcher._when_empty):
-        pass
-    executor._dispatcher.stop_running()
-    go_on.set()
-    late.result(PATIENCE)
-    draining.result(PATIENCE)
-    assert executor.statistics().timed_out == 1
-    assert held.seen == []
+    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+        wait = ThreadWait()
+        request = Request({"x": rows(1)}, ["y"], notify=wait.notify)
+        executor._dispatcher.submit(request, start_here=False)
+        assert feeding.wait(PATIENCE)
+        assert executor._dispatcher.cancel(request, RunTimeoutError("first"))
+        assert executor._dispatcher.cancel(request, ClosedError("second"))
+        go_on.set()
+        assert wait.wait(PATIENCE)
+        with pytest.raises(RunTimeoutError, match="first"):
+            request.outcome()
+        assert executor.statistics().timed_out == 1
+
+
+def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[float] = []
+    feed = Replica.feed
+
+    def note(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+        fed.append(float(feeds["x"].flat[0]))
+        feed(replica, feeds)
+
+    async def main() -> None:
+        async with (
+            dagexec.compile(doubled_model("Held"), num_workers=1, replicas=3) as executor,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(executor.run_async, {"x": rows(1)})
+            await anyio.to_thread.run_sync(held.wait_inside)
+            for number, priority in ((2, 0), (3, 5)):
+                tasks.start_soon(partial(executor.run_async, {"x": rows(number)}, priority=priority))
+                await anyio.wait_all_tasks_blocked()
+            held.go_on.release(3)
+
+    monkeypatch.setattr(Replica, "feed", note)
+    anyio.run(main)
+    assert fed == [1, 3, 2]

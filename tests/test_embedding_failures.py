@@ -150,16 +150,20 @@ def test_a_coroutine_dropped_in_the_middle_says_nothing_and_stops_its_run(
 def test_a_loop_that_is_closed_under_its_tasks_prints_only_what_asyncio_does(
     held: Held, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with held_executor(held) as executor:
+    with held_executor(held) as executor, ThreadPoolExecutor(1) as threads:
         loop = asyncio.new_event_loop()
         task = loop.create_task(executor.run_async({"x": rows(1)}, timeout=1000))
         loop.run_until_complete(asyncio.sleep(0))
         held.wait_inside()
+        behind = threads.submit(executor.run, {"x": rows(2)})
+        while not executor.statistics().queued:
+            pass
         loop.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         del task
         gc.collect()
-        held.go_on.release()
+        held.go_on.release(2)
+        np.testing.assert_array_equal(behind.result(PATIENCE)["y"], [2, 2, 2])
         while executor.statistics().running:
             pass
     assert "NoEventLoopError" not in capfd.readouterr().err
@@ -621,3 +625,63 @@ def test_a_thread_interrupted_while_a_worker_feeds_leaves_the_replica_to_the_wor
         go_on.set()
         assert wait.wait(PATIENCE)
         assert executor.statistics().cancelled == 1
+        assert (request.replica, request.run, request.feeds) == (None, None, {})
+
+
+def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_once(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only worker is busy with another run meanwhile."""
+    with (
+        dagexec.compile(doubled_model("Held"), num_workers=1, replicas=2) as executor,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        dispatcher = executor._dispatcher
+        serve_on_pool = dispatcher._serve_on_pool
+        running = threads.submit(executor.run, {"x": rows(1)})
+        held.wait_inside()
+
+        def cancelled_first(replica: Replica, request: Request) -> None:
+            assert dispatcher.cancel(request, RunCancelledError("too late"))
+            serve_on_pool(replica, request)
+
+        monkeypatch.setattr(dispatcher, "_serve_on_pool", cancelled_first)
+        wait = ThreadWait()
+        dispatcher.submit(Request({"x": rows(2)}, ["y"], notify=wait.notify), start_here=False)
+        assert wait.wait(PATIENCE)
+        assert not running.done()
+        assert len(dispatcher._idle) == 1
+        held.go_on.release()
+        running.result(PATIENCE)
+
+
+def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise ValueError("refused")
+
+    async def main() -> list[object]:
+        runs = (executor.run_async({"x": rows(1)}) for _ in range(2 * sys.getrecursionlimit()))
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+    monkeypatch.setattr(Replica, "feed", refuse)
+    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+        assert {str(error) for error in asyncio.run(main())} == {"refused"}
+        assert executor.statistics().failed == 2 * sys.getrecursionlimit()
+
+
+def test_an_error_that_is_kept_keeps_no_other_request(held: Held) -> None:
+    """Its traceback holds the request that failed. Beside it there are those that the two workers had last."""
+    held.failing = {1}
+    with held_executor(held) as executor, ThreadPoolExecutor(8) as threads:
+        running = [threads.submit(executor.run, {"x": rows(1)})]
+        held.wait_inside()
+        running += [threads.submit(executor.run, {"x": rows(2)}) for _ in range(7)]
+        while executor.statistics().queued < 7:
+            pass
+        held.go_on.release(8)
+        kept = running[0].exception(PATIENCE)
+        for future in running[1:]:
+            future.result(PATIENCE)
+        gc.collect()
+        assert isinstance(kept, OperatorError)
+        assert sum(isinstance(thing, Request) for thing in gc.get_objects()) <= 3

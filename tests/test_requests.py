@@ -123,3 +123,24 @@ def test_a_request_lets_go_of_its_result_when_it_is_asked_for() -> None:
     outputs = one.result = {"y": np.zeros(1)}
     assert one.outcome() is outputs
     assert one.result is None
+
+
+def test_a_request_lets_go_of_its_error_when_it_is_asked_for() -> None:
+    one = request()
+    one.error = ValueError("once")
+    with pytest.raises(ValueError, match="once"):
+        one.outcome()
+    assert one.error is None
+
+
+def test_after_clearing_nobody_has_been_overtaken() -> None:
+    queue = RequestQueue()
+    queue.push(request())
+    for _ in range(MOST_OVERTAKEN):
+        queue.push(request(1))
+        queue.pop()
+    queue.clear()
+    queue.push(request())
+    urgent = request(1)
+    queue.push(urgent)
+    assert queue.pop() is urgent

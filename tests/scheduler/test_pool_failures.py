@@ -17,7 +17,7 @@ from dagexec.core.sim import simulated
 from dagexec.core.threads import Mutex
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.run import Run
+from dagexec.scheduler.run import Run, task
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_pool import PATIENCE, run_of
@@ -362,3 +362,65 @@ def test_ctrl_c_that_comes_with_the_end_of_a_run_does_not_wait_for_another_end(m
         with pytest.raises(KeyboardInterrupt):
             net.run()
         net.run()
+
+
+def test_an_owner_that_stops_its_run_while_it_is_told_is_told_once() -> None:
+    """Devices are at work for the run yet: `on_stop` is set."""
+    told: list[bool] = []
+    done = threading.Event()
+
+    def finished() -> None:
+        told.append(True)
+        if len(told) == 1:
+            pool.stop(run, ValueError("too late"))
+        done.set()
+
+    with WorkerPool(1) as pool:
+        run = run_of([[]], {}, threading.Event())
+        run.finished = finished
+        run.on_stop = lambda: None
+        pool.submit(run)
+        assert done.wait(PATIENCE)
+    assert told == [True]
+
+
+def test_a_worker_may_close_its_pool() -> None:
+    outcome: list[object] = []
+    done = threading.Event()
+
+    def close() -> None:
+        try:
+            outcome.append(pool.close())  # type: ignore[func-returns-value]
+        except BaseException as error:
+            outcome.append(error)
+        done.set()
+
+    pool = WorkerPool(2)
+    pool.submit(task("close", close))
+    assert done.wait(PATIENCE)
+    pool.close()
+    assert outcome == [None]
+
+
+def test_workers_that_died_are_forgotten() -> None:
+    with WorkerPool(1) as pool:
+        for _ in range(5):
+            done = threading.Event()
+            pool.submit(deadly_runs(done.set)["with the pool's lock"])
+            assert done.wait(PATIENCE)
+            assert runs_well(pool)
+        assert len(pool._threads) <= 2
+
+
+def test_a_worker_that_is_woken_for_nothing_waits_once() -> None:
+    with WorkerPool(1) as pool:
+        assert runs_well(pool)
+        for _ in range(3):
+            while pool.statistics().idle != 1:
+                pass
+            [worker] = pool._workers
+            worker.wake()
+            assert runs_well(pool)
+        while pool.statistics().busy:
+            pass
+        assert pool.statistics().idle <= 1
