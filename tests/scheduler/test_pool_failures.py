@@ -177,6 +177,8 @@ def test_a_worker_lives_on_when_no_thread_can_be_started_in_its_place(monkeypatc
             assert done.wait(PATIENCE)
             assert runs_well(pool)
         assert pool.statistics().replaced == 1
+        while pool.statistics().busy:
+            pass
 
 
 def test_on_stop_is_called_for_a_stopped_run_even_after_its_workers_have_left() -> None:
@@ -424,3 +426,13 @@ def test_a_worker_that_is_woken_for_nothing_waits_once() -> None:
         while pool.statistics().busy:
             pass
         assert pool.statistics().idle <= 1
+
+
+def test_devices_are_told_of_a_run_whose_worker_died() -> None:
+    stopped, done = threading.Event(), threading.Event()
+    with WorkerPool(1) as pool:
+        run = deadly_runs(done.set)["with the pool's lock"]
+        run.on_stop = stopped.set
+        pool.submit(run)
+        assert done.wait(PATIENCE)
+    assert stopped.is_set()
