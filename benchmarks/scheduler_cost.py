@@ -3,7 +3,8 @@
     python benchmarks/scheduler_cost.py [--operators 10000] [--repeat 21] [--json
     benchmarks/results/scheduler_cost.json]
 
-Beside the nets: a plain Python loop over the same steps, the floor of anything written in Python.
+Beside the nets: a plain Python loop over the same steps, the floor of anything written in Python. Those on `sim` launch
+every operator on a stream of a simulated device without latencies, whose threads do the work beside the workers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from environment import describe
 
 import dagexec
+from dagexec.core.device import Device
 from dagexec.core.proto import NetDef
 from dagexec.scheduler.net import BaseNet
 
@@ -60,8 +62,19 @@ SHAPES: dict[str, Callable[[int], list[list[int]]]] = {
 }
 
 
-def noop_net(name: str, parents: list[list[int]]) -> NetDef:
-    net = NetDef(name=name)
+RUNTIMES = (
+    ("simple", 1, "cpu"),
+    ("dag", 1, "cpu"),
+    ("dag", 2, "cpu"),
+    ("async_dag", 1, "cpu"),
+    ("async_dag", 2, "cpu"),
+    ("async_dag", 1, "sim:0"),
+    ("async_dag", 2, "sim:0"),
+)
+
+
+def noop_net(name: str, parents: list[list[int]], device: str = "cpu") -> NetDef:
+    net = NetDef(name=name, device_option=Device.parse(device).to_option())
     for index, row in enumerate(parents):
         net.op.add(type="NoOp", input=[f"b{parent}" for parent in row], output=[f"b{index}"])
     return net
@@ -70,14 +83,14 @@ def noop_net(name: str, parents: list[list[int]]) -> NetDef:
 def measure(operators: int, repeat: int) -> dict[str, dict[str, dict[str, float]]]:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for shape, parents_of in SHAPES.items():
-        definition = noop_net(shape, parents_of(operators))
-        count = len(definition.op)
+        parents = parents_of(operators)
+        count = len(parents)
         nets: dict[str, BaseNet] = {}
-        for net_type, workers in (("simple", 1), ("dag", 1), ("dag", 2), ("async_dag", 1), ("async_dag", 2)):
-            net = dagexec.Workspace().create_net(definition, net_type, workers)
+        for net_type, workers, device in RUNTIMES:
+            net = dagexec.Workspace().create_net(noop_net(shape, parents, device), net_type, workers)
             assert isinstance(net, BaseNet)
             net.run()
-            nets[f"{net_type} {workers}"] = net
+            nets[f"{net_type} {workers}" + ("" if device == "cpu" else " sim")] = net
         steps = nets["simple 1"].prepared().in_order
 
         def plain_loop(steps: tuple[Callable[[], object], ...] = steps) -> None:
@@ -113,7 +126,7 @@ def main() -> None:
     for shape, rows in results.items():
         print(shape)
         for name, row in rows.items():
-            print(f"  {name:12} median {row['median_us']:.3f} us   least {row['least_us']:.3f} us per operator")
+            print(f"  {name:15} median {row['median_us']:.3f} us   least {row['least_us']:.3f} us per operator")
     if options.json:
         report = {"environment": describe(), "operators": options.operators, "results": results}
         options.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -18,6 +18,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
@@ -30,6 +31,9 @@ from dagexec.scheduler.placement import WakeUp
 from dagexec.scheduler.run import Run
 
 logger = logging.getLogger("dagexec")
+
+_YIELDS = 100
+"""How often a worker lets others run before it sleeps until the pool's lock is let go."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,8 @@ class WorkerPool:
 
         This loop is the scheduler's whole cost per operator, hence the local names and the bare lock calls.
         """
-        acquire, release = self.lock.acquire, self.lock.release
+        acquire, release, acquire_contended = self.lock.acquire, self.lock.release, self._acquire_contended
+        wait = not self._source.concurrent  # a controlled schedule decides who gets the lock
         idle = self._idle
         ready, counts, children, steps = run.ready, run.counts, run.plan.children, run.steps
         step = None
@@ -287,7 +292,8 @@ class WorkerPool:
                 raise
             except BaseException as error:  # a worker outlives whatever an operator raises
                 self._fail(run, run.failure(chain, step, error, worker.name))
-            acquire()
+            if not acquire(wait):
+                acquire_contended()
             if run.interrupted and (run.stopped or self._gives_way(run, chain)):
                 break
             following = -1
@@ -325,6 +331,21 @@ class WorkerPool:
         release()
         _finish(run)
         worker.telling = None
+
+    def _acquire_contended(self) -> None:
+        """Take the lock that somebody else holds.
+
+        Its holder is most often a worker that has lost the interpreter lock within it. A thread that sleeps until the
+        lock is let go is given it while it has no interpreter lock, so that the next one has to sleep, too, and from
+        then on the workers hand both locks to each other for every chain. So this lets the holder run, and takes the
+        lock with the interpreter in its hands.
+        """
+        acquire = self.lock.acquire
+        for _ in range(_YIELDS):
+            time.sleep(0)
+            if acquire(False):
+                return
+        acquire()
 
     def _fail(self, run: Run, failure: BaseException) -> None:
         """An operator of `run`, in which the caller is, has failed."""

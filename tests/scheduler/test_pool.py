@@ -196,3 +196,21 @@ def test_an_error_that_cannot_be_shown_ends_its_run_like_any_other() -> None:
         assert finished.wait(PATIENCE)
         with pytest.raises(OperatorError, match="operator 0 failed: UnspeakableError"):
             run.raise_error()
+
+
+def test_a_worker_goes_on_when_somebody_else_lets_go_of_the_lock() -> None:
+    inside, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        inside.set()
+        go_on.wait(30)
+
+    with WorkerPool(1) as pool:
+        run = task("held up", step)
+        run.finished = over.set
+        pool.submit(run)
+        assert inside.wait(30)
+        with pool.lock:
+            go_on.set()
+            assert not over.wait(0.05)  # longer than it asks for the lock without sleeping
+        assert over.wait(30)
