@@ -23,8 +23,8 @@ from dagexec.comparison import random_feeds
 from dagexec.core.model import Model
 from dagexec.core.runtime import Kernel, Stream
 from dagexec.core.sim import host_time, simulated
-from dagexec.replicas import initialised
 from dagexec.model_source import load_model
+from dagexec.replicas import initialised
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.observers import Observer
@@ -130,8 +130,9 @@ def main() -> None:
             row = measure(model, name, workers, streams, alike=alike)
             rows.append(row)
             print(
-                f"{name:12} {row.kernels:9} {workers} workers, {streams} streams: {row.makespan:7.0f} us, predicted {row.predicted:7.0f}, "
-                f"ratio {row.ratio:.3f}, bound {row.bound:7.0f}, all launched after {row.launched:6.0f} us"
+                f"{name:12} {row.kernels:9} {workers} workers, {streams} streams: {row.makespan:7.0f} us, "
+                f"predicted {row.predicted:7.0f}, ratio {row.ratio:.3f}, bound {row.bound:7.0f}, "
+                f"all launched after {row.launched:6.0f} us"
             )
     if arguments.json:
         found = [asdict(row) | {"ratio": row.ratio} for row in rows]

@@ -152,9 +152,7 @@ class ObservedRun:
         records and the like.
         """
         bodies: list[Step] = [self._wait(number, step) for step in waits]
-        bodies += [
-            _ObservedOperator(self, index, step) for index, step in zip(self.chains[number], steps, strict=True)
-        ]
+        bodies += [_ObservedOperator(self, index, step) for index, step in zip(self.chains[number], steps, strict=True)]
         bodies += after
         chain = _ObservedChain(self, number)
         last = len(bodies) - 1

@@ -33,6 +33,7 @@ TraceEvent = dict[str, object]
 Place = tuple[int, int, float]
 """A process, a track, and a time in microseconds."""
 
+
 def write_trace(trace: Trace, path: Path) -> None:
     """Write `trace` to `path`. Raises ModelFormatError if it cannot be written."""
     content = json.dumps({"traceEvents": trace_events(trace), "displayTimeUnit": "ms"})

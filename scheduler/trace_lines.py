@@ -66,9 +66,7 @@ def _print(run: ObservedRun, index: int, where: str, seconds: float, error: Base
     sys.stderr.write(operator_line(run, index, where, seconds, error) + "\n")
 
 
-def operator_line(
-    run: ObservedRun, index: int, where: str, seconds: float, error: BaseException | None = None
-) -> str:
+def operator_line(run: ObservedRun, index: int, where: str, seconds: float, error: BaseException | None = None) -> str:
     """The line of operator `index`, which took `seconds` on `where` (a worker or a stream)."""
     definition = run.graph.operators[index]
     position = f"{run.graph.name}[{index}]"

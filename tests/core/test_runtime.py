@@ -62,8 +62,9 @@ def test_a_stream_is_given_back_once_and_to_its_own_device(runtime: DeviceRuntim
     with simulated("sim:5") as other:
         with pytest.raises(DeviceError, match=f"sim:5 stream 0 is not leased from {runtime.device}"):
             runtime.give_back(other.lease())
-        with pytest.raises(DeviceError, match=f"sim:5 stream 1 cannot be the current stream of {runtime.device}"), (
-            runtime.using(other.lease())
+        with (
+            pytest.raises(DeviceError, match=f"sim:5 stream 1 cannot be the current stream of {runtime.device}"),
+            runtime.using(other.lease()),
         ):
             pass
 

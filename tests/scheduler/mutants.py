@@ -212,9 +212,7 @@ def holds_in(mutant: Mutant, conflicts: tuple[Conflicts, Conflicts], after: dict
 def waits_in_vain(mutant: Mutant) -> bool:
     """True when some chain waits for an event that is never recorded."""
     sync = mutant.synchronisation
-    return any(
-        not sync.records[parent] and parent not in mutant.stale for waits in sync.waits for parent in waits
-    )
+    return any(not sync.records[parent] and parent not in mutant.stale for waits in sync.waits for parent in waits)
 
 
 def list_order(plan: Plan) -> list[int]:

@@ -67,9 +67,7 @@ class Script:
 
     def races(self) -> list[tuple[str, int, int]]:
         labels = [self.net.graph.label(index) for index in range(len(self.net.graph))]
-        return [
-            (race.resource, labels.index(race.earlier), labels.index(race.later)) for race in self.detector.races
-        ]
+        return [(race.resource, labels.index(race.earlier), labels.index(race.later)) for race in self.detector.races]
 
 
 @pytest.fixture

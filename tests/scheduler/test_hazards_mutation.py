@@ -130,9 +130,7 @@ def test_every_mutant_of_a_random_net_is_found_exactly_when_it_lacks_something(
 
 @given(arithmetic_nets(), st.lists(st.sampled_from((SIM, OTHER, CPU)), min_size=1, max_size=4))
 @settings(max_examples=10, deadline=None)
-def test_the_same_for_operators_that_compute_with_views_and_in_place(
-    definition: NetDef, devices: list[Device]
-) -> None:
+def test_the_same_for_operators_that_compute_with_views_and_in_place(definition: NetDef, devices: list[Device]) -> None:
     workspace = Workspace()
     for name in INPUTS:
         workspace.feed_blob(name, np.ones(SHAPE, np.float32))
@@ -295,8 +293,9 @@ def test_a_missing_dependency_is_found_whatever_the_schedule_was(device: Device,
     """With one worker and one stream all is in order by chance."""
     with (
         simulated(seed=0),
-        MutantNet(on_devices(net_of(DIAMONDS), [device]), Workspace(), num_workers=workers, streams_per_worker=streams)
-        as net,
+        MutantNet(
+            on_devices(net_of(DIAMONDS), [device]), Workspace(), num_workers=workers, streams_per_worker=streams
+        ) as net,
     ):
         for mutant in mutants_of(net):
             if mutant.kind == "dependency":

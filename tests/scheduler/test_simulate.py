@@ -167,9 +167,7 @@ def test_the_levels_of_measured_times_are_those_of_a_plan_built_from_them(net: N
     seconds = [float(1 + (7 * index) % 5) for index in range(len(graph))]
     measured = retimed(build_plan(graph, [1.0] * len(graph)), seconds)
     anew = build_plan(graph, seconds, measured.chains)
-    assert dict(zip(measured.chains, measured.levels, strict=True)) == dict(
-        zip(anew.chains, anew.levels, strict=True)
-    )
+    assert dict(zip(measured.chains, measured.levels, strict=True)) == dict(zip(anew.chains, anew.levels, strict=True))
     assert measured.critical_path == anew.critical_path
 
 

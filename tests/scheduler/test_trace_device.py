@@ -108,9 +108,7 @@ def test_the_makespan_of_siblings_is_the_prediction(streams: int) -> None:
 @st.composite
 def parents_of_operators(draw: st.DrawFn) -> list[list[int]]:
     count = draw(st.integers(1, 14))
-    return [
-        sorted(draw(st.sets(st.integers(0, index - 1), max_size=3))) if index else [] for index in range(count)
-    ]
+    return [sorted(draw(st.sets(st.integers(0, index - 1), max_size=3))) if index else [] for index in range(count)]
 
 
 @given(parents_of_operators(), st.integers(1, 4))
