@@ -80,17 +80,19 @@ class StreamMutex:
         self.name = name
         self._runtime = runtime
         self._lock = TurnLock(name)
-        self._last: Event | None = None
+        self._ends: dict[Stream, Event] = {}  # of the last turn on each stream
 
     @contextmanager
     def turn(self, stream: Stream) -> Iterator[Stream]:
         """What is launched on `stream` in the block runs alone, after earlier turns, whether these failed or not.
 
-        The lock is held while the block launches, not while the device works.
+        The lock is held while the block launches, not while the device works. The turn follows the last one of every
+        stream, not just the turn before: a stream that fails passes over the waiting for those before its own.
         """
         with self._lock:
-            if self._last is not None and self._last.stream is not stream:
-                stream.follow(self._last)
+            for other, end in self._ends.items():
+                if other is not stream:
+                    stream.follow(end)
             try:
                 yield stream
             finally:
@@ -100,7 +102,7 @@ class StreamMutex:
                 except BaseException:
                     stream.synchronize()  # nobody could be told to wait for this turn
                     raise
-                self._last = event
+                self._ends[stream] = event
 
 
 class LibraryState:

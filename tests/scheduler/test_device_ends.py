@@ -445,3 +445,29 @@ def test_a_chain_goes_behind_its_parent_where_nothing_else_is_behind_it() -> Non
         net.run(trace=Places())
     assert placed["'b1'"] is placed["'b0'"]
     assert placed["'b2'"] is not placed["'b0'"]
+
+
+def test_a_turn_waits_for_the_kernel_of_an_earlier_one_though_the_turn_between_was_passed_over() -> None:
+    """A stream that fails passes over its waits, too: its turn is over while the one before it still goes on."""
+    opened, order = threading.Event(), list[str]()
+
+    def hold() -> None:
+        assert opened.wait(30)
+        order.append("first")
+
+    with simulated(SIM) as runtime:
+        mutex = StreamMutex("memory", runtime)
+        first, failing, last = (runtime.lease() for _ in range(3))
+        with mutex.turn(first):
+            first.launch(Kernel(hold, "first"))
+        failing.launch(Kernel(lambda: 1 / 0, "division"))
+        with mutex.turn(failing):
+            failing.launch(Kernel(lambda: order.append("passed over"), "passed over"))
+        assert failing.synchronize(30)
+        with mutex.turn(last):
+            last.launch(Kernel(lambda: order.append("last"), "last"))
+        assert not last.synchronize(0.05)
+        opened.set()
+        assert first.synchronize(30)
+        assert last.synchronize(30)
+    assert order == ["first", "last"]

@@ -232,7 +232,7 @@ def forget_records(patch: pytest.MonkeyPatch) -> None:
     def forgetting(mutex: StreamMutex, stream: Stream) -> Iterator[Stream]:
         with turn(mutex, stream) as same:
             yield same
-        mutex._last = None
+        mutex._ends.clear()
 
     patch.setattr(StreamMutex, "turn", forgetting)
 
