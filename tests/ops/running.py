@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -9,9 +12,16 @@ import numpy.typing as npt
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.device import Device
 from dagexec.scheduler.simple import SimpleNet
 
 Array = npt.NDArray[Any]
+
+SIM = Device("sim", 0)
+ON_DEVICE_EVERY = int(os.environ.get("DAGEXEC_ON_DEVICE_EVERY", "4"))
+"""Of the calls of `run_operator`, one in so many runs its operator on the simulated device, too."""
+
+_calls = itertools.count()
 
 
 def operator_def(op_type: str, inputs: list[str], outputs: list[str], **arguments: ArgumentValue) -> OperatorDef:
@@ -31,7 +41,7 @@ def run_operator(
     """The outputs of one operator.
 
     It runs with all floats 1, then on the inputs, and on them again with cleared outputs, so that a value that a run
-    remembers shows.
+    remembers shows. Now and then it runs on the simulated device, too, which must give the same bytes.
     """
     names = [f"x{index}" for index in range(len(inputs))]
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
@@ -55,4 +65,24 @@ def run_operator(
     for one, other in zip(first, again, strict=True):
         assert one.shape == other.shape
         assert one.tobytes() == other.tobytes() or one.dtype == object, "a second run gave other bytes"
+    if next(_calls) % ON_DEVICE_EVERY == 0 and not any(array.dtype == object for array in (*arrays.values(), *again)):
+        for one, other in zip(again, _on_device(definition, arrays), strict=True):
+            assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), "the simulated device gave other bytes"
     return again
+
+
+def _on_device(definition: OperatorDef, arrays: dict[str, Array]) -> list[Array]:
+    """The outputs of the operator on the simulated device; the net copies its inputs there."""
+    placed = OperatorDef()
+    placed.CopyFrom(definition)
+    placed.device_option.CopyFrom(SIM.to_option())
+    workspace = Workspace()
+    for name, array in arrays.items():
+        workspace.feed_blob(name, array)
+    logging.disable()  # tests read what is logged for the host
+    try:
+        with SimpleNet(NetDef(name="test", op=[placed]), workspace) as net:
+            net.run()
+            return [workspace.fetch_blob(name) for name in definition.output]
+    finally:
+        logging.disable(logging.NOTSET)
