@@ -16,7 +16,6 @@ from rich.console import Console
 
 import dagexec
 from dagexec import NetDef
-from dagexec.cli import main
 from dagexec.cli.arguments import parse_arguments
 from dagexec.cli.compare import compare_table
 from dagexec.comparison import Comparison, RuntimeResult
@@ -24,30 +23,11 @@ from dagexec.core.net_file import save_net
 from dagexec.core.operator import Operator, Step
 from dagexec.ops.conv import search
 from dagexec.what_if import Calibration
+from tests.command_line import Cli
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
 FIXTURES = Path(__file__).parent / "fixtures" / "caffe2"
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dagexec", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 def test_run_shows_the_outputs(cli: Cli) -> None:

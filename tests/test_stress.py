@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.cli import main
 from dagexec.core.errors import DeviceError, OperatorError, SchemaError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.shared_buffer import create_shared_buffer
@@ -29,30 +28,11 @@ from dagexec.stress.case import NET_TYPES, Case, make_case
 from dagexec.stress.nets import NetOptions, RandomNet, features_of, random_net, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR, Failure, InjectedError
 from dagexec.stress.runner import CaseFailedError, differences, run_case
+from tests.command_line import Cli
 from tests.ops.running import operator_def
 
 SEEDS = range(150)
 THREE_DEVICES = ("cpu", "sim:0", "sim:1")
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dagexec", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 def drawn(seed: int, **options: object) -> RandomNet:

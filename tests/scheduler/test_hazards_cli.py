@@ -3,46 +3,33 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import dagexec
 from dagexec import NetDef, OperatorDef
-from dagexec.cli import main
 from dagexec.core.device import Device
 from dagexec.scheduler.hazards import check
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.synchronisation import Synchronisation, synchronise
+from tests.command_line import Cli
 from tests.models import light_model_path
 
 LENET = Path(__file__).parents[1] / "fixtures" / "caffe2" / "lenet"
-Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dagexec", "check", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+def checked(cli: Cli) -> Cli:
+    """`cli` for the command `check`."""
+    return partial(cli, "check")
 
 
-def test_a_model_on_streams_is_proved(cli: Cli) -> None:
-    status, out, _ = cli("zoo:squeezenet", "--net-type", "async_dag", "--device", "sim:0", "--streams", 4)
+def test_a_model_on_streams_is_proved(checked: Cli) -> None:
+    status, out, _ = checked("zoo:squeezenet", "--net-type", "async_dag", "--device", "sim:0", "--streams", 4)
     assert status == 0
     assert "squeezenet: async_dag on sim:0" in out
     assert "Proved" in out
@@ -51,8 +38,8 @@ def test_a_model_on_streams_is_proved(cli: Cli) -> None:
     assert (rows["chains"], rows["waits for an event"], rows["unordered"]) == ("33", "40", "0")
 
 
-def test_json_has_the_counts_and_the_guards(cli: Cli) -> None:
-    status, out, _ = cli("zoo:squeezenet", "--set", "shared_buffer=1", "--num-workers", 3, "--json")
+def test_json_has_the_counts_and_the_guards(checked: Cli) -> None:
+    status, out, _ = checked("zoo:squeezenet", "--set", "shared_buffer=1", "--num-workers", 3, "--json")
     found = json.loads(out)
     assert status == 0
     assert found["holds"] is True
@@ -63,39 +50,39 @@ def test_json_has_the_counts_and_the_guards(cli: Cli) -> None:
     assert found["seconds"] < 5
 
 
-def test_one_stream_needs_no_event(cli: Cli) -> None:
-    _, out, _ = cli("zoo:squeezenet", "--streams", 1, "--json")
+def test_one_stream_needs_no_event(checked: Cli) -> None:
+    _, out, _ = checked("zoo:squeezenet", "--streams", 1, "--json")
     found = json.loads(out)
     assert (found["events"], found["waits"], found["holds"]) == (0, 0, True)
 
 
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
-def test_a_folder_of_caffe2_is_proved_for_every_net_type(cli: Cli, net_type: str, device: str) -> None:
-    status, out, _ = cli(LENET, "--net-type", net_type, "--device", device, "--shape", "data=1,1,28,28", "--json")
+def test_a_folder_of_caffe2_is_proved_for_every_net_type(checked: Cli, net_type: str, device: str) -> None:
+    status, out, _ = checked(LENET, "--net-type", net_type, "--device", device, "--shape", "data=1,1,28,28", "--json")
     found = json.loads(out)
     assert (status, found["holds"], found["by_name"]) == (0, True, False)
 
 
-def test_without_shapes_blobs_go_by_name_and_that_is_said(cli: Cli) -> None:
-    status, out, _ = cli(LENET)
+def test_without_shapes_blobs_go_by_name_and_that_is_said(checked: Cli) -> None:
+    status, out, _ = checked(LENET)
     assert status == 0
     assert "told apart by name" in out
     assert "Proved" in out
 
 
-def test_a_shape_for_what_is_no_input_is_refused_also_where_other_shapes_are_not_known(cli: Cli) -> None:
-    status, out, err = cli(LENET, "--shape", "dada=1,1,28,28")
+def test_a_shape_for_what_is_no_input_is_refused_also_where_other_shapes_are_not_known(checked: Cli) -> None:
+    status, out, err = checked(LENET, "--shape", "dada=1,1,28,28")
     assert (status, out) == (2, "")
     assert "shapes given for ['dada']; its inputs are ['data']" in " ".join(err.split())
 
 
-def test_an_onnx_file_is_proved(cli: Cli) -> None:
-    status, out, _ = cli(light_model_path("squeezenet"), "--json")
+def test_an_onnx_file_is_proved(checked: Cli) -> None:
+    status, out, _ = checked(light_model_path("squeezenet"), "--json")
     assert (status, json.loads(out)["holds"]) == (0, True)
 
 
-def test_a_net_on_several_devices_is_proved_with_the_copies_between_them(cli: Cli, tmp_path: Path) -> None:
+def test_a_net_on_several_devices_is_proved_with_the_copies_between_them(checked: Cli, tmp_path: Path) -> None:
     net = NetDef(name="mixed")
     places = [Device("sim", 0), Device("sim", 1), Device(), Device("sim", 0)]
     inputs: Sequence[Sequence[str]] = [[], ["b0"], ["b0"], ["b1", "b2"]]
@@ -107,7 +94,7 @@ def test_a_net_on_several_devices_is_proved_with_the_copies_between_them(cli: Cl
         net.op.append(operator)
     path = tmp_path / "mixed.pbtxt"
     dagexec.save_net(net, path)
-    status, out, _ = cli(path, "--streams", 2, "--json")
+    status, out, _ = checked(path, "--streams", 2, "--json")
     found = json.loads(out)
     assert (status, found["holds"]) == (0, True)
     assert found["operators"] > 4
@@ -123,22 +110,22 @@ def without_waits_of(chain: int) -> Callable[..., Synchronisation]:
 
 
 def test_what_is_not_ordered_is_printed_with_both_operators_and_the_missing_edge(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+    checked: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "synchronise", without_waits_of(1))
-    status, out, _ = cli("zoo:squeezenet", "--num-workers", 1, "--streams", 5)
+    status, out, _ = checked("zoo:squeezenet", "--num-workers", 1, "--streams", 5)
     assert status == 1
     assert "Proved" not in out
     [line] = [line for line in out.splitlines() if line.startswith("RAW")]
     assert "chain 1 must wait for the event of chain 0" in line
     assert line.count("(operator") == 2
     assert line.startswith("RAW on blob '")
-    _, out, _ = cli("zoo:squeezenet", "--num-workers", 1, "--streams", 5, "--json")
+    _, out, _ = checked("zoo:squeezenet", "--num-workers", 1, "--streams", 5, "--json")
     [found] = json.loads(out)["unordered"]
     assert (found["kind"], found["missing"]) == ("RAW", "chain 1 must wait for the event of chain 0")
 
 
-def test_a_device_that_does_not_exist_is_no_traceback(cli: Cli) -> None:
-    status, _, err = cli("zoo:lenet", "--device", "tpu:0")
+def test_a_device_that_does_not_exist_is_no_traceback(checked: Cli) -> None:
+    status, _, err = checked("zoo:lenet", "--device", "tpu:0")
     assert status == 2
     assert "device 'tpu:0' is unknown" in err
