@@ -13,8 +13,8 @@ from dagexec.core.graph import build_graph
 from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.trace import Span, Trace
 from dagexec.what_if import Calibration, Calibrator, slowdown_up_to, what_if
+from tests.command_line import Cli
 from tests.nets import net_of, parents_from_edges
-from tests.test_cli import Cli, cli  # noqa: F401
 
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 SECONDS = (1e-3, 4e-3, 3e-3, 1e-3)
@@ -135,7 +135,7 @@ def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
         assert row.predicted_ratio == pytest.approx(row.predicted_ms / row.median_ms)
 
 
-def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) -> None:  # noqa: F811
+def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) -> None:
     options = ("compare", "zoo:lenet", "--repeat", 1, "--net-type", "dag", "--what-if", "1,4", "--streams", "2")
     status, out, _ = cli(*options)
     assert status == 0
@@ -159,7 +159,7 @@ def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) ->
     ],
 )
 def test_counts_that_make_no_sense_are_refused_before_anything_runs(
-    cli: Cli,  # noqa: F811
+    cli: Cli,
     options: tuple[str, ...],
     message: str,
 ) -> None:
