@@ -37,6 +37,7 @@ logger = logging.getLogger("dagexec")
 
 Step = Callable[[], object]
 Array = npt.NDArray[Any]
+Move = Callable[[Array], None]
 
 
 def nothing_to_do() -> None:
@@ -83,6 +84,10 @@ class Operator(ABC):
         reads_strided, writes_strided: inputs, or outputs, may have any strides when `prepare` is called; by default
             they are packed there, as copies where the tensors are not.
         crosses_devices: it may read from one device and write to another.
+        memory_source: gives working memory that operators share which never run at the same time; None when each has
+            its own.
+        input_moves, output_moves: by index, what lets the step prepared last find that input, or put that output, in
+            another packed array of the same shape and dtype from then on; for operators that offer it.
     """
 
     schema: ClassVar[OpSchema]
@@ -104,6 +109,9 @@ class Operator(ABC):
         self.library_state: LibraryState | None = None
         if "CUDNN" in definition.engine.split(",") and self.context.device != CPU:
             self.library_state = library_state(self.context.device, self.arguments.int("cudnn_state", 0))
+        self.memory_source: Callable[[int], Array] | None = None
+        self.input_moves: dict[int, Move] = {}
+        self.output_moves: dict[int, Move] = {}
         self._packed_inputs: dict[int, Array] = {}  # by the id of the tensor that each stands for, during `prepare`
         self._packed_outputs: dict[int, Array] = {}
 
@@ -148,6 +156,16 @@ class Operator(ABC):
         buffer = self.context.host_view(self.context.allocate(nbytes))
         return buffer.view(dtype).reshape(tuple(shape))
 
+    def working_memory(self, nbytes: int) -> Array:
+        """`nbytes` bytes, on a cache line, for this prepared step; their content is undefined whenever it begins.
+
+        Raises ResourceError, naming the operator, when the machine cannot hold it.
+        """
+        if self.memory_source is None:
+            return self.scratch((nbytes,), np.uint8)
+        check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
+        return self.memory_source(nbytes)
+
     def call(self) -> OperatorCall:
         """What inference sees of this operator with the tensors its input blobs hold now."""
         types = []
@@ -178,6 +196,7 @@ class Operator(ABC):
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
         moved: list[Conversion] = []
+        self.input_moves, self.output_moves = {}, {}
         if types is not None:
             first = 0
             if as_view and self.input(0).is_packed:

@@ -1,0 +1,256 @@
+"""The binding to oneDNN: its C API through cffi in ABI mode, so nothing is compiled and the library may be absent.
+
+The library is looked for once, when it is first asked for: at `DAGEXEC_ONEDNN` (a path, or "off"), in the environment's
+own `lib` folder, where `pip install dagexec[onednn]` puts it, then where the system's loader looks. Versions from 3.1
+serve; their functions and constants used here are the same in all of them. The numbers are those of the C headers of
+oneDNN 3.1 (`dnnl_types.h`, `dnnl_common_types.h`), Apache-2.0.
+
+cffi lets other threads run while a call lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
+
+logger = logging.getLogger("dagexec")
+
+OLDEST_VERSION = (3, 1)
+
+_DECLARATIONS = """
+typedef void *h;
+typedef int64_t dims_t[12];
+typedef struct { int arg; void *memory; } exec_arg_t;
+typedef struct { int major, minor, patch; const char *hash; unsigned cpu_runtime, gpu_runtime; } version_t;
+
+const version_t *dnnl_version(void);
+int dnnl_engine_create(h *, int kind, size_t index);
+int dnnl_stream_create(h *, h engine, unsigned flags);
+int dnnl_stream_destroy(h);
+int dnnl_stream_wait(h);
+int dnnl_get_effective_cpu_isa(void);
+int dnnl_set_primitive_cache_capacity(int);
+
+int dnnl_memory_desc_create_with_strides(h *, int ndims, const dims_t, int dtype, const dims_t strides);
+int dnnl_memory_desc_create_with_tag(h *, int ndims, const dims_t, int dtype, int tag);
+int dnnl_memory_desc_create_submemory(h *, h parent, const dims_t dims, const dims_t offsets);
+int dnnl_memory_desc_clone(h *, h);
+int dnnl_memory_desc_destroy(h);
+int dnnl_memory_desc_equal(h, h);
+int dnnl_memory_desc_query(h, int what, void *result);
+size_t dnnl_memory_desc_get_size(h);
+int dnnl_memory_create(h *, h desc, h engine, void *handle);
+int dnnl_memory_set_data_handle(h, void *handle);
+int dnnl_memory_destroy(h);
+
+int dnnl_primitive_attr_create(h *);
+int dnnl_primitive_attr_destroy(h);
+int dnnl_primitive_attr_set_scratchpad_mode(h, int mode);
+int dnnl_primitive_attr_set_fpmath_mode(h, int mode);
+int dnnl_primitive_attr_set_scales_mask(h, int arg, int mask);
+int dnnl_primitive_attr_set_zero_points_mask(h, int arg, int mask);
+int dnnl_primitive_attr_set_post_ops(h, h post_ops);
+int dnnl_post_ops_create(h *);
+int dnnl_post_ops_destroy(h);
+int dnnl_post_ops_append_sum(h, float scale, int32_t zero_point, int dtype);
+int dnnl_post_ops_append_eltwise(h, int alg, float alpha, float beta);
+int dnnl_post_ops_append_binary(h, int alg, h src1_desc);
+
+int dnnl_primitive_desc_next_impl(h);
+int dnnl_primitive_desc_clone(h *, h);
+int dnnl_primitive_desc_destroy(h);
+int dnnl_primitive_desc_query(h, int what, int index, void *result);
+h dnnl_primitive_desc_query_md(h, int what, int index);
+int dnnl_primitive_create(h *, h pd);
+int dnnl_primitive_execute(h primitive, h stream, int nargs, const exec_arg_t *args);
+int dnnl_primitive_destroy(h);
+
+int dnnl_reorder_primitive_desc_create(h *, h src, h src_engine, h dst, h dst_engine, h attr);
+int dnnl_concat_primitive_desc_create(h *, h engine, h dst, int n, int axis, const h *srcs, h attr);
+int dnnl_sum_primitive_desc_create(h *, h engine, h dst, int n, const float *scales, const h *srcs, h attr);
+int dnnl_binary_primitive_desc_create(h *, h engine, int alg, h src0, h src1, h dst, h attr);
+int dnnl_convolution_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h weights, h bias, h dst,
+    const dims_t strides, const dims_t dilates, const dims_t head, const dims_t tail, h attr);
+int dnnl_convolution_backward_data_primitive_desc_create(h *, h engine, int alg, h diff_src, h weights, h diff_dst,
+    const dims_t strides, const dims_t dilates, const dims_t head, const dims_t tail, h hint, h attr);
+int dnnl_convolution_backward_weights_primitive_desc_create(h *, h engine, int alg, h src, h diff_weights, h diff_bias,
+    h diff_dst, const dims_t strides, const dims_t dilates, const dims_t head, const dims_t tail, h hint, h attr);
+int dnnl_deconvolution_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h weights, h bias, h dst,
+    const dims_t strides, const dims_t dilates, const dims_t head, const dims_t tail, h attr);
+int dnnl_shuffle_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, int axis, int64_t group, h attr);
+int dnnl_eltwise_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, float alpha, float beta,
+    h attr);
+int dnnl_softmax_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, int axis, h attr);
+int dnnl_pooling_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, const dims_t strides,
+    const dims_t kernel, const dims_t dilation, const dims_t head, const dims_t tail, h attr);
+int dnnl_lrn_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, int64_t size, float alpha,
+    float beta, float k, h attr);
+int dnnl_batch_normalization_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, float epsilon,
+    unsigned flags, h attr);
+int dnnl_layer_normalization_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, h stat,
+    float epsilon, unsigned flags, h attr);
+int dnnl_inner_product_forward_primitive_desc_create(h *, h engine, int prop, h src, h weights, h bias, h dst, h attr);
+int dnnl_matmul_primitive_desc_create(h *, h engine, h src, h weights, h bias, h dst, h attr);
+int dnnl_resampling_forward_primitive_desc_create(h *, h engine, int prop, int alg, const float *factors, h src, h dst,
+    h attr);
+int dnnl_reduction_primitive_desc_create(h *, h engine, int alg, h src, h dst, float p, float eps, h attr);
+int dnnl_lstm_forward_primitive_desc_create(h *, h engine, int prop, int direction, h src_layer, h src_iter,
+    h src_iter_c, h weights_layer, h weights_iter, h peephole, h projection, h bias, h dst_layer, h dst_iter,
+    h dst_iter_c, unsigned flags, h attr);
+"""
+
+_OPENMP_DECLARATIONS = "void omp_set_num_threads(int); int omp_get_max_threads(void);"
+
+_SUCCESS, _OUT_OF_MEMORY, _UNIMPLEMENTED, _LAST_IMPLEMENTATION = 0, 1, 3, 4
+_OPENMP_RUNTIME = 2
+
+
+@dataclass(frozen=True)
+class Library:
+    """oneDNN, loaded.
+
+    Attributes:
+        path: the file, for messages.
+        version: (major, minor, patch).
+        isa: the number of the instruction set it generates code for (`dnnl_cpu_isa_t`).
+        ffi: cffi's view of the types.
+        lib: the C functions.
+        engine: the CPU engine, which lives as long as the process.
+    """
+
+    path: str
+    version: tuple[int, int, int]
+    isa: int
+    ffi: Any
+    lib: Any
+    engine: Any
+    openmp: Any
+
+    def check(self, status: int, what: str) -> None:
+        """Raise unless `status` is success.
+
+        UnsupportedFeatureError when oneDNN has no implementation, ResourceError when memory does not suffice,
+        otherwise DagexecError; `what` says what was asked for.
+        """
+        if status == _SUCCESS:
+            return
+        version = ".".join(map(str, self.version))
+        if status in (_UNIMPLEMENTED, _LAST_IMPLEMENTATION):
+            raise UnsupportedFeatureError(f"{what}: oneDNN {version} has no implementation")
+        if status == _OUT_OF_MEMORY:
+            raise ResourceError(f"{what}: oneDNN {version} is out of memory")
+        raise DagexecError(f"{what}: oneDNN {version} refuses it with status {status}")
+
+    def set_threads(self, threads: int) -> None:
+        """What primitives made or executed by the calling thread may use from now on."""
+        if self.openmp is not None:
+            self.openmp.omp_set_num_threads(threads)
+
+    def dims(self, values: Any) -> Any:
+        """`values` as a `dnnl_dims_t`."""
+        return self.ffi.new("dims_t", list(values))
+
+
+_lock = threading.Lock()
+_found: list[Library | None] = []
+
+
+def library() -> Library | None:
+    """oneDNN, or None where it cannot be used; the reason is logged once."""
+    if not _found:
+        with _lock:
+            if not _found:
+                _found.append(_search())
+    return _found[0]
+
+
+def require_library(label: str) -> Library:
+    """oneDNN. Raises UnsupportedFeatureError, naming the operator `label`, where it cannot be used."""
+    found = library()
+    if found is None:
+        raise UnsupportedFeatureError(f"{label}: oneDNN cannot be used here; pip install dagexec[onednn]")
+    return found
+
+
+def _search() -> Library | None:
+    reasons = []
+    for path in _candidates():
+        try:
+            found = load(path)
+        except DeviceError as error:
+            reasons.append(str(error))
+            continue
+        logger.debug("oneDNN %s at %s", ".".join(map(str, found.version)), found.path)
+        return found
+    logger.info("engine ONEDNN is not available, NumPy computes: %s", "; ".join(reasons) or "it is switched off")
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    asked = os.environ.get("DAGEXEC_ONEDNN", "")
+    if asked == "off":
+        return
+    if asked:
+        yield asked
+        return
+    for folder in dict.fromkeys((sys.prefix, sys.base_prefix)):
+        for file in ("libdnnl.so.3", "libdnnl.3.dylib", "dnnl.dll"):
+            path = Path(folder) / ("Library/bin" if file.endswith("dll") else "lib") / file
+            if path.exists():
+                yield str(path)
+    yield "libdnnl.so.3"
+
+
+@lru_cache(maxsize=1)
+def _ffi() -> Any:
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(_DECLARATIONS)
+    return ffi
+
+
+def load(path: str) -> Library:
+    """The library at `path`. Raises DeviceError when it cannot be loaded, is too old or has no CPU engine."""
+    try:
+        ffi = _ffi()
+    except ImportError:
+        raise DeviceError(f"{path}: the package cffi is not installed") from None
+    try:
+        lib = ffi.dlopen(path)
+        found = lib.dnnl_version()
+    except (OSError, AttributeError) as error:
+        raise DeviceError(f"{path}: {error}") from None
+    version = (found.major, found.minor, found.patch)
+    if version[:2] < OLDEST_VERSION or version[0] != OLDEST_VERSION[0]:
+        raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))}; 3.1 or a newer 3.x is needed")
+    engine = ffi.new("h *")
+    if lib.dnnl_engine_create(engine, 1, 0) != _SUCCESS:
+        raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} has no CPU engine here")
+    lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation for ever when it caches; we keep our own
+    return Library(
+        path, version, int(lib.dnnl_get_effective_cpu_isa()), ffi, lib, engine[0], _openmp(found.cpu_runtime)
+    )
+
+
+def _openmp(runtime: int) -> Any:
+    """The OpenMP that the library uses: loading it by name gives the one that is loaded. None for other threading."""
+    if runtime != _OPENMP_RUNTIME:
+        return None
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(_OPENMP_DECLARATIONS)
+    try:
+        return ffi.dlopen("libgomp.so.1")
+    except OSError:
+        return None

@@ -1,0 +1,290 @@
+"""Descriptors and primitives of oneDNN as Python objects, and primitives bound to arrays: steps that a run calls.
+
+A descriptor says shape, dtype and physical layout of a tensor. A primitive is made for descriptors and a number of
+threads; `Primitive.implementations` walks those that the library offers. Bound to arrays, it becomes a callable
+without arguments that costs about half a microsecond beyond the work itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
+from dagexec.core.errors import DagexecError, UnsupportedFeatureError
+from dagexec.ops.onednn.binding import Library
+
+Array = npt.NDArray[Any]
+
+DTYPES: Mapping[TypeMeta, int] = {FLOAT16: 1, BFLOAT16: 2, FLOAT32: 3, INT32: 4, INT8: 5, UINT8: 6}
+"""dnnl_data_type_t of the element types that oneDNN computes with."""
+
+FORWARD_TRAINING, FORWARD_INFERENCE = 64, 96
+"""dnnl_prop_kind_t."""
+
+SRC, SRC_1, SRC_2, DST, DST_1, DST_2, WEIGHTS, WEIGHTS_1, BIAS = 1, 2, 3, 17, 18, 19, 33, 34, 41
+MEAN, VARIANCE, SCALE, SHIFT, WORKSPACE, SCRATCHPAD = 49, 50, 51, 52, 64, 80
+DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_BIAS = 129, 145, 161, 169
+MULTIPLE_SRC, ATTR_SCALES, ATTR_ZERO_POINTS, POST_OP = 1024, 4096, 8192, 32768
+"""Argument numbers of an execution (`DNNL_ARG_*`): the second input of post-op i is POST_OP * (i + 1) | SRC_1."""
+
+_QUERY_IMPLEMENTATION = 8
+SRC_MD, DIFF_SRC_MD, WEIGHTS_MD, DIFF_WEIGHTS_MD, DST_MD, DIFF_DST_MD, WORKSPACE_MD, SCRATCHPAD_MD = range(129, 137)
+EXEC_ARG_MD = 255
+"""dnnl_query_t of memory descriptors; EXEC_ARG_MD takes an argument number as index."""
+
+_ANY = 1
+_PLAIN_TAGS = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}  # a, ab, abc, ...
+_CHANNELS_LAST_TAGS = {3: 15, 4: 22, 5: 33}  # acb, acdb, acdeb
+_BLOCKED_16_TAGS = {3: 56, 4: 78, 5: 121}  # aBc16b, aBcd16b, aBcde16b
+_TAGS = {"NCHW": _PLAIN_TAGS, "NHWC": _CHANNELS_LAST_TAGS, "NCHW16c": _BLOCKED_16_TAGS}
+
+
+class Descriptor:
+    """A `dnnl_memory_desc_t`: logical shape, dtype and layout of a tensor. Immutable; freed with the object."""
+
+    __slots__ = ("_library", "handle")
+
+    def __init__(self, library: Library, handle: Any) -> None:
+        """Take over `handle`, which nobody else frees."""
+        self._library = library
+        self.handle = library.ffi.gc(handle, library.lib.dnnl_memory_desc_destroy)
+
+    @classmethod
+    def any_layout(cls, library: Library, shape: Sequence[int], meta: TypeMeta) -> Descriptor:
+        """A tensor whose layout the primitive chooses."""
+        return cls._tagged(library, shape, meta, _ANY)
+
+    @classmethod
+    def of_order(cls, library: Library, shape: Sequence[int], meta: TypeMeta, order: str) -> Descriptor:
+        """A tensor of logical `shape` (N, C, spatial) stored as `order` says: NCHW (packed), NHWC or NCHW16c."""
+        tag = _TAGS[order].get(len(shape)) if order != "NCHW" or len(shape) in _PLAIN_TAGS else None
+        if tag is None:
+            raise UnsupportedFeatureError(f"a tensor of rank {len(shape)} in order {order} for oneDNN")
+        return cls._tagged(library, shape, meta, tag)
+
+    @classmethod
+    def strided(cls, library: Library, shape: Sequence[int], meta: TypeMeta, strides: Sequence[int]) -> Descriptor:
+        """A tensor with `strides` in elements."""
+        handle = library.ffi.new("h *")
+        status = library.lib.dnnl_memory_desc_create_with_strides(
+            handle, len(shape), library.dims(shape), _dtype(meta), library.dims(strides)
+        )
+        library.check(status, f"a descriptor of shape {tuple(shape)} and strides {tuple(strides)}")
+        return cls(library, handle[0])
+
+    @classmethod
+    def of(cls, library: Library, array: Array, meta: TypeMeta) -> Descriptor:
+        """The shape and strides of a host array of element type `meta`."""
+        return cls.strided(library, array.shape, meta, [step // array.itemsize for step in array.strides])
+
+    @classmethod
+    def _tagged(cls, library: Library, shape: Sequence[int], meta: TypeMeta, tag: int) -> Descriptor:
+        handle = library.ffi.new("h *")
+        status = library.lib.dnnl_memory_desc_create_with_tag(
+            handle, len(shape), library.dims(shape), _dtype(meta), tag
+        )
+        library.check(status, f"a descriptor of shape {tuple(shape)}")
+        return cls(library, handle[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes a tensor takes, padding counted."""
+        return int(self._library.lib.dnnl_memory_desc_get_size(self.handle))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Descriptor):
+            return NotImplemented
+        return bool(self._library.lib.dnnl_memory_desc_equal(self.handle, other.handle))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Attributes:
+    """A `dnnl_primitive_attr_t`: post-ops, scales, and working memory that the caller gives."""
+
+    __slots__ = ("_library", "_post_ops", "handle")
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        handle, post_ops = library.ffi.new("h *"), library.ffi.new("h *")
+        library.check(library.lib.dnnl_primitive_attr_create(handle), "primitive attributes")
+        self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_attr_destroy)
+        library.check(library.lib.dnnl_primitive_attr_set_scratchpad_mode(self.handle, 1), "the scratchpad mode")
+        library.check(library.lib.dnnl_post_ops_create(post_ops), "post-ops")
+        self._post_ops = library.ffi.gc(post_ops[0], library.lib.dnnl_post_ops_destroy)
+
+    def eltwise(self, algorithm: int, alpha: float, beta: float) -> None:
+        """Append an element-wise function of the result."""
+        self._append("append_eltwise", algorithm, alpha, beta)
+
+    def add_to_destination(self, scale: float = 1.0) -> None:
+        """Append: the result is added to what the destination holds."""
+        self._append("append_sum", scale, 0, 0)
+
+    def binary(self, algorithm: int, other: Descriptor) -> None:
+        """Append a function of the result and another, broadcast, tensor."""
+        self._append("append_binary", algorithm, other.handle)
+
+    def scales(self, argument: int, mask: int) -> None:
+        """Argument `argument` has scales along the axes of `mask`; they are given at execution."""
+        status = self._library.lib.dnnl_primitive_attr_set_scales_mask(self.handle, argument, mask)
+        self._library.check(status, "scales")
+
+    def zero_points(self, argument: int, mask: int) -> None:
+        """Argument `argument` has zero points along the axes of `mask`; they are given at execution."""
+        status = self._library.lib.dnnl_primitive_attr_set_zero_points_mask(self.handle, argument, mask)
+        self._library.check(status, "zero points")
+
+    def _append(self, function: str, *arguments: object) -> None:
+        lib = self._library.lib
+        self._library.check(
+            getattr(lib, f"dnnl_post_ops_{function}")(self._post_ops, *arguments), f"post-op {function}"
+        )
+        self._library.check(lib.dnnl_primitive_attr_set_post_ops(self.handle, self._post_ops), "post-ops")
+
+
+class PrimitiveDescriptor:
+    """One implementation of an operation: its name, and the layouts that it wants."""
+
+    __slots__ = ("_library", "handle", "threads")
+
+    def __init__(self, library: Library, handle: Any, threads: int) -> None:
+        """Take over `handle`, made while the calling thread was set to `threads` threads."""
+        self._library = library
+        self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
+        self.threads = threads
+
+    @property
+    def name(self) -> str:
+        """The implementation's name, such as `jit_wino_4x3:avx512_core`."""
+        name = self._library.ffi.new("char **")
+        status = self._library.lib.dnnl_primitive_desc_query(self.handle, _QUERY_IMPLEMENTATION, 0, name)
+        self._library.check(status, "the name of an implementation")
+        return bytes(self._library.ffi.string(name[0])).decode()
+
+    def descriptor(self, query: int, index: int = 0) -> Descriptor:
+        """The descriptor of an argument, as the implementation wants it; see SRC_MD and the others."""
+        found = self._library.lib.dnnl_primitive_desc_query_md(self.handle, query, index)
+        copy = self._library.ffi.new("h *")
+        self._library.check(self._library.lib.dnnl_memory_desc_clone(copy, found), "a descriptor of a primitive")
+        return Descriptor(self._library, copy[0])
+
+    @property
+    def scratchpad_bytes(self) -> int:
+        """Bytes of working memory an execution needs; 64 more let it be aligned."""
+        return self.descriptor(SCRATCHPAD_MD).nbytes
+
+    def implementations(self) -> Iterator[PrimitiveDescriptor]:
+        """This one and the others that the library offers, in its order of preference."""
+        lib = self._library.lib
+        current = self
+        while True:
+            yield current
+            copy = self._library.ffi.new("h *")
+            self._library.check(lib.dnnl_primitive_desc_clone(copy, current.handle), "a primitive descriptor")
+            following = PrimitiveDescriptor(self._library, copy[0], self.threads)
+            self._library.set_threads(self.threads)
+            if lib.dnnl_primitive_desc_next_impl(following.handle):
+                return
+            current = following
+
+    def create(self) -> Primitive:
+        """The primitive: its code is generated here."""
+        return Primitive(self._library, self)
+
+
+def describe(library: Library, threads: int, label: str, function: str, *arguments: object) -> PrimitiveDescriptor:
+    """The first implementation of `dnnl_{function}_primitive_desc_create(..., engine?, *arguments)`.
+
+    `arguments` are those after the descriptor to fill in, the engine included. Raises UnsupportedFeatureError, naming
+    `label`, when the library has none, and what `Library.check` raises.
+    """
+    handle = library.ffi.new("h *")
+    library.set_threads(threads)
+    status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *arguments)
+    library.check(status, f"{label}: {function}")
+    return PrimitiveDescriptor(library, handle[0], threads)
+
+
+class Primitive:
+    """A `dnnl_primitive_t`. It has no state of a run: many may bind it, and threads may execute it at once."""
+
+    __slots__ = ("descriptor", "handle", "library")
+
+    def __init__(self, library: Library, descriptor: PrimitiveDescriptor) -> None:
+        self.library = library
+        self.descriptor = descriptor
+        handle = library.ffi.new("h *")
+        library.set_threads(descriptor.threads)
+        library.check(library.lib.dnnl_primitive_create(handle, descriptor.handle), f"primitive {descriptor.name}")
+        self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_destroy)
+
+    def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
+        """The primitive on memory: by argument number, the descriptor and an array whose memory it describes."""
+        return BoundPrimitive(self, arguments, label)
+
+
+class BoundPrimitive:
+    """A primitive and its memory. `step` executes it; one thread at a time."""
+
+    __slots__ = ("_arrays", "_memories", "_primitive", "step")
+
+    def __init__(self, primitive: Primitive, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> None:
+        library = primitive.library
+        ffi, lib = library.ffi, library.lib
+        self._primitive = primitive
+        self._arrays = {number: array for number, (_, array) in arguments.items()}
+        self._memories: dict[int, Any] = {}
+        packed = ffi.new("exec_arg_t[]", max(1, len(arguments)))
+        for position, (number, (descriptor, array)) in enumerate(arguments.items()):
+            handle = ffi.new("h *")
+            address = ffi.cast("void *", array.ctypes.data)
+            status = lib.dnnl_memory_create(handle, descriptor.handle, library.engine, address)
+            library.check(status, f"{label}: memory of argument {number}")
+            self._memories[number] = ffi.gc(handle[0], lib.dnnl_memory_destroy)
+            packed[position].arg = number
+            packed[position].memory = handle[0]
+        stream = ffi.new("h *")
+        library.check(lib.dnnl_stream_create(stream, library.engine, 1), f"{label}: a stream")
+        owned_stream = ffi.gc(stream[0], lib.dnnl_stream_destroy)
+        self.step = self._make_step(owned_stream, packed, len(arguments), label)
+
+    def move(self, number: int, array: Array) -> None:
+        """Let argument `number` be at another array of the same layout from now on."""
+        library = self._primitive.library
+        address = library.ffi.cast("void *", array.ctypes.data)
+        library.check(library.lib.dnnl_memory_set_data_handle(self._memories[number], address), "moving an argument")
+        self._arrays[number] = array
+
+    def _make_step(self, stream: Any, packed: Any, count: int, label: str) -> Callable[[], None]:
+        library, primitive = self._primitive.library, self._primitive
+        execute, handle = library.lib.dnnl_primitive_execute, primitive.handle
+        threads = primitive.descriptor.threads
+        set_threads = library.openmp.omp_set_num_threads if library.openmp is not None else None
+        keep = self  # the memory lives as long as the step
+
+        def step() -> None:
+            if set_threads is not None:
+                set_threads(threads)
+            if execute(handle, stream, count, packed):
+                raise DagexecError(f"{label}: oneDNN failed to execute {keep._primitive.descriptor.name}")
+
+        return step
+
+
+def _dtype(meta: TypeMeta) -> int:
+    try:
+        return DTYPES[meta]
+    except KeyError:
+        raise UnsupportedFeatureError(f"element type {meta} for oneDNN") from None
+
+
+def aligned_empty(nbytes: int) -> Array:
+    """Bytes on a cache line, for weights and other memory of a primitive."""
+    buffer = np.empty(nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    return buffer[start : start + nbytes]
