@@ -24,7 +24,7 @@ from dagexec.core.model import Model
 from dagexec.core.runtime import Kernel, Stream
 from dagexec.core.sim import host_time, simulated
 from dagexec.model_source import load_model
-from dagexec.replicas import initialised
+from dagexec.parameters import initialised
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.observers import Observer

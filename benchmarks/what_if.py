@@ -21,7 +21,7 @@ from dagexec.comparison import compare, random_feeds
 from dagexec.core.device import Device
 from dagexec.core.sim import simulated
 from dagexec.model_source import load_model
-from dagexec.replicas import initialised
+from dagexec.parameters import initialised
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.simulate import Machine, machine_bound, predict_device, retimed
 from dagexec.scheduler.trace import Trace

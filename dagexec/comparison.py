@@ -27,7 +27,7 @@ from dagexec.core.model import Model
 from dagexec.executor import Executor
 from dagexec.executor import compile as compile_model
 from dagexec.model_source import ModelSource, load_model
-from dagexec.replicas import initialised
+from dagexec.parameters import initialised
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import predict_makespan, retimed

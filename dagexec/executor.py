@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from dagexec.compilation import CompileOptions, Precision, compile_model
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
-from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SchemaError
+from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
 from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
@@ -26,7 +27,6 @@ from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
 from dagexec.replicas import NetOptions, Outputs, Replica, Replicas, build_replicas
 from dagexec.requests import Request
-from dagexec.scheduler import intra_op
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.pool import WorkerPool
@@ -43,11 +43,18 @@ if TYPE_CHECKING:
 def compile(
     model: ModelSource,
     *,
-    net_type: str = "dag",
+    optimize: bool = True,
+    net_type: str | None = None,
     num_workers: int | None = None,
+    intra_op_threads: int | None = None,
     replicas: int = 1,
     device: str = "cpu",
-    intra_op_threads: int = 1,
+    dtype: Precision = "float32",
+    calibration: Feeds | Iterable[Feeds] | None = None,
+    without_passes: Collection[str] = (),
+    keep: Collection[str] = (),
+    shapes: Shapes | None = None,
+    tuning_seconds: float | None = None,
     streams_per_worker: int = 1,
     stream_priority: str = "normal",
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
@@ -60,13 +67,21 @@ def compile(
 
     Args:
         model: what `dagexec.model_source.load_model` takes: a file, a folder, a message, or "zoo:NAME".
-        net_type: `simple`, `dag` or `async_dag`.
-        num_workers: threads of the pool; by default the cores divided by `intra_op_threads`, and for `simple` no
-            more than `replicas`.
+        optimize: rewrite the net for speed (`dagexec.passes`), and choose what is left open. With False it runs as it
+            is given, under "dag" unless `net_type` says otherwise, and every blob of it can be asked for.
+        net_type: `simple`, `dag` or `async_dag`; None to have it chosen.
+        num_workers: threads of the pool; None to have it chosen, without `optimize` the cores divided by
+            `intra_op_threads`, and for `simple` no more than `replicas`.
+        intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
+            results may differ in the last bits from those with 1.
         replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
         device: where the net runs.
-        intra_op_threads: BLAS threads inside one operator. With more than 1, results may differ in the last bits
-            from those with 1.
+        dtype: what the net computes in: "float32", "bfloat16" or "int8".
+        calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
+        without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
+        keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
+        shapes: of inputs, by name, to optimise for; by default the model's own, with 1 for an axis of any size.
+        tuning_seconds: how long implementations may be measured; by default DAGEXEC_TUNING_SECONDS, or 10.
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
         stream_priority: "normal", or "high" for streams that a device prefers where several have work.
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
@@ -78,36 +93,44 @@ def compile(
         telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, ArgumentError
-    for an argument that no operator knows, ValueError for a count out of range, and with `warm_start` what `warm_up`
-    raises.
+    for an argument that no operator knows, FeedError for a blob to keep that the model has not, ValueError for a count
+    out of range, and with `warm_start` what `warm_up` raises.
     """
     loaded = load_model(model)
-    if net_type not in ("simple", "dag", "async_dag"):
-        raise SchemaError(f"net type {net_type!r} is unknown; expected one of simple, dag, async_dag")
-    make_context(Device.parse(device))
-    if replicas < 1:
-        raise ValueError(f"at least 1 replica is needed, not {replicas}")
-    if intra_op_threads < 1:
-        raise ValueError(f"at least 1 intra-op thread is needed, not {intra_op_threads}")
+    options = CompileOptions(
+        optimize=optimize,
+        net_type=net_type,
+        num_workers=num_workers,
+        intra_op_threads=intra_op_threads,
+        replicas=replicas,
+        device=Device.parse(device),
+        without_passes=frozenset(without_passes),
+        keep=frozenset(keep),
+        shapes=shapes,
+        tuning_seconds=tuning_seconds,
+        dtype=dtype,
+        calibration=_calibration(calibration),
+    )
+    make_context(options.device)
     if stream_priority not in ("normal", "high"):
         raise ValueError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
     if streams_per_worker < 1:
         raise ValueError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"at least 1 worker is needed, not {num_workers}")
-    workers = num_workers or max(1, intra_op.available_cores() // intra_op_threads)
-    if num_workers is None and net_type == "simple":
-        workers = min(workers, replicas)
+    admission = Admission(max_queued, when_full)
     if operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
+    compiled = compile_model(loaded, options)
     tracing = None
     if telemetry is not False:
-        tracing = Telemetry(loaded.name, net_type, None if telemetry is True else telemetry)
-    admission = Admission(max_queued, when_full)
-    options = NetOptions(
-        net_type, Device.parse(device), intra_op_threads, streams_per_worker, Priority[stream_priority.upper()]
+        tracing = Telemetry(loaded.name, compiled.net_type, None if telemetry is True else telemetry)
+    net_options = NetOptions(
+        compiled.net_type,
+        options.device,
+        compiled.intra_op_threads,
+        streams_per_worker,
+        Priority[stream_priority.upper()],
     )
-    executor = Executor(loaded, options, workers, replicas, admission, tracing)
+    executor = Executor(compiled.model, net_options, compiled.num_workers, replicas, admission, tracing)
     if warm_start is not False:
         try:
             executor._warm_up_with_zeros(None if warm_start is True else warm_start)
@@ -115,6 +138,12 @@ def compile(
             executor.close()
             raise
     return executor
+
+
+def _calibration(feeds: Feeds | Iterable[Feeds] | None) -> tuple[Feeds, ...]:
+    if feeds is None:
+        return ()
+    return (feeds,) if isinstance(feeds, Mapping) else tuple(feeds)
 
 
 class Executor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -17,9 +17,10 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
 from dagexec.core.runtime import Priority
-from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
+from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
+from dagexec.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.copies import insert_copies
 from dagexec.scheduler.dag import DAGNet
@@ -91,13 +92,13 @@ def build_replicas(model: Model, options: NetOptions, count: int, pool: WorkerPo
 
     Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open then.
     """
-    parameters = _parameter_workspace(model)
+    parameters = parameter_workspace(model)
     net_def = _placed_net(model, options.device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
     written = {name for definition in graph.operators for name in definition.output}
     constants = frozenset(parameters.blobs()) - written - set(model.inputs)
-    if _uses_shared_buffer(net_def):
+    if uses_shared_buffer(net_def):
         for place in {graph.device(index) for index in range(len(graph))}:
             create_shared_buffer(parameters, place)
     for name in constants:
@@ -117,17 +118,6 @@ def build_replicas(model: Model, options: NetOptions, count: int, pool: WorkerPo
     return Replicas(parameters, graph, tuple(members), not written.isdisjoint(parameters.blobs()))
 
 
-def initialised(model: Model) -> Model:
-    """The model with its init net run: all parameters are arrays, which executors of the result share.
-
-    Without this, every executor runs the init net for itself.
-    """
-    workspace = _parameter_workspace(model)
-    blobs = [workspace.get_blob(name) for name in workspace.blobs()]
-    parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
-    return replace(model, init_net=None, parameters=parameters)
-
-
 def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
     """The net with copies where blobs cross devices; operators that name no device run on `device`.
 
@@ -144,31 +134,6 @@ def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
     placed = insert_copies(net, lambda name: CPU if name in on_host else None, constants)
     parameters.run_net_once(placed.constants)
     return placed.net
-
-
-def _uses_shared_buffer(net: NetDef) -> bool:
-    return shared_buffer_forced() or any(
-        argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
-    )
-
-
-def _parameter_workspace(model: Model) -> Workspace:
-    """The parameters, and the results of the init net; with a shared buffer if that net uses one.
-
-    All of it is on the host, wherever the init net runs: `_placed_net` says which device reads what.
-    """
-    workspace = Workspace()
-    for name, array in model.parameters.items():
-        workspace.adopt_blob(name, array)
-    if model.init_net is not None:
-        if _uses_shared_buffer(model.init_net):
-            create_shared_buffer(workspace)
-        workspace.run_net_once(model.init_net)
-    for name in workspace.blobs():
-        value = workspace.get_blob(name).value
-        if isinstance(value, Tensor) and value.device != CPU and not value.is_empty:
-            workspace.feed_blob(name, value.fetch(), device=CPU)
-    return workspace
 
 
 def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str]) -> Workspace:

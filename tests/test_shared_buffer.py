@@ -16,7 +16,7 @@ from dagexec.core.errors import ArgumentError, MissingBlobError, OperatorError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
-from dagexec.replicas import initialised
+from dagexec.parameters import initialised
 from tests.nets import temporary_operator
 from tests.ops.running import Array, operator_def
 

@@ -17,7 +17,7 @@ from dagexec.comparison import random_feeds
 from dagexec.core.errors import FeedError
 from dagexec.core.model import Model
 from dagexec.model_source import load_model
-from dagexec.replicas import initialised
+from dagexec.parameters import initialised
 
 ModelArgument = Annotated[
     str,

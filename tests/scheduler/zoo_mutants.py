@@ -14,7 +14,7 @@ from dagexec.comparison import random_feeds
 from dagexec.core.device import CPU, Device
 from dagexec.core.sim import simulated
 from dagexec.model_source import load_model
-from dagexec.replicas import initialised
+from dagexec.parameters import initialised
 from tests.scheduler.mutants import MutantNet
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)
