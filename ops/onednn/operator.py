@@ -1,0 +1,204 @@
+"""What operators with engine ONEDNN share: the library, threads, working memory, packed constants, and the way back.
+
+A class names this one first and the class of the default engine second. It says in `prepare_primitive` how oneDNN
+computes the operator; where oneDNN refuses, the default engine's `prepare` serves this preparation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
+from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
+from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.proto import OperatorDef
+from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.primitive import (
+    DST,
+    SCRATCHPAD,
+    SCRATCHPAD_MD,
+    SRC,
+    Array,
+    Attributes,
+    BoundPrimitive,
+    Descriptor,
+    PrimitiveDescriptor,
+    aligned_empty,
+    describe,
+)
+
+if TYPE_CHECKING:
+    from dagexec.core.workspace import Workspace
+
+logger = logging.getLogger("dagexec")
+
+BLOCKED = "NCHW16c"
+BLOCK_SIZE = 16
+COMPUTED_TYPES = (FLOAT32, BFLOAT16, FLOAT16)
+
+Arguments = Mapping[int, tuple[Descriptor, Array]]
+"""By argument number, a descriptor and the array whose memory it describes."""
+
+
+class PackedForms:
+    """A constant tensor in the layouts that primitives asked for, each made once; threads may ask at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: list[tuple[Descriptor, Descriptor, Array]] = []
+
+    def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array]) -> Array:
+        """What `compute` gives for the tensor read as `source` and wanted as `target`, called once for the pair."""
+        with self._lock:
+            for one, other, array in self._found:
+                if one == source and other == target:
+                    return array
+            array = compute()
+            self._found.append((source, target, array))
+            return array
+
+
+class OneDNNOperator(Operator):
+    """Base of operators that oneDNN computes.
+
+    Attributes:
+        onednn: the library.
+        threads: OpenMP threads of its primitives, argument `threads` of the definition (default 1).
+        metas: element types of input 0 that go to oneDNN; the default engine computes others.
+    """
+
+    reads_strided: ClassVar[bool] = False
+    writes_strided: ClassVar[bool] = False
+    metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
+
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
+        super().__init__(definition, workspace, index=index, net=net)
+        self.onednn: Library = require_library(self.label)
+        self.threads = self.arguments.int("threads", 1)
+        if self.threads < 1:
+            raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
+
+    def prepare(self) -> Step:
+        """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
+        if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
+            return nothing_to_do
+        try:
+            if self.input(0).meta not in self.metas:
+                raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
+            return self.prepare_primitive()
+        except UnsupportedFeatureError as reason:
+            if self.needs_onednn():
+                raise
+            logger.info("%s: the default engine computes it: %s", self.label, reason)
+            self.input_moves, self.output_moves = {}, {}
+            return super().prepare()  # type: ignore[safe-super]
+
+    def needs_onednn(self) -> bool:
+        """True when the default engine cannot compute what is asked for: a blocked layout."""
+        return BLOCKED in (self.order(), self.order("output_order"))
+
+    def order(self, name: str = "order") -> str:
+        """Argument `name`: NCHW (the default), NHWC or NCHW16c; inference has checked it."""
+        order = self.arguments.string(name, "NCHW")
+        return BLOCKED if order.upper() == BLOCKED.upper() else order.upper()
+
+    def prepare_primitive(self) -> Step:
+        """The step by oneDNN. Raises UnsupportedFeatureError where the default engine has to serve."""
+        raise UnsupportedFeatureError(f"{self.label}: no primitive")
+
+    def attributes(self) -> Attributes:
+        """New attributes of a primitive."""
+        return Attributes(self.onednn)
+
+    def packed(self, array: Array) -> Descriptor:
+        """The descriptor of an array as it is: its own shape and strides."""
+        return Descriptor.of(self.onednn, array, from_numpy(array.dtype))
+
+    def image(self, array: Array, order: str) -> Descriptor:
+        """The logical (N, C, spatial) descriptor of an image tensor stored in `order`."""
+        return Descriptor.of_order(self.onednn, image_shape(array.shape, order), from_numpy(array.dtype), order)
+
+    def describe(self, function: str, *arguments: object) -> PrimitiveDescriptor:
+        """See `primitive.describe`: the first implementation, for this operator's threads."""
+        return describe(self.onednn, self.threads, self.label, function, *arguments)
+
+    def bound(self, description: PrimitiveDescriptor, arguments: Arguments) -> BoundPrimitive:
+        """The primitive on `arguments`, and on working memory as it needs it."""
+        nbytes = description.scratchpad_bytes
+        if nbytes:
+            scratchpad = (description.descriptor(SCRATCHPAD_MD), self.working_memory(nbytes))
+            arguments = {**arguments, SCRATCHPAD: scratchpad}
+        return description.create().bind(arguments, self.label)
+
+    def offer_moves(self, bound: BoundPrimitive, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
+        """Let a caller's memory take the place of inputs and outputs: by index, their argument numbers.
+
+        Each argument must be all that the step does with the array. In place nothing is offered.
+        """
+        if set(self.definition.input) & set(self.definition.output):
+            return
+        for index, number in inputs.items():
+            self.input_moves[index] = partial(bound.move, number)
+        for index, number in outputs.items():
+            self.output_moves[index] = partial(bound.move, number)
+
+    def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:
+        """The primitive that copies `x` to `y`, from layout and type `source` to `target`."""
+        return reorder(self.onednn, self.threads, self.label, source, target, x, y, self.working_memory)
+
+    def parameter(self, index: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
+        """Input `index`, seen as `array` of layout `source`, in layout `target`, and the step that makes it so.
+
+        Of a constant input it is made once, for all operators that ask, and there is nothing to do in a run.
+        """
+        if source == target:
+            return array, nothing_to_do
+        constant = self.input(index).constant
+        if constant is None:
+            packed = self.scratch((target.nbytes,), "u1")
+            return packed, self.reorder(source, target, array, packed).step
+        forms = constant.derived("onednn", PackedForms)
+        return forms.get(source, target, lambda: self._reordered(source, target, array)), nothing_to_do
+
+    def _reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
+        packed = aligned_empty(target.nbytes)
+        reorder(self.onednn, self.threads, self.label, source, target, array, packed, aligned_empty).step()
+        packed.flags.writeable = False
+        return packed
+
+
+def reorder(
+    library: Library,
+    threads: int,
+    label: str,
+    source: Descriptor,
+    target: Descriptor,
+    x: Array,
+    y: Array,
+    memory: Callable[[int], Array],
+) -> BoundPrimitive:
+    """The primitive that copies `x`, of layout and type `source`, to `y`, of `target`; `memory` gives scratchpads.
+
+    Raises UnsupportedFeatureError when oneDNN has no such copy.
+    """
+    engine, attributes = library.engine, Attributes(library)
+    layouts = (source.handle, engine, target.handle, engine)
+    found = describe(library, threads, label, "reorder", *layouts, attributes.handle)
+    arguments = {SRC: (source, x), DST: (target, y)}
+    if found.scratchpad_bytes:
+        arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))
+    return found.create().bind(arguments, label)
+
+
+def image_shape(shape: tuple[int, ...], order: str) -> tuple[int, ...]:
+    """N, C, spatial of an image tensor whose array has `shape` in `order`."""
+    if order == "NHWC":
+        return (shape[0], shape[-1], *shape[1:-1])
+    if order == BLOCKED:
+        return (shape[0], shape[1] * BLOCK_SIZE, *shape[2:-1])
+    return shape
