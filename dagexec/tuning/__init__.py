@@ -1,0 +1,1 @@
+"""Tuning: what is chosen for a model by measurement - the layout of its images, threads of operators, workers."""
