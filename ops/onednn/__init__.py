@@ -1,1 +1,5 @@
 """Engine ONEDNN: operators computed by oneDNN's primitives, where the library is installed."""
+
+from dagexec.ops.onednn import reorder
+
+__all__ = ["reorder"]

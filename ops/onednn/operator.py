@@ -16,6 +16,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
+from dagexec.ops.layout import NCHW, NCHW16C, ORDERS, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library
 from dagexec.ops.onednn.primitive import (
     DST,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dagexec")
 
-BLOCKED = "NCHW16c"
-BLOCK_SIZE = 16
 COMPUTED_TYPES = (FLOAT32, BFLOAT16, FLOAT16)
 
 Arguments = Mapping[int, tuple[Descriptor, Array]]
@@ -68,11 +67,13 @@ class OneDNNOperator(Operator):
     Attributes:
         onednn: the library.
         threads: OpenMP threads of its primitives, argument `threads` of the definition (default 1).
+        orders: of image tensors; all.
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
     """
 
     reads_strided: ClassVar[bool] = False
     writes_strided: ClassVar[bool] = False
+    orders: ClassVar[tuple[str, ...]] = ORDERS
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
@@ -100,12 +101,8 @@ class OneDNNOperator(Operator):
 
     def needs_onednn(self) -> bool:
         """True when the default engine cannot compute what is asked for: a blocked layout."""
-        return BLOCKED in (self.order(), self.order("output_order"))
-
-    def order(self, name: str = "order") -> str:
-        """Argument `name`: NCHW (the default), NHWC or NCHW16c; inference has checked it."""
-        order = self.arguments.string(name, "NCHW")
-        return BLOCKED if order.upper() == BLOCKED.upper() else order.upper()
+        blocked = NCHW16C.upper()
+        return blocked in {self.arguments.string(name, NCHW).upper() for name in ("order", "output_order")}
 
     def prepare_primitive(self) -> Step:
         """The step by oneDNN. Raises UnsupportedFeatureError where the default engine has to serve."""
@@ -121,7 +118,7 @@ class OneDNNOperator(Operator):
 
     def image(self, array: Array, order: str) -> Descriptor:
         """The logical (N, C, spatial) descriptor of an image tensor stored in `order`."""
-        return Descriptor.of_order(self.onednn, image_shape(array.shape, order), from_numpy(array.dtype), order)
+        return Descriptor.of_order(self.onednn, logical_shape(order, array.shape), from_numpy(array.dtype), order)
 
     def describe(self, function: str, *arguments: object) -> PrimitiveDescriptor:
         """See `primitive.describe`: the first implementation, for this operator's threads."""
@@ -194,11 +191,3 @@ def reorder(
         arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))
     return found.create().bind(arguments, label)
 
-
-def image_shape(shape: tuple[int, ...], order: str) -> tuple[int, ...]:
-    """N, C, spatial of an image tensor whose array has `shape` in `order`."""
-    if order == "NHWC":
-        return (shape[0], shape[-1], *shape[1:-1])
-    if order == BLOCKED:
-        return (shape[0], shape[1] * BLOCK_SIZE, *shape[2:-1])
-    return shape

@@ -1,0 +1,28 @@
+"""Reorder by oneDNN, which reads the tensor once, in blocks, whatever the orders."""
+
+from __future__ import annotations
+
+from dagexec.core.operator import Step
+from dagexec.core.registry import operator
+from dagexec.ops import reorder
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.primitive import DST, DTYPES, SRC
+
+
+@operator(reorder.Reorder.schema, engine="ONEDNN")
+class Reorder(OneDNNOperator, reorder.Reorder):
+    """One reorder primitive; a caller's memory may be read and written in place of X and Y."""
+
+    metas = DTYPES
+
+    def needs_onednn(self) -> bool:
+        """NumPy knows all orders."""
+        return False
+
+    def prepare_primitive(self) -> Step:
+        """The same logical tensor in two layouts."""
+        x, y = self.x(0), self.y(0)
+        source, target = reorder.orders_of(self.call())
+        bound = self.reorder(self.image(x, source), self.image(y, target), x, y)
+        self.offer_moves(bound, {0: SRC}, {0: DST})
+        return bound.step
