@@ -22,7 +22,15 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
 from dagexec.ops.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.error_function import LIMIT, log_erfc_passes
-from dagexec.ops.layout import ORDER_HELP, channel_axis
+from dagexec.ops.layout import (
+    BLOCK_CHANNELS,
+    NCHW16C,
+    ORDER_HELP,
+    channel_axis,
+    channel_count,
+    check_blocks,
+    image_order,
+)
 from dagexec.ops.pointwise import (
     Pointwise,
     UfuncOperator,
@@ -324,12 +332,18 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
     """The shape, of as many axes as X, under which the slope broadcasts to X. Raises ShapeError when it does not."""
     if math.prod(slope) == 1:
         return (1,) * len(x)
-    if len(slope) == 1 and x and slope[0] == x[channels]:
+    order = image_order(call)
+    if order == NCHW16C:
+        check_blocks(call, 0)
+        if slope == (channel_count(order, x),):
+            return (1, x[1], *(1,) * (len(x) - 3), BLOCK_CHANNELS)
+    if len(slope) == 1 and x and slope[0] == x[channels] and order != NCHW16C:
         return (*(1,) * channels, slope[0], *(1,) * (len(x) - channels - 1))
     padded = (*(1,) * (len(x) - len(slope)), *slope)
     if len(slope) > 1 and len(padded) == len(x) and all(s in (1, d) for s, d in zip(padded, x, strict=True)):
         return padded
-    expected = f"one element, {x[channels]} (a channel each)" if x else "one element"
+    each = channel_count(order, x) if len(x) > 1 else x[channels] if x else 0
+    expected = f"one element, {each} (a channel each)" if x else "one element"
     raise call.fail(f"the slope must have {expected}, or a shape that broadcasts to X; found shape {slope}")
 
 

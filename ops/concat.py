@@ -11,12 +11,12 @@ from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
-from dagexec.ops.layout import channels_last
+from dagexec.ops.layout import NHWC, image_order
 from dagexec.ops.shape import copy_cost, integers_of
 
 _AXIS_ARGS = {
     "axis": "the axis to work along; negative counts from the end",
-    "order": "NCHW (axis 1, the default) or NHWC (the last axis), instead of `axis`",
+    "order": "NCHW or NCHW16c (axis 1, the default) or NHWC (the last axis), instead of `axis`",
 }
 
 
@@ -29,7 +29,7 @@ def joint_axis(call: OperatorCall, rank: int) -> int:
         if "order" in call.arguments:
             raise ArgumentError(f"{call.label}: expected 'axis' or 'order', found both")
         return call.axis("axis", 1, rank)
-    axis = rank - 1 if channels_last(call) else 1
+    axis = rank - 1 if image_order(call) == NHWC else 1
     if not 0 <= axis < rank:
         order = call.arguments.string("order", "NCHW")
         raise call.fail(f"order {order} puts the channels on axis {axis}, which a tensor of {rank} axes does not have")

@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 
 from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall
-from dagexec.ops.layout import ORDER_HELP, channels_last
+from dagexec.ops.layout import (
+    NCHW,
+    NHWC,
+    ORDER_HELP,
+    channel_count,
+    channels_last,
+    image_order,
+    image_shape,
+    spatial_sizes,
+)
 
 WINDOW_ARGS = {
     "kernels": "window size of each spatial axis; or kernel for all axes, or kernel_h and kernel_w",
@@ -149,7 +158,12 @@ class Window:
     legacy_pad: LegacyPad
     ceil_mode: bool
     global_pooling: bool
-    channels_last: bool
+    order: str
+
+    @property
+    def channels_last(self) -> bool:
+        """True for NHWC."""
+        return self.order == NHWC
 
     def over(self, sizes: Sequence[int]) -> tuple[Axis, ...]:
         """The window over an image of `sizes` pixels. Raises ArgumentError when it does not fit."""
@@ -159,15 +173,19 @@ class Window:
 
     def spatial(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The spatial sizes of an image tensor's shape."""
-        return shape[1:-1] if self.channels_last else shape[2:]
+        return spatial_sizes(self.order, shape)
 
     def channels(self, shape: tuple[int, ...]) -> int:
         """The number of channels of an image tensor's shape."""
-        return shape[-1] if self.channels_last else shape[1]
+        return channel_count(self.order, shape)
 
     def image_shape(self, batch: int, channels: int, sizes: Sequence[int]) -> tuple[int, ...]:
-        """N, C, spatial or N, spatial, C."""
-        return (batch, *sizes, channels) if self.channels_last else (batch, channels, *sizes)
+        """The shape of an image tensor in this order. Raises ArgumentError when NCHW16c cannot hold the channels."""
+        return image_shape(self.order, batch, channels, sizes, self.label)
+
+    def filter_shape(self, outer: int, inner: int) -> tuple[int, ...]:
+        """M, C/G, kernel of `outer` filters over `inner` channels; M, kernel, C/G for NHWC."""
+        return (outer, *self.kernel, inner) if self.channels_last else (outer, inner, *self.kernel)
 
     def _axis(self, number: int, size: int) -> Axis:
         kernel, stride, dilation = self.kernel[number], self.stride[number], self.dilation[number]
@@ -208,12 +226,13 @@ class Window:
         return Axis(size, kernel, stride, 1, head, head + stride * (out - standard), out)
 
 
-def read_window(call: OperatorCall, rank: int) -> Window:
-    """The window arguments of an operator on images of `rank` spatial axes.
+def read_window(call: OperatorCall, rank: int, *, blocked: bool = False) -> Window:
+    """The window arguments of an operator on images of `rank` spatial axes; `blocked` allows order NCHW16c.
 
     Raises ArgumentError for forms that contradict each other, wrong numbers of entries and values out of range.
     """
     args = call.arguments
+    plain = NHWC if not blocked and channels_last(call) else NCHW
     global_pooling = args.bool("global_pooling")
     legacy_number = args.int("legacy_pad", 0)
     if legacy_number not in list(LegacyPad):
@@ -242,7 +261,7 @@ def read_window(call: OperatorCall, rank: int) -> Window:
         legacy_pad=legacy_pad,
         ceil_mode=args.bool("ceil_mode"),
         global_pooling=global_pooling,
-        channels_last=channels_last(call),
+        order=image_order(call) if blocked else plain,
     )
 
 
@@ -254,8 +273,8 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
     give the output's size, and divide what is too much between head and tail. What is missing is at the tail, as much
     as adj might be. Raises ArgumentError.
     """
-    rank = len(shape) - 2
-    window = read_window(call, rank)
+    rank = len(spatial_sizes(image_order(call), shape))
+    window = read_window(call, rank, blocked=True)
     if window.global_pooling or window.ceil_mode:
         raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
     if window.legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING:

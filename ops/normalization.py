@@ -14,12 +14,12 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
-from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.operator import Step, in_sequence
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.blocks import BLOCK, Array, Index, Scratch, block_indices, blockwise, compute_dtype, convert, is_narrow
-from dagexec.ops.layout import ORDER_HELP, channel_axis
+from dagexec.ops.layout import ORDER_HELP, ImageOperator, channel_axis, channel_count, check_blocks, image_order
 from dagexec.ops.pointwise import scalar_pass
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def infer_spatial_bn(call: OperatorCall) -> list[TensorType]:
         counts = f"{len(call.inputs)} and {len(call.definition.output)}"
         raise call.fail(f"with is_test=1 there are 5 inputs (or 7, the last two unread) and 1 output, found {counts}")
     epsilon_of(call)
-    require_channel_parameters(call, range(1, 5), shape[channel_axis(call)])
+    check_blocks(call, 0)
+    require_channel_parameters(call, range(1, 5), channel_count(image_order(call), shape))
     return [call.inputs[0]]
 
 
@@ -83,7 +84,7 @@ def _spatial_bn_inplace(input_index: int, output_index: int) -> bool:
         cost=lambda call, outputs: memory_cost(call, outputs, 2),
     )
 )
-class SpatialBN(Operator):
+class SpatialBN(ImageOperator):
     """Batch normalisation in inference."""
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
@@ -140,7 +141,7 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
     if len(call.inputs[0].shape) < 2:
         raise call.fail(f"X must have at least 2 axes, found {len(call.inputs[0].shape)}")
     _window_size(call)
-    channel_axis(call)
+    check_blocks(call, 0)
     for name in ("alpha", "beta", "bias"):
         call.arguments.float(name, 1.0)
     return [call.inputs[0]] * len(call.definition.output)
@@ -167,7 +168,7 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
         cost=lambda call, outputs: memory_cost(call, outputs, 6 + call.arguments.int("size", 1)),
     )
 )
-class LRN(Operator):
+class LRN(ImageOperator):
     """Local response normalisation across channels."""
 
     def prepare(self) -> Step:

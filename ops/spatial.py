@@ -11,10 +11,20 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.layout import ORDER_HELP, channel_axis, channels_last
+from dagexec.ops.layout import (
+    NHWC,
+    ORDER_HELP,
+    ImageOperator,
+    channel_axis,
+    channel_count,
+    channels_last,
+    check_blocks,
+    image_order,
+    require_image,
+)
 
 Array = npt.NDArray[Any]
 
@@ -42,8 +52,8 @@ def _scaled(size: int, scale: float) -> int:
 
 def infer_resize(call: OperatorCall) -> list[TensorType]:
     """Height and width are multiplied and rounded down."""
-    shape = list(call.require_rank(0, 4))
-    first = 1 if channels_last(call) else 2
+    shape = list(require_image(call, 0, (2,)))
+    first = 1 if image_order(call) == NHWC else 2
     for axis, scale in zip((first, first + 1), resize_scales(call), strict=True):
         if shape[axis] * scale >= 1 << 31:
             raise ArgumentError(f"{call.label}: scale {scale} makes an axis of {shape[axis]} too large")
@@ -68,7 +78,7 @@ def infer_resize(call: OperatorCall) -> list[TensorType]:
         value_inputs=(1,),
     )
 )
-class ResizeNearest(Operator):
+class ResizeNearest(ImageOperator):
     """Repetition by a view where scales are whole numbers, else gathers along each axis."""
 
     def prepare(self) -> Step:
@@ -109,7 +119,8 @@ def infer_shuffle(call: OperatorCall) -> list[TensorType]:
     kind = call.inputs[0]
     if len(kind.shape) < 2:
         raise call.fail(f"X must have at least 2 axes, found {len(kind.shape)}")
-    channels, group = kind.shape[channel_axis(call)], call.arguments.int("group", 1)
+    check_blocks(call, 0)
+    channels, group = channel_count(image_order(call), kind.shape), call.arguments.int("group", 1)
     if group < 1 or channels % group:
         raise ArgumentError(f"{call.label}: group must divide the {channels} channels, found {group}")
     return [kind]
@@ -128,7 +139,7 @@ def infer_shuffle(call: OperatorCall) -> list[TensorType]:
         args={"group": "number of groups (default 1)", "order": ORDER_HELP},
     )
 )
-class ChannelShuffle(Operator):
+class ChannelShuffle(ImageOperator):
     """One transposing copy."""
 
     def prepare(self) -> Step:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
@@ -21,7 +21,7 @@ from dagexec.ops.conv.choice import ENGINES, named_algorithm
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Algorithm, Allocate, Array, ConvProblem, add_bias
 from dagexec.ops.conv.search import searched_algorithm
 from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
-from dagexec.ops.layout import channels_last
+from dagexec.ops.layout import ImageOperator, channels_last, image_order, require_image, spatial_sizes
 
 SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
 """How many spatial axes the operators have whose names end so."""
@@ -39,7 +39,7 @@ CONV_ARGS = (
 )
 
 
-class ConvOperator(Operator):
+class ConvOperator(ImageOperator):
     """What convolutions, transposed convolutions and their gradients share: the working memory and the algorithm.
 
     Attributes:
@@ -111,8 +111,8 @@ def conv_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     Raises ArgumentError or ShapeError.
     """
     suffix = call.definition.type.removeprefix("Conv").removesuffix("Gradient")
-    shape = call.require_rank(0, *(rank + 2 for rank in SPATIAL_AXES[suffix]))
-    window = read_window(call, len(shape) - 2)
+    shape = require_image(call, 0, SPATIAL_AXES[suffix])
+    window = read_window(call, len(spatial_sizes(image_order(call), shape)), blocked=True)
     if window.global_pooling or window.ceil_mode:
         raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
     return window, window.over(window.spatial(shape))
@@ -128,10 +128,10 @@ def conv_output(call: OperatorCall) -> TensorType:
     channels, group = window.channels(shape), call.arguments.int("group", 1)
     if group < 1 or channels % group:
         raise ArgumentError(f"{call.label}: group must divide the {channels} input channels, found {group}")
-    filters = call.require_rank(1, len(shape))[0]
+    filters = call.require_rank(1, len(axes) + 2)[0]
     if filters % group:
         raise ArgumentError(f"{call.label}: group {group} must divide the {filters} filters")
-    expected = window.image_shape(filters, channels // group, window.kernel)
+    expected = window.filter_shape(filters, channels // group)
     layout = "M, kernel, C/group" if window.channels_last else "M, C/group, kernel"
     call.require_shape(1, expected, f"{layout} for {channels} channels in {group} group(s) and kernel {window.kernel}")
     return TensorType(window.image_shape(shape[0], filters, output_sizes(axes)), meta)

@@ -27,6 +27,7 @@ from dagexec.ops.conv.gradient import GradientOperator, data_gradient, filter_gr
 from dagexec.ops.conv.gradient_outputs import GRADIENT_ARGS
 from dagexec.ops.conv.problem import Array
 from dagexec.ops.geometry import TRANSPOSED_ARGS, Axis, Window, read_transposed_window
+from dagexec.ops.layout import require_image
 
 _ARGS = CONV_ARGS | TRANSPOSED_ARGS
 
@@ -37,8 +38,7 @@ def transposed_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     Raises ArgumentError or ShapeError.
     """
     suffix = call.definition.type.removeprefix("ConvTranspose").removesuffix("Gradient")
-    shape = call.require_rank(0, *(rank + 2 for rank in SPATIAL_AXES[suffix]))
-    return read_transposed_window(call, shape)
+    return read_transposed_window(call, require_image(call, 0, SPATIAL_AXES[suffix]))
 
 
 def transposed_output(call: OperatorCall) -> TensorType:
@@ -51,8 +51,8 @@ def transposed_output(call: OperatorCall) -> TensorType:
     channels, group = window.channels(shape), call.arguments.int("group", 1)
     if group < 1 or channels % group:
         raise ArgumentError(f"{call.label}: group must divide the {channels} input channels, found {group}")
-    per_group = window.channels(call.require_rank(1, len(shape)))
-    expected = window.image_shape(channels, per_group, window.kernel)
+    per_group = call.require_rank(1, len(axes) + 2)[-1 if window.channels_last else 1]
+    expected = window.filter_shape(channels, per_group)
     layout = "C, kernel, M/group" if window.channels_last else "C, M/group, kernel"
     call.require_shape(1, expected, f"{layout} for {channels} channels in {group} group(s) and kernel {window.kernel}")
     return TensorType(window.image_shape(shape[0], group * per_group, [axis.size for axis in axes]), meta)
@@ -68,7 +68,7 @@ def _infer(call: OperatorCall) -> list[TensorType]:
 def _filters(call: OperatorCall) -> int:
     """M: the number of output channels."""
     window, _ = transposed_window(call)
-    return window.channels(call.inputs[1].shape) * call.arguments.int("group", 1)
+    return call.inputs[1].shape[-1 if window.channels_last else 1] * call.arguments.int("group", 1)
 
 
 def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:

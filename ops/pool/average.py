@@ -7,10 +7,11 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import OpSchema
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.geometry import POOL_ARGS
+from dagexec.ops.layout import ImageOperator
 from dagexec.ops.pool.reduction import Pooling
 from dagexec.ops.pool.spreading import spread
 from dagexec.ops.pool.window import (
@@ -44,7 +45,7 @@ class AveragePooling(Pooling):
         return self.reduce(np.add, 0, work, finish)
 
 
-class AveragePoolingGradient(Operator):
+class AveragePoolingGradient(ImageOperator):
     """Each pixel gets, of every window that it is in, dY divided by the number of pixels that the mean counts."""
 
     def prepare(self) -> Step:

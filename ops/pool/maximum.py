@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.dtypes import NUMBER_TYPES
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OpSchema
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.geometry import POOL_ARGS, Axis
+from dagexec.ops.layout import ImageOperator
 from dagexec.ops.pool.phases import part, split_phases
 from dagexec.ops.pool.reduction import Pooling
 from dagexec.ops.pool.window import (
@@ -45,7 +46,7 @@ class MaxPooling(Pooling):
         return self.reduce(np.maximum, least, dtype, lambda found, target: partial(np.copyto, target, found))
 
 
-class MaxPoolingGradient(Operator):
+class MaxPoolingGradient(ImageOperator):
     """Each pixel gets dY of every window whose maximum it equals, one of several or not.
 
     dY times the truth of a comparison is computed on the bits of dY as integers: it is then dY or zero also when dY is

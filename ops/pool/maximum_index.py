@@ -17,11 +17,12 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import compute_dtype, is_narrow
 from dagexec.ops.geometry import POOL_ARGS, Axis
 from dagexec.ops.index import check_indices
+from dagexec.ops.layout import ImageOperator
 from dagexec.ops.pool.maximum import MaxPooling
 from dagexec.ops.pool.phases import Phases, part, split_phases
 from dagexec.ops.pool.window import (
@@ -230,7 +231,7 @@ def _if_nan(row: Array, step: Step) -> None:
         step()
 
 
-class IndexedMaxPoolingGradient(Operator):
+class IndexedMaxPoolingGradient(ImageOperator):
     """Each pixel gets dY of the windows whose index is its own, in the order of the windows.
 
     Sums have one place more, at the end, for each plane or for all: there, from the front, goes index -1.

@@ -17,10 +17,11 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.geometry import POOL_ARGS
+from dagexec.ops.layout import ImageOperator
 from dagexec.ops.pool.reduction import Pooling
 from dagexec.ops.pool.spreading import spread
 from dagexec.ops.pool.window import (
@@ -71,7 +72,7 @@ class NormPooling(Pooling):
         return self.reduce(np.add, 0, work, finish, load)
 
 
-class NormPoolingGradient(Operator):
+class NormPoolingGradient(ImageOperator):
     """dX = sign(x) |x|^(p-1) * the sum over the pixel's windows of dY / Y^(p-1)."""
 
     def prepare(self) -> Step:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.geometry import Axis
+from dagexec.ops.layout import ImageOperator
 from dagexec.ops.pool.window import Array, as_images, image_blocks, is_whole, pool_window
 
 Load = Callable[[Array, Array], Sequence[Step]]
@@ -28,7 +29,7 @@ Finish = Callable[[Array, Array], Step]
 """The step that ends a block: from the combined windows (a view) to the output."""
 
 
-class Pooling(Operator):
+class Pooling(ImageOperator):
     """What poolings share: cutting the work into blocks of images, and going through the axes."""
 
     def reduce(

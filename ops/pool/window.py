@@ -20,6 +20,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, CostFunction, InferFunction, OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import BLOCK
 from dagexec.ops.geometry import COMPUTED_PADS, Axis, Window, output_sizes, read_window, tap_count
+from dagexec.ops.layout import image_order, require_image, spatial_sizes
 
 Array = npt.NDArray[Any]
 
@@ -30,8 +31,8 @@ def pool_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     """The window of a pooling operator, and its axes over the input's size. Raises ArgumentError or ShapeError."""
     fixed = re.search(r"Pool.*([123])D", call.definition.type)
     ranks = (int(fixed[1]),) if fixed else (1, 2, 3)
-    shape = call.require_rank(0, *(rank + 2 for rank in ranks))
-    window = read_window(call, len(shape) - 2)
+    shape = require_image(call, 0, ranks)
+    window = read_window(call, len(spatial_sizes(image_order(call), shape)), blocked=True)
     sizes = window.spatial(shape)
     if any(size == 0 for size in sizes):
         raise call.fail("there is nothing to pool over: a spatial size is 0")
