@@ -11,15 +11,17 @@ from collections.abc import Callable
 
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
-from dagexec.zoo import densenet, googlenet, lenet, mobilenet, resnet, squeezenet, vgg
+from dagexec.zoo import densenet, googlenet, inception_v3, lenet, mobilenet, nasnet, resnet, squeezenet, vgg
 
 Builder = Callable[[int, int], Model]
 
 _BUILDERS: dict[str, Builder] = {
     "densenet121": densenet.densenet121,
     "googlenet": googlenet.googlenet,
+    "inception_v3": inception_v3.inception_v3,
     "lenet": lenet.lenet,
     "mobilenet_v2": mobilenet.mobilenet_v2,
+    "nasnet_a": nasnet.nasnet_a,
     "resnet50": resnet.resnet50,
     "squeezenet": squeezenet.squeezenet,
     "squeezenet_towers": squeezenet.squeezenet_towers,

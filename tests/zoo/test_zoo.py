@@ -17,8 +17,10 @@ from dagexec.core.model import Model
 PUBLISHED = {  # trained parameters; batch normalisation's statistics are not among them
     "densenet121": 7_978_856,
     "googlenet": 6_998_552,
+    "inception_v3": 23_834_568,
     "lenet": 431_080,
     "mobilenet_v2": 3_504_872,
+    "nasnet_a": 5_289_978,
     "resnet50": 25_557_032,
     "squeezenet": 1_235_496,
     "squeezenet_towers": 4 * 1_235_496,
