@@ -1,0 +1,329 @@
+"""Which operators can work on images in another order than NCHW, and how their defs change then.
+
+`describe` gives the role of an operator: which of its inputs and outputs are images that change their order together,
+and a rewriting of its arguments and constants. It needs ranks and numbers of channels, no sizes, so batch and image
+size may be free. The `layout` pass decides with that who works in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import registered_engines
+from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC
+
+Array = npt.NDArray[Any]
+
+_MOST_CHANNELS_READ_PLAIN = 4  # an image with colours: oneDNN has kernels that read it in NCHW and write NCHW16c
+
+
+@dataclass(frozen=True)
+class Image:
+    """What is known of an image tensor: N, `channels`, and `axes` spatial axes."""
+
+    axes: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """How an operator takes part in a layout.
+
+    Attributes:
+        inputs, outputs: by position, the images that are in the operator's order.
+        constants: by position, the parameters that are changed with the order, and how: (array, order) to array.
+        arguments: for an order, arguments to set; None for one to take away.
+        seeks: it is much faster in an order other than NCHW.
+        reads_plain: it may read input 0 in NCHW and write NCHW16c.
+        blocked: it can work in NCHW16c, as far as that depends on other things than the images' channels.
+    """
+
+    inputs: Mapping[int, Image]
+    outputs: Mapping[int, Image]
+    constants: Mapping[int, Callable[[Array, str], Array]] = field(default_factory=dict)
+    arguments: Callable[[str], Mapping[str, ArgumentValue | None]] = lambda order: {}
+    seeks: bool = False
+    reads_plain: bool = False
+    blocked: bool = True
+
+    def serves(self, order: str) -> bool:
+        """True when the operator can work in `order`."""
+        if order == NHWC:
+            return True
+        images = [*self.inputs.values(), *self.outputs.values()]
+        if self.reads_plain:
+            images = list(self.outputs.values())
+        return self.blocked and all(image.channels % BLOCK_CHANNELS == 0 for image in images)
+
+
+def in_order(array: Array, rank: int, order: str) -> Array:
+    """A constant that broadcasts to images of `rank` axes, so that it broadcasts to them in `order`.
+
+    An array of one element stays as it is. Raises ValueError where the channels are no blocks of 16.
+    """
+    if array.size == 1:
+        return array
+    full = array.reshape((1,) * (rank - array.ndim) + array.shape)
+    if order == NHWC:
+        return np.ascontiguousarray(np.moveaxis(full, 1, -1))
+    batch, channels, *spatial = full.shape
+    if channels == 1:
+        return full[..., np.newaxis]
+    blocks = full.reshape(batch, channels // BLOCK_CHANNELS, BLOCK_CHANNELS, *spatial)
+    return np.ascontiguousarray(np.moveaxis(blocks, 2, -1))
+
+
+def describe(
+    definition: OperatorDef, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """The role of an operator in NCHW on `images`; None where it has none, or is in another order already."""
+    rule = _RULES.get(definition.type)
+    if rule is None or definition.HasField("device_option") and definition.device_option.device_type:
+        return None
+    arguments = Arguments(definition, definition.type)
+    if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
+        return None
+    return rule(definition, arguments, images, parameters)
+
+
+def _order_argument(order: str) -> Mapping[str, ArgumentValue | None]:
+    return {"order": order}
+
+
+def _convolution(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Conv and FusedConv with a constant filter M, C/G, kernel."""
+    weights = parameters.get(definition.input[1])
+    if weights is None or weights.ndim < 3:
+        return None
+    group, rank = arguments.int("group", 1), weights.ndim
+    source, result = Image(rank - 2, weights.shape[1] * group), Image(rank - 2, weights.shape[0])
+    fused = definition.type == "FusedConv"
+    first_extra = 2 + arguments.int("bias", 0) if fused else 3
+    extra = _operands(definition, range(first_extra, len(definition.input)), result, images, parameters)
+    if extra is None:
+        return None
+    inputs, constants = extra
+    depthwise = group == weights.shape[0] and weights.shape[1] == 1
+    whole_groups = weights.shape[1] % BLOCK_CHANNELS == 0 and (weights.shape[0] // group) % BLOCK_CHANNELS == 0
+    reads_plain = group == 1 and source.channels <= _MOST_CHANNELS_READ_PLAIN and "FusedConv" in _RULES
+    return Role(
+        inputs={0: source, **inputs},
+        outputs={0: result},
+        constants={1: _filter_in_order, **constants},
+        arguments=_order_argument,
+        seeks=True,
+        reads_plain=reads_plain,
+        blocked=group == 1 or depthwise or whole_groups,
+    )
+
+
+def _filter_in_order(weights: Array, order: str) -> Array:
+    """M, C/G, kernel as the filter of a convolution in `order`; also C, M/G, kernel of a transposed one."""
+    return np.ascontiguousarray(np.moveaxis(weights, 1, -1)) if order == NHWC else weights
+
+
+def _transposed_convolution(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """ConvTranspose with a constant filter C, M/G, kernel."""
+    weights = parameters.get(definition.input[1])
+    if weights is None or weights.ndim < 3:
+        return None
+    group, axes = arguments.int("group", 1), weights.ndim - 2
+    whole_groups = weights.shape[1] % BLOCK_CHANNELS == 0 and (weights.shape[0] // group) % BLOCK_CHANNELS == 0
+    return Role(
+        inputs={0: Image(axes, weights.shape[0])},
+        outputs={0: Image(axes, weights.shape[1] * group)},
+        constants={1: _filter_in_order},
+        arguments=_order_argument,
+        seeks=True,
+        blocked=_has_onednn(definition) and (group == 1 or whole_groups),
+    )
+
+
+def _has_onednn(definition: OperatorDef) -> bool:
+    return "ONEDNN" in registered_engines(definition.type)
+
+
+def _same_channels(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """An operator with an argument `order` that keeps the channels of its one image."""
+    image = images.get(definition.input[0])
+    if image is None or len(definition.output) != 1:
+        return None
+    blocked = _has_onednn(definition)
+    if definition.type == "ChannelShuffle":
+        blocked = blocked and image.channels // arguments.int("group", 1) % BLOCK_CHANNELS == 0
+    return Role({0: image}, {0: image}, arguments=_order_argument, blocked=blocked)
+
+
+def _normalised_by_channel(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """SpatialBN in inference, and PRelu: further inputs have an element a channel, in whatever order."""
+    image = images.get(definition.input[0])
+    if image is None or len(definition.output) != 1 or any(name not in parameters for name in definition.input[1:]):
+        return None
+    if definition.type == "SpatialBN" and not arguments.int("is_test", 0):
+        return None
+    return Role({0: image}, {0: image}, arguments=_order_argument, blocked=_has_onednn(definition))
+
+
+def _elementwise(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """A function of one image, or of several operands that broadcast to it."""
+    image = images.get(definition.input[0])
+    if image is None or len(definition.output) != 1 or arguments.string("axis_str", ""):
+        return None
+    if arguments.int("broadcast", 0):
+        return _broadcast_run(definition, arguments, image, parameters)
+    extra = _operands(definition, range(1, len(definition.input)), image, images, parameters)
+    if extra is None:
+        return None
+    return Role({0: image, **extra[0]}, {0: image}, extra[1])
+
+
+def _operands(
+    definition: OperatorDef,
+    positions: range,
+    image: Image,
+    images: Mapping[str, Image | None],
+    parameters: Mapping[str, Array],
+) -> tuple[dict[int, Image], dict[int, Callable[[Array, str], Array]]] | None:
+    """Of the inputs at `positions`, which broadcast to `image`, the images and the constants; None when one is neither.
+
+    An image of one channel for many, and a constant of more axes than the image has, are neither.
+    """
+    rank = image.axes + 2
+    found: dict[int, Image] = {}
+    constants: dict[int, Callable[[Array, str], Array]] = {}
+    for position in positions:
+        name = definition.input[position]
+        other = images.get(name)
+        if name in parameters:
+            array = parameters[name]
+            if array.ndim > rank:
+                return None
+            constants[position] = lambda constant, order: in_order(constant, rank, order)
+        elif other == image:
+            found[position] = other
+        else:
+            return None
+    return found, constants
+
+
+def _broadcast_run(
+    definition: OperatorDef, arguments: Arguments, image: Image, parameters: Mapping[str, Array]
+) -> Role | None:
+    """Caffe2's older broadcasting, of a constant B to a run of the image's axes: written out as NumPy's."""
+    constant = parameters.get(definition.input[1])
+    if constant is None or len(definition.input) != 2:
+        return None
+    rank = image.axes + 2
+    axis = arguments.int("axis", -1)
+    start = rank - constant.ndim if axis == -1 else axis
+    if start < 0 or start + constant.ndim > rank:
+        return None
+    shape = (1,) * start + constant.shape + (1,) * (rank - start - constant.ndim)
+    return Role(
+        {0: image},
+        {0: image},
+        {1: lambda array, order: in_order(array.reshape(shape), rank, order)},
+        arguments=lambda order: {"broadcast": None, "axis": None},
+    )
+
+
+def _joined_channels(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Concat along the channels."""
+    parts = [images.get(name) for name in definition.input]
+    if not _along_channels(arguments) or len(definition.output) != 1:
+        return None
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts) or len({part.axes for part in known}) != 1:
+        return None
+    result = Image(known[0].axes, sum(part.channels for part in known))
+    return Role(dict(enumerate(known)), {0: result}, arguments=lambda order: {"axis": None, "order": order})
+
+
+def _along_channels(arguments: Arguments) -> bool:
+    return arguments.int("axis", 1) == 1 and not arguments.int("add_axis", 0)
+
+
+def _cut_channels(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Split along the channels, into parts of known sizes."""
+    image = images.get(definition.input[0])
+    if image is None or not _along_channels(arguments) or len(definition.input) != 1:
+        return None
+    count = len(definition.output)
+    sizes = arguments.ints("split") or [image.channels // count] * count
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        parts = [size // BLOCK_CHANNELS for size in sizes] if order == NCHW16C else sizes
+        return {"axis": None, "order": order, "split": parts}
+
+    outputs = {position: Image(image.axes, size) for position, size in enumerate(sizes)}
+    return Role({0: image}, outputs, arguments=changed)
+
+
+def _reduced(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """A reduction over all spatial axes that keeps them with size 1."""
+    image = images.get(definition.input[0])
+    if image is None or not arguments.int("keepdims", 1) or "axes" not in arguments:
+        return None
+    rank = image.axes + 2
+    if sorted(axis % rank for axis in arguments.ints("axes")) != list(range(2, rank)):
+        return None
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        first = 1 if order == NHWC else 2
+        return {"axes": list(range(first, first + image.axes))}
+
+    return Role({0: image}, {0: image}, arguments=changed)
+
+
+Rule = Callable[[OperatorDef, Arguments, Mapping[str, Image | None], Mapping[str, Array]], Role | None]
+
+_UNARY = (
+    "Abs", "Cbrt", "Ceil", "Clip", "Copy", "Cube", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
+    "HardSwish", "LeakyRelu", "Log", "Mish", "Negative", "Reciprocal", "Relu", "ReluN", "Round", "Rsqrt", "Selu",
+    "Sigmoid", "Sign", "Softplus", "Softsign", "Sqr", "Sqrt", "StopGradient", "Swish", "Tanh",
+)  # fmt: skip
+_SEVERAL_OPERANDS = ("Add", "Div", "FusedElementwise", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum")
+_POOLING = ("MaxPool", "AveragePool", "LpPool")
+
+_RULES: Mapping[str, Rule] = {
+    **{name: _elementwise for name in (*_UNARY, *_SEVERAL_OPERANDS)},
+    **{name: _convolution for name in ("Conv", "Conv1D", "Conv2D", "Conv3D", "FusedConv")},
+    **{f"ConvTranspose{suffix}": _transposed_convolution for suffix in ("", "1D", "2D", "3D")},
+    **{f"{name}{suffix}": _same_channels for name in _POOLING for suffix in ("", "1D", "2D", "3D")},
+    **{name: _same_channels for name in ("ChannelShuffle", "LRN", "ResizeNearest")},
+    **{name: _normalised_by_channel for name in ("PRelu", "SpatialBN")},
+    **{name: _joined_channels for name in ("Concat", "DepthConcat")},
+    **{name: _reduced for name in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")},
+    "Split": _cut_channels,
+}  # fmt: skip
+
+
+def set_arguments(definition: OperatorDef, arguments: Mapping[str, ArgumentValue | None]) -> None:
+    """Give `definition` these arguments in place of those of the same names; None takes one away."""
+    kept = [argument for argument in definition.arg if argument.name not in arguments]
+    added = [make_argument(name, value) for name, value in arguments.items() if value is not None]
+    del definition.arg[:]
+    definition.arg.extend([*kept, *added])
