@@ -110,7 +110,7 @@ int dnnl_lstm_forward_primitive_desc_create(h *, h engine, int prop, int directi
 
 _OPENMP_DECLARATIONS = "void omp_set_num_threads(int); int omp_get_max_threads(void);"
 
-_SUCCESS, _OUT_OF_MEMORY, _UNIMPLEMENTED, _LAST_IMPLEMENTATION = 0, 1, 3, 4
+_SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION = range(5)
 _OPENMP_RUNTIME = 2
 
 
@@ -138,14 +138,16 @@ class Library:
     def check(self, status: int, what: str) -> None:
         """Raise unless `status` is success.
 
-        UnsupportedFeatureError when oneDNN has no implementation, ResourceError when memory does not suffice,
-        otherwise DagexecError; `what` says what was asked for.
+        UnsupportedFeatureError when oneDNN has no implementation or takes no such arguments, ResourceError when memory
+        does not suffice, otherwise DagexecError; `what` says what was asked for.
         """
         if status == _SUCCESS:
             return
         version = ".".join(map(str, self.version))
         if status in (_UNIMPLEMENTED, _LAST_IMPLEMENTATION):
             raise UnsupportedFeatureError(f"{what}: oneDNN {version} has no implementation")
+        if status == _INVALID_ARGUMENTS:
+            raise UnsupportedFeatureError(f"{what}: oneDNN {version} takes no such arguments")
         if status == _OUT_OF_MEMORY:
             raise ResourceError(f"{what}: oneDNN {version} is out of memory")
         raise DagexecError(f"{what}: oneDNN {version} refuses it with status {status}")
