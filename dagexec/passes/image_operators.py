@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import registered_engines
 from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC
 
 Array = npt.NDArray[Any]
@@ -85,7 +84,7 @@ def describe(
 ) -> Role | None:
     """The role of an operator in NCHW on `images`; None where it has none, or is in another order already."""
     rule = _RULES.get(definition.type)
-    if rule is None or definition.HasField("device_option") and definition.device_option.device_type:
+    if rule is None or (definition.HasField("device_option") and definition.device_option.device_type):
         return None
     arguments = Arguments(definition, definition.type)
     if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
@@ -106,23 +105,22 @@ def _convolution(
         return None
     group, rank = arguments.int("group", 1), weights.ndim
     source, result = Image(rank - 2, weights.shape[1] * group), Image(rank - 2, weights.shape[0])
-    fused = definition.type == "FusedConv"
-    first_extra = 2 + arguments.int("bias", 0) if fused else 3
+    first_extra = 2 + arguments.int("bias", 0) if definition.type == "FusedConv" else 3
     extra = _operands(definition, range(first_extra, len(definition.input)), result, images, parameters)
     if extra is None:
         return None
     inputs, constants = extra
     depthwise = group == weights.shape[0] and weights.shape[1] == 1
     whole_groups = weights.shape[1] % BLOCK_CHANNELS == 0 and (weights.shape[0] // group) % BLOCK_CHANNELS == 0
-    reads_plain = group == 1 and source.channels <= _MOST_CHANNELS_READ_PLAIN and "FusedConv" in _RULES
+    reads_plain = group == 1 and source.channels <= _MOST_CHANNELS_READ_PLAIN
     return Role(
         inputs={0: source, **inputs},
         outputs={0: result},
         constants={1: _filter_in_order, **constants},
         arguments=_order_argument,
-        seeks=True,
+        seeks=_has_onednn(definition),
         reads_plain=reads_plain,
-        blocked=group == 1 or depthwise or whole_groups,
+        blocked=_has_onednn(definition) and (group == 1 or depthwise or whole_groups),
     )
 
 
@@ -145,13 +143,13 @@ def _transposed_convolution(
         outputs={0: Image(axes, weights.shape[1] * group)},
         constants={1: _filter_in_order},
         arguments=_order_argument,
-        seeks=True,
+        seeks=_has_onednn(definition),
         blocked=_has_onednn(definition) and (group == 1 or whole_groups),
     )
 
 
 def _has_onednn(definition: OperatorDef) -> bool:
-    return "ONEDNN" in registered_engines(definition.type)
+    return "ONEDNN" in definition.engine.split(",")
 
 
 def _same_channels(
@@ -183,15 +181,15 @@ def _elementwise(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """A function of one image, or of several operands that broadcast to it."""
-    image = images.get(definition.input[0])
+    image = next((found for name in definition.input if (found := images.get(name)) is not None), None)
     if image is None or len(definition.output) != 1 or arguments.string("axis_str", ""):
         return None
+    if definition.type == "Dropout" and not arguments.int("is_test", 0):
+        return None  # which elements are dropped depends on their places
     if arguments.int("broadcast", 0):
-        return _broadcast_run(definition, arguments, image, parameters)
-    extra = _operands(definition, range(1, len(definition.input)), image, images, parameters)
-    if extra is None:
-        return None
-    return Role({0: image, **extra[0]}, {0: image}, extra[1])
+        return _broadcast_run(definition, arguments, images.get(definition.input[0]), parameters)
+    operands = _operands(definition, range(len(definition.input)), image, images, parameters)
+    return None if operands is None else Role(operands[0], {0: image}, operands[1])
 
 
 def _operands(
@@ -224,12 +222,12 @@ def _operands(
 
 
 def _broadcast_run(
-    definition: OperatorDef, arguments: Arguments, image: Image, parameters: Mapping[str, Array]
+    definition: OperatorDef, arguments: Arguments, image: Image | None, parameters: Mapping[str, Array]
 ) -> Role | None:
     """Caffe2's older broadcasting, of a constant B to a run of the image's axes: written out as NumPy's."""
-    constant = parameters.get(definition.input[1])
-    if constant is None or len(definition.input) != 2:
+    if image is None or len(definition.input) != 2 or definition.input[1] not in parameters:
         return None
+    constant = parameters[definition.input[1]]
     rank = image.axes + 2
     axis = arguments.int("axis", -1)
     start = rank - constant.ndim if axis == -1 else axis
@@ -309,16 +307,19 @@ _SEVERAL_OPERANDS = ("Add", "Div", "FusedElementwise", "Max", "Mean", "Min", "Mu
 _POOLING = ("MaxPool", "AveragePool", "LpPool")
 
 _RULES: Mapping[str, Rule] = {
-    **{name: _elementwise for name in (*_UNARY, *_SEVERAL_OPERANDS)},
-    **{name: _convolution for name in ("Conv", "Conv1D", "Conv2D", "Conv3D", "FusedConv")},
+    **dict.fromkeys((*_UNARY, *_SEVERAL_OPERANDS), _elementwise),
+    **dict.fromkeys(("Conv", "Conv1D", "Conv2D", "Conv3D", "FusedConv"), _convolution),
     **{f"ConvTranspose{suffix}": _transposed_convolution for suffix in ("", "1D", "2D", "3D")},
     **{f"{name}{suffix}": _same_channels for name in _POOLING for suffix in ("", "1D", "2D", "3D")},
-    **{name: _same_channels for name in ("ChannelShuffle", "LRN", "ResizeNearest")},
-    **{name: _normalised_by_channel for name in ("PRelu", "SpatialBN")},
-    **{name: _joined_channels for name in ("Concat", "DepthConcat")},
-    **{name: _reduced for name in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")},
+    **dict.fromkeys(("ChannelShuffle", "LRN", "ResizeNearest"), _same_channels),
+    **dict.fromkeys(("PRelu", "SpatialBN"), _normalised_by_channel),
+    **dict.fromkeys(("Concat", "DepthConcat"), _joined_channels),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduced),
     "Split": _cut_channels,
 }  # fmt: skip
+
+IMAGE_OPERATORS = frozenset(_RULES)
+"""The operator types that may have a role."""
 
 
 def set_arguments(definition: OperatorDef, arguments: Mapping[str, ArgumentValue | None]) -> None:

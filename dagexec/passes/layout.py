@@ -1,0 +1,318 @@
+"""Pass `layout`: the image part of a net in order NCHW16c or NHWC, with a Reorder only where two orders meet.
+
+Convolutions are what gains; the operators around them go along as far as they can, those that cannot are fed NCHW.
+Who works in which order is a minimum cut: an edge is a tensor, its capacity the elements that a Reorder would copy, the
+source is all that seeks the order and the sink all that must have NCHW (Ford and Fulkerson 1956). A tensor is reordered
+once for all its readers. What cannot be NCHW16c, as its channels are no blocks of 16, becomes NHWC in a second cut.
+
+Ranks and numbers of channels decide, so a net with free sizes is served as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.ops.layout import NCHW, NCHW16C, NHWC
+from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
+from dagexec.passes.single_assignment import Value, Values
+
+Node = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model whose images are in other orders. `reorders` were put in; `operators` work in an order by number."""
+
+    model: Model
+    reorders: int
+    operators: Mapping[str, int]
+
+    def changes(self) -> tuple[str, ...]:
+        """For reports."""
+        counts = ", ".join(f"{count} in {order}" for order, count in sorted(self.operators.items()))
+        return (f"operators: {counts}; reorders: {self.reorders}",) if self.operators else ()
+
+
+def assign_layout(model: Model, order: str) -> Layout:
+    """`model` with its images in `order`, NHWC or NCHW16c, where that is possible and useful.
+
+    Parameters must be in the model (no init net). Results are those of the model up to the rounding of other kernels.
+    """
+    assignment = _Assignment(without_unread_outputs(model))
+    if order == NCHW16C:
+        assignment.cut(NCHW16C)
+    assignment.cut(NHWC)
+    return _Rewriting(assignment).result()
+
+
+class _Assignment:
+    """The order that each operator reads its images in, and the one it writes them in."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.values = Values(model)
+        self.roles = _roles(model, self.values)
+        self.reads: list[str] = [NCHW] * len(self.roles)
+        self.writes: list[str] = [NCHW] * len(self.roles)
+
+    def cut(self, order: str) -> None:
+        """Put into `order` what seeks it, and what is cheaper there than in NCHW. What has an order keeps it."""
+        network: nx.DiGraph[Node] = nx.DiGraph()
+        source, sink = ("source", 0), ("sink", 0)
+        network.add_nodes_from((source, sink))
+        free = [self._is_free(index, order) for index in range(len(self.roles))]
+        for index, role in enumerate(self.roles):
+            if not free[index] or role is None:
+                continue
+            if role.seeks:
+                network.add_edge(source, ("writes", index))
+            if role.reads_plain and order == NCHW16C:
+                network.add_edge(("reads", index), sink)
+            else:
+                network.add_edge(("writes", index), ("reads", index))
+                network.add_edge(("reads", index), ("writes", index))
+        for value in self.values.all:
+            self._add_value(network, value, free, source, sink)
+        _, (chosen, _) = nx.minimum_cut(network, source, sink)
+        for index, role in enumerate(self.roles):
+            if free[index] and role is not None:
+                self.writes[index] = order if ("writes", index) in chosen else self.writes[index]
+                self.reads[index] = order if ("reads", index) in chosen else self.reads[index]
+
+    def _is_free(self, index: int, order: str) -> bool:
+        role = self.roles[index]
+        return role is not None and self.writes[index] == NCHW and role.serves(order)
+
+    def _add_value(
+        self, network: nx.DiGraph[Node], value: Value, free: list[bool], source: Node, sink: Node
+    ) -> None:
+        """Edges for one tensor: cut once where it is written in the order and any reader is not, or the other way."""
+        image = self.image(value)
+        if image is None:
+            return
+        weight = image.channels
+        writer = self._end(value.writer, "writes", free, sink)
+        if value.writer is not None and value.position not in _outputs(self.roles[value.writer]):
+            writer = sink
+        readers = {self._reader(index, position, free, sink) for index, position in value.readers}
+        if value.is_output:
+            readers.add(sink)
+        if not readers:
+            return
+        elsewhere, here = ("elsewhere", value.number), ("here", value.number)
+        network.add_edge(writer, elsewhere, capacity=weight)
+        network.add_edge(here, writer, capacity=weight)
+        for reader in readers:
+            network.add_edge(elsewhere, reader)
+            network.add_edge(reader, here)
+
+    def _reader(self, index: int, position: int, free: list[bool], sink: Node) -> Node:
+        role = self.roles[index]
+        if role is None or position not in role.inputs:
+            return sink
+        # further images of a convolution are added to what it writes
+        return self._end(index, "reads" if position == 0 or not role.seeks else "writes", free, sink)
+
+    def _end(self, index: int | None, side: str, free: list[bool], sink: Node) -> Node:
+        """The node of an operator's side; who has its order already, or can have no other, stands with the sink."""
+        return (side, index) if index is not None and free[index] else sink
+
+    def image(self, value: Value) -> Image | None:
+        """What is known of a tensor from who writes it and who reads it."""
+        if value.writer is not None:
+            role = self.roles[value.writer]
+            if role is not None and value.position in role.outputs:
+                return role.outputs[value.position]
+        for index, position in value.readers:
+            role = self.roles[index]
+            if role is not None and position in role.inputs:
+                return role.inputs[position]
+        return None
+
+    def read_order(self, index: int, position: int) -> str:
+        """The order in which operator `index` wants its input `position`."""
+        role = self.roles[index]
+        if role is None or position not in role.inputs:
+            return NCHW
+        return self.reads[index] if position == 0 or not role.seeks else self.writes[index]
+
+    def written_order(self, value: Value) -> str:
+        """The order in which a tensor comes to be."""
+        if value.writer is None or value.position not in _outputs(self.roles[value.writer]):
+            return NCHW
+        return self.writes[value.writer]
+
+
+def _outputs(role: Role | None) -> Mapping[int, Image]:
+    return {} if role is None else role.outputs
+
+
+def _roles(model: Model, values: Values) -> list[Role | None]:
+    """The role of every operator; what is known of images goes on from each to those that read its outputs."""
+    parameters = {name: array for name, array in model.parameters.items() if name not in values.written}
+    images: dict[str, Image | None] = {}
+    for name, info in model.inputs.items():
+        shape = info.shape
+        if shape is not None and 3 <= len(shape) <= 5 and shape[1] is not None:
+            images[name] = Image(len(shape) - 2, shape[1])
+    roles: list[Role | None] = []
+    for definition in model.net.op:
+        role = describe(definition, images, parameters)
+        roles.append(role)
+        for position, name in enumerate(definition.output):
+            images[name] = _outputs(role).get(position)
+    return roles
+
+
+class _Rewriting:
+    """The net of an assignment."""
+
+    def __init__(self, assignment: _Assignment) -> None:
+        self._assignment = assignment
+        self._model = assignment.model
+        self._values = assignment.values
+        self._net = NetDef()
+        self._net.CopyFrom(self._model.net)
+        del self._net.op[:]
+        self._parameters = dict(self._model.parameters)
+        self._names = {*self._values.names, *self._parameters}
+        self._constants: dict[tuple[str, str, tuple[int, ...]], str] = {}
+        self._places: dict[tuple[int, str], str] = {}  # of a value in an order, the blob
+        self._reorders = 0
+        self._mixed = self._names_in_several_orders()
+
+    def result(self) -> Layout:
+        """The layout."""
+        counts: dict[str, int] = {}
+        for index, definition in enumerate(self._model.net.op):
+            self._add(index, definition)
+            order = self._assignment.writes[index]
+            if order != NCHW:
+                counts[order] = counts.get(order, 0) + 1
+        read = {name for definition in self._net.op for name in (*definition.input, *definition.control_input)}
+        replaced = {name for name, _, _ in self._constants}
+        kept = read | set(self._model.outputs)
+        parameters = {
+            name: array for name, array in self._parameters.items() if name in kept or name not in replaced
+        }
+        model = replace(self._model, net=self._net, parameters=parameters)
+        return Layout(model, self._reorders, counts)
+
+    def _names_in_several_orders(self) -> frozenset[str]:
+        """Blobs that an image in another order than NCHW must not be called: somebody needs that name in NCHW."""
+        orders: dict[str, set[str]] = {}
+        for value in self._values.all:
+            orders.setdefault(value.name, set()).add(self._assignment.written_order(value))
+        outputs = {*self._model.outputs, *self._model.net.external_output}
+        return frozenset(name for name, found in orders.items() if len(found) > 1 or name in outputs)
+
+    def _add(self, index: int, definition: OperatorDef) -> None:
+        role, order = self._assignment.roles[index], self._assignment.writes[index]
+        changed = OperatorDef()
+        changed.CopyFrom(definition)
+        for position, value in enumerate(self._values.read[index]):
+            if value is not None:
+                changed.input[position] = self._in_order(value, self._assignment.read_order(index, position))
+        if role is not None and order != NCHW:
+            self._put_in_order(changed, role, index)
+        for position, value in enumerate(self._values.written_by[index]):
+            in_order = self._assignment.written_order(value)
+            changed.output[position] = self._place(value, in_order, definition, changed)
+        self._net.op.append(changed)
+        for value in self._values.written_by[index]:
+            if value.is_output:
+                self._in_order(value, NCHW)
+
+    def _put_in_order(self, definition: OperatorDef, role: Role, index: int) -> None:
+        order, reads = self._assignment.writes[index], self._assignment.reads[index]
+        arguments = dict(role.arguments(order))
+        if reads != order:
+            arguments |= {"order": reads, "output_order": order}
+            if definition.type != "FusedConv":
+                arguments["bias"] = int(len(definition.input) > 2)
+                definition.type = "FusedConv"
+        set_arguments(definition, arguments)
+        for position, change in role.constants.items():
+            name = definition.input[position]
+            array = self._parameters[name]
+            changed = change(array, order)
+            if changed is not array:
+                definition.input[position] = self._constant(name, changed, order)
+
+    def _constant(self, name: str, array: Array, order: str) -> str:
+        """The name of a parameter that has been changed to `array`, one of its kind for all operators."""
+        key = (name, order, array.shape)
+        if key not in self._constants:
+            self._constants[key] = self._new_name(f"{name}/{order}")
+            self._parameters[self._constants[key]] = array
+            array.flags.writeable = False
+        return self._constants[key]
+
+    def _place(self, value: Value, order: str, definition: OperatorDef, changed: OperatorDef) -> str:
+        """The blob that an operator writes a value to; in place where it was in place."""
+        if value.name in definition.input:
+            place = changed.input[list(definition.input).index(value.name)]
+        elif order == NCHW or value.name not in self._mixed:
+            place = value.name
+        else:
+            place = self._new_name(f"{value.name}/{order}")
+        self._places[value.number, order] = place
+        return place
+
+    def _in_order(self, value: Value, order: str) -> str:
+        """The blob that holds a value in `order`, which a Reorder makes if need be."""
+        written = self._assignment.written_order(value)
+        self._places.setdefault((value.number, written), value.name)
+        place = self._places.get((value.number, order))
+        if place is None:
+            source = self._places[value.number, written]
+            final = order == NCHW and value.is_output
+            place = value.name if final else self._new_name(f"{value.name}/{order}")
+            reorder = OperatorDef(type="Reorder", input=[source], output=[place], name=f"{value.name} to {order}")
+            reorder.engine = "ONEDNN"
+            set_arguments(reorder, {"from_order": written, "to_order": order})
+            self._net.op.append(reorder)
+            self._reorders += 1
+            self._places[value.number, order] = place
+        return place
+
+    def _new_name(self, wanted: str) -> str:
+        """`wanted`, or with a number where that is taken."""
+        name, number = wanted, 1
+        while name in self._names:
+            number += 1
+            name = f"{wanted}.{number}"
+        self._names.add(name)
+        return name
+
+
+def without_unread_outputs(model: Model) -> Model:
+    """`model` with operators on images that leave out the optional outputs at their end which nobody reads."""
+    net = NetDef()
+    net.CopyFrom(model.net)
+    used = {*model.outputs, *net.external_output}
+    for definition in net.op:
+        used.update((*definition.input, *definition.control_input))
+    for definition in net.op:
+        if definition.type in IMAGE_OPERATORS:
+            least = schema_of(definition.type).outputs[0]
+            while len(definition.output) > least and definition.output[-1] not in used:
+                del definition.output[-1]
+    return replace(model, net=net)
+
+
+def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
+    """The orders other than NCHW that operators work in."""
+    found = {
+        argument.s.decode()
+        for definition in definitions
+        for argument in definition.arg
+        if argument.name in ("order", "output_order", "to_order")
+    }
+    return frozenset(found & {NHWC, NCHW16C})
