@@ -1,0 +1,14 @@
+"""Integers that stand for real numbers: real = scale * (integer - zero point), and operators that compute on them.
+
+- `scales`: reading and checking scales and zero points.
+- `linear`: QuantizeLinear and DequantizeLinear, between floats and integers.
+- `accumulation`: exact integer sums on the floating-point unit; `requantisation`: from a sum to the output's integers.
+- `convolution`, `product`, `addition`: QuantConv, QuantFC and QuantAdd, from integers to integers.
+- `integer`: ConvInteger, MatMulInteger and DynamicQuantizeLinear of ONNX.
+
+Jacob et al. 2018, "Quantization and training of neural networks for efficient integer-arithmetic-only inference".
+"""
+
+from dagexec.ops.quantized import addition, convolution, integer, linear, product
+
+__all__ = ["addition", "convolution", "integer", "linear", "product"]

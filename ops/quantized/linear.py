@@ -1,0 +1,152 @@
+"""QuantizeLinear and DequantizeLinear as ONNX defines them: per tensor, or per index of one axis.
+
+https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html. Scales and zero points are inputs; they are nearly always
+constant, and are checked once then, else in every run.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, UINT8, UINT16, TypeMeta
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import BLOCK, Scratch, block_indices
+from dagexec.ops.quantized.scales import Array, along, checked_scales, integer_range, type_named
+
+QUANTISED = (UINT8, INT8, UINT16, INT16)
+_REAL = (FLOAT32, FLOAT16, BFLOAT16)
+
+_AXIS_HELP = "the axis that scales with more than one entry belong to (default 1)"
+
+
+def _check_parameters(call: OperatorCall) -> None:
+    """The scale is one number or a vector along `axis`, and the zero point has its shape. Raises ShapeError."""
+    call.require_types(1, *_REAL)
+    x, scale = call.inputs[0].shape, call.inputs[1].shape
+    if scale not in ((), (1,)):
+        axis = call.axis("axis", 1, len(x))
+        if scale != (x[axis],):
+            raise call.fail(f"the scale must be one number, or {x[axis]} for axis {axis}; found shape {scale}")
+    if len(call.inputs) == 3 and call.inputs[2].elements != call.inputs[1].elements:
+        raise call.fail(f"the zero point must have the scale's shape {scale}, found {call.inputs[2].shape}")
+
+
+def infer_quantize(call: OperatorCall) -> list[TensorType]:
+    """X's shape; the zero point's type, else the type `to`."""
+    call.require_types(0, *_REAL, INT32)
+    _check_parameters(call)
+    meta = type_named(call, "to", UINT8, QUANTISED)
+    if len(call.inputs) == 3:
+        given = call.require_types(2, *QUANTISED)
+        if "to" in call.arguments and meta is not given:
+            raise call.fail(f"argument 'to' is {meta}, the zero point is {given}")
+        meta = given
+    return [TensorType(call.inputs[0].shape, meta)]
+
+
+def infer_dequantize(call: OperatorCall) -> list[TensorType]:
+    """X's shape; the scale's type."""
+    meta = call.require_types(0, *QUANTISED, INT32)
+    _check_parameters(call)
+    if len(call.inputs) == 3:
+        call.require_types(2, meta)
+    return [TensorType(call.inputs[0].shape, call.inputs[1].meta)]
+
+
+def saturate_passes(values: Array, zero: Array, meta: TypeMeta, target: Array) -> list[Step]:
+    """Passes that write integers of `meta` to `target`: `values` (float32, overwritten) rounded to the nearest, ties
+    to even, plus the zero point `zero` (float32, broadcast), cut to the type's range. NaN becomes the least integer.
+    """
+    least, most = (np.float32(bound) for bound in integer_range(meta))
+    return [
+        partial(np.rint, values, out=values),
+        partial(np.add, values, zero, out=values),
+        partial(np.fmax, values, least, out=values),
+        partial(np.minimum, values, most, out=values),
+        partial(np.copyto, target, values, casting="unsafe"),
+    ]
+
+
+class _Linear(Operator):
+    """What both directions share: scale and zero point as float32 arrays that broadcast to X."""
+
+    def parameters(self, x: Array) -> tuple[Array, Array, list[Step]]:
+        """Scale, zero point, and the steps that check and convert them in a run."""
+        view = along(self.call().axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0, x.ndim)
+        steps = checked_scales(self, 1)
+        scale = self.scratch(self.x(1).shape, np.float32)
+        zero = self.scratch(self.x(1).shape, np.float32)
+        steps.append(partial(np.copyto, scale, self.x(1)))
+        zero.fill(0)
+        if len(self.input_blobs) == 3:
+            steps.append(partial(np.copyto, zero, self.x(2).reshape(zero.shape), casting="unsafe"))
+        return np.broadcast_to(view(scale), x.shape), np.broadcast_to(view(zero), x.shape), steps
+
+
+@operator(
+    OpSchema(
+        "QuantizeLinear",
+        inputs=(2, 3),
+        outputs=(1, 1),
+        infer=infer_quantize,
+        doc="Y = saturate(round(X / scale) + zero_point), rounded to the nearest integer, ties to even; computed in "
+        "float32. NaN becomes the least integer. As ONNX's QuantizeLinear, without blocks.",
+        input_names=("X", "scale", "zero_point"),
+        output_names=("Y",),
+        args={"axis": _AXIS_HELP, "to": "Y's type when there is no zero point: uint8 (default), int8, uint16, int16"},
+    )
+)
+class QuantizeLinear(_Linear):
+    """Floats to integers."""
+
+    def prepare(self) -> Step:
+        """Block by block: divide, round, add the zero point, saturate, convert."""
+        x, y, meta = self.x(0), self.y(0), self.output(0).meta
+        scale, zero, steps = self.parameters(x)
+        scratch = Scratch(self, min(x.size, BLOCK), np.dtype(np.float32))
+        for index in block_indices(x.shape):
+            values = scratch(0, x[index].shape)
+            if x.dtype == np.float32:
+                steps.append(partial(np.divide, x[index], scale[index], out=values))
+            else:
+                steps.append(partial(np.copyto, values, x[index], casting="unsafe"))
+                steps.append(partial(np.divide, values, scale[index], out=values))
+            steps += saturate_passes(values, zero[index], meta, y[index])
+        return in_sequence([*steps])
+
+
+@operator(
+    OpSchema(
+        "DequantizeLinear",
+        inputs=(2, 3),
+        outputs=(1, 1),
+        infer=infer_dequantize,
+        doc="Y = (X - zero_point) * scale, in float32; Y has the scale's type. As ONNX's DequantizeLinear, without "
+        "blocks.",
+        input_names=("X", "scale", "zero_point"),
+        output_names=("Y",),
+        args={"axis": _AXIS_HELP},
+    )
+)
+class DequantizeLinear(_Linear):
+    """Integers to floats."""
+
+    def prepare(self) -> Step:
+        """Block by block: subtract the zero point, multiply; narrow where the output is."""
+        x, y = self.x(0), self.y(0)
+        scale, zero, steps = self.parameters(x)
+        narrow = y.dtype != np.float32
+        scratch = Scratch(self, min(x.size, BLOCK), np.dtype(np.float32))
+        for index in block_indices(x.shape):
+            values = scratch(0, x[index].shape) if narrow else y[index]
+            # float64 holds every integer of 32 bits, so that the difference is rounded once
+            wide = np.float64 if x.dtype.itemsize == 4 else np.float32
+            steps.append(partial(np.subtract, x[index], zero[index], out=values, dtype=wide, casting="unsafe"))
+            steps.append(partial(np.multiply, values, scale[index], out=values))
+            if narrow:
+                steps.append(partial(np.copyto, y[index], values, casting="unsafe"))
+        return in_sequence([*steps])
