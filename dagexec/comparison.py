@@ -13,19 +13,20 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.compilation import CompileOptions, compile_model
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import check_fits, element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.errors import FeedError
 from dagexec.core.model import Model
-from dagexec.executor import Executor
-from dagexec.executor import compile as compile_model
+from dagexec.core.operator_arguments import with_arguments
+from dagexec.executor import Executor, compile
 from dagexec.model_source import ModelSource, load_model
 from dagexec.parameters import initialised
 from dagexec.scheduler import intra_op
@@ -131,6 +132,7 @@ def compare(
     repeat: int = 15,
     feeds: Mapping[str, Array] | None = None,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
+    optimize: bool = True,
     what_if_workers: Sequence[int] = (),
     what_if_streams: Sequence[int] = (),
     launch_seconds: float = LAUNCH_SECONDS,
@@ -138,18 +140,28 @@ def compare(
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
-    One thread an operator everywhere. `operator_arguments` are those of `compile`. Predict the times of
+    One thread an operator everywhere. `operator_arguments` and `optimize` are those of `compile`; all run the same
+    net, as it is rewritten for one thread. Predict the times of
     `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an operator.
     `progress` is called after every run with the share that is done, up to 1. Raises what `compile` and `run` raise.
     """
     model = initialised(load_model(source))
+    if operator_arguments:
+        model = replace(model, net=with_arguments(model.net, operator_arguments))
+    if optimize:
+        model = compile_model(model, CompileOptions(net_type="simple", num_workers=1, intra_op_threads=1)).model
     inputs = random_feeds(model) if feeds is None else feeds
     executors: dict[tuple[str, int], Executor] = {}
     cores = min(max([1, *workers]), intra_op.available_cores())
 
     def compiled(net_type: str, count: int, replicas: int = 1) -> Executor:
-        return compile_model(
-            model, net_type=net_type, num_workers=count, replicas=replicas, operator_arguments=operator_arguments
+        return compile(
+            model,
+            optimize=False,
+            net_type=net_type,
+            num_workers=count,
+            intra_op_threads=1,
+            replicas=replicas,
         )
 
     with ExitStack() as stack:

@@ -38,7 +38,7 @@ class ModelScenario:
     Attributes:
         model: what is run; its parameters are arrays (`dagexec.executor.initialised`).
         feeds: an array for every input.
-        net_type, num_workers, replicas, device, operator_arguments: as `dagexec.compile` takes them.
+        net_type, num_workers, replicas, device, operator_arguments, optimize: as `dagexec.compile` takes them.
         callers: threads that each run the model once.
     """
 
@@ -50,6 +50,7 @@ class ModelScenario:
     device: str = "cpu"
     callers: int = 1
     operator_arguments: Mapping[str, ArgumentValue] = field(default_factory=dict)
+    optimize: bool = False
 
     def __post_init__(self) -> None:
         if self.net_type not in ("simple", "dag", "async_dag"):
@@ -61,9 +62,7 @@ class ModelScenario:
 
     def reference(self) -> Digest:
         """What SimpleNet returns on the host, by output name. Not to be called in a schedule."""
-        with compile(
-            self.model, net_type="simple", num_workers=1, operator_arguments=self.operator_arguments
-        ) as executor:
+        with self._compiled("simple", 1, 1, "cpu") as executor:
             return _digest(executor.run(self.feeds))
 
     def run(self, expected: Digest) -> None:
@@ -72,16 +71,7 @@ class ModelScenario:
         with ExitStack() as stack:
             if place.kind == "sim":
                 stack.enter_context(simulated(place, driver=ControlledDriver()))
-            executor = stack.enter_context(
-                compile(
-                    self.model,
-                    net_type=self.net_type,
-                    num_workers=self.num_workers,
-                    replicas=self.replicas,
-                    device=self.device,
-                    operator_arguments=self.operator_arguments,
-                )
-            )
+            executor = stack.enter_context(self._compiled(self.net_type, self.num_workers, self.replicas, self.device))
             results: dict[int, Digest | BaseException] = {}
             call = partial(_call, executor, self.feeds, results)
             callers = [threads().start(partial(call, number), f"caller {number}") for number in range(self.callers)]
@@ -89,6 +79,18 @@ class ModelScenario:
                 caller.join()
         for number in range(self.callers):
             _compare(self.model.name, number, results[number], expected)
+
+    def _compiled(self, net_type: str, num_workers: int, replicas: int, device: str) -> Executor:
+        return compile(
+            self.model,
+            optimize=self.optimize,
+            net_type=net_type,
+            num_workers=num_workers,
+            intra_op_threads=1,
+            replicas=replicas,
+            device=device,
+            operator_arguments=self.operator_arguments,
+        )
 
 
 def shrink_model(scenario: ModelScenario, failed: Schedule[None], seeds: Iterable[int], limit: int = 200) -> NetDef:

@@ -16,7 +16,7 @@ NET_TYPES = ["simple", "dag", "async_dag"]
 
 @pytest.mark.parametrize("net_type", NET_TYPES)
 def test_64_concurrent_runs_on_4_replicas_give_the_bytes_of_64_sequential_ones(net_type: str) -> None:
-    with dagexec.compile("zoo:squeezenet", net_type="simple") as alone:
+    with dagexec.compile("zoo:squeezenet", optimize=False, net_type="simple") as alone:
         feeds = [random_feeds(alone.model, seed=seed) for seed in range(64)]
         [name] = alone.outputs
         expected = [alone.run(feed)[name].tobytes() for feed in feeds]
@@ -24,7 +24,9 @@ def test_64_concurrent_runs_on_4_replicas_give_the_bytes_of_64_sequential_ones(n
     found: dict[int, bytes] = {}
 
     async def main() -> None:
-        async with dagexec.compile("zoo:squeezenet", net_type=net_type, num_workers=2, replicas=4) as executor:
+        async with dagexec.compile(
+            "zoo:squeezenet", optimize=False, net_type=net_type, num_workers=2, replicas=4
+        ) as executor:
 
             async def one(number: int) -> None:
                 found[number] = (await executor.run_async(feeds[number]))[name].tobytes()
@@ -51,7 +53,7 @@ def test_runs_of_different_batch_sizes_may_alternate_on_one_replica() -> None:
     model = dagexec.model_source.load_model("zoo:lenet")
     [name] = model.inputs
     images = generator.standard_normal((4, *model.inputs[name].shape[1:]), np.float32)  # type: ignore[index]
-    net = dagexec.compile((model.init_net, model.net))  # as Caffe2 nets they take any batch size
+    net = dagexec.compile((model.init_net, model.net), optimize=False)  # as Caffe2 nets they take any batch size
     with net as executor:
         together = executor.run({name: images})
         for start in range(4):
@@ -66,7 +68,9 @@ def test_cancellations_and_timeouts_leave_every_other_run_right(backend: str) ->
     outcomes: collections.Counter[str] = collections.Counter()
 
     async def main() -> None:
-        async with dagexec.compile("zoo:lenet", net_type="async_dag", num_workers=2, replicas=3) as executor:
+        async with dagexec.compile(
+            "zoo:lenet", optimize=False, net_type="async_dag", num_workers=2, replicas=3
+        ) as executor:
             feeds = [random_feeds(executor.model, seed=seed) for seed in range(4)]
             expected = [executor.run(feed)["softmax"].tobytes() for feed in feeds]
 

@@ -53,7 +53,7 @@ def in_order(
 
 
 def test_queued_requests_of_higher_priority_go_first(held: Held, callers: ThreadPoolExecutor) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
         first = callers.submit(executor.run, {"x": rows(0)})
         held.wait_inside()
         futures = in_order(executor, callers, [0, -1, 3, 0, 3])
@@ -65,7 +65,7 @@ def test_queued_requests_of_higher_priority_go_first(held: Held, callers: Thread
 
 
 def test_a_request_of_low_priority_is_not_kept_waiting_for_ever(held: Held, callers: ThreadPoolExecutor) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
         futures = [callers.submit(executor.run, {"x": rows(0)})]
         held.wait_inside()
         futures += in_order(executor, callers, [-5] + [1] * (MOST_OVERTAKEN + 5))
@@ -77,7 +77,7 @@ def test_a_request_of_low_priority_is_not_kept_waiting_for_ever(held: Held, call
 
 
 def test_chains_of_a_more_urgent_run_go_before_those_of_another(held: Held, callers: ThreadPoolExecutor) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1, replicas=3) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=3) as executor:
         first = callers.submit(executor.run, {"x": rows(0)})
         held.wait_inside()
         others = []
@@ -93,7 +93,9 @@ def test_chains_of_a_more_urgent_run_go_before_those_of_another(held: Held, call
 
 
 def test_a_full_queue_rejects_and_says_limit_and_counts(held: Held, callers: ThreadPoolExecutor) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1, max_queued=2, when_full="reject") as executor:
+    with dagexec.compile(
+        doubled_model("Held"), optimize=False, num_workers=1, max_queued=2, when_full="reject"
+    ) as executor:
         futures = [callers.submit(executor.run, {"x": rows(0)})]
         held.wait_inside()
         futures += in_order(executor, callers, [0, 0])
@@ -119,7 +121,7 @@ def test_a_full_queue_rejects_and_says_limit_and_counts(held: Held, callers: Thr
 
 def test_without_a_queue_only_as_many_run_as_there_are_replicas(held: Held, callers: ThreadPoolExecutor) -> None:
     with dagexec.compile(
-        doubled_model("Held"), num_workers=2, replicas=2, max_queued=0, when_full="reject"
+        doubled_model("Held"), optimize=False, num_workers=2, replicas=2, max_queued=0, when_full="reject"
     ) as executor:
         futures = [callers.submit(executor.run, {"x": rows(0)}) for _ in range(2)]
         held.wait_inside(2)
@@ -134,7 +136,7 @@ def test_without_a_queue_only_as_many_run_as_there_are_replicas(held: Held, call
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_full_queue_makes_callers_wait_at_the_door(backend: str, limit: int, held: Held) -> None:
     async def main() -> None:
-        async with dagexec.compile(doubled_model("Held"), num_workers=1, max_queued=limit) as executor:
+        async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=limit) as executor:
             async with anyio.create_task_group() as tasks:
                 for number in range(5):
                     tasks.start_soon(executor.run_async, {"x": rows(number)})
@@ -152,7 +154,7 @@ def test_a_full_queue_makes_callers_wait_at_the_door(backend: str, limit: int, h
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_waiting_at_the_door_can_be_cancelled_and_counts_for_the_timeout(backend: str, held: Held) -> None:
     async def main() -> None:
-        async with dagexec.compile(doubled_model("Held"), num_workers=1, max_queued=1) as executor:
+        async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
             async with anyio.create_task_group() as tasks:
                 for number in range(2):
                     tasks.start_soon(executor.run_async, {"x": rows(number)})
@@ -178,7 +180,7 @@ def test_waiting_at_the_door_can_be_cancelled_and_counts_for_the_timeout(backend
 def test_a_queued_request_that_is_cancelled_lets_one_in_from_the_door(backend: str, held: Held) -> None:
     async def main() -> None:
         async with (
-            dagexec.compile(doubled_model("Held"), num_workers=1, max_queued=1) as executor,
+            dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor,
             anyio.create_task_group() as tasks,
         ):
             scopes = [anyio.CancelScope() for _ in range(3)]
@@ -200,7 +202,7 @@ def test_a_queued_request_that_is_cancelled_lets_one_in_from_the_door(backend: s
 
 
 def test_idle_replicas_are_used_in_turn() -> None:
-    with dagexec.compile(doubled_model(), replicas=3) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, replicas=3) as executor:
         for _ in range(9):
             executor.run({"x": rows(1)})
         assert executor.statistics().runs_per_replica == (3, 3, 3)
@@ -208,7 +210,7 @@ def test_idle_replicas_are_used_in_turn() -> None:
 
 def test_statistics_tell_what_goes_on_and_how_requests_ended(held: Held, callers: ThreadPoolExecutor) -> None:
     held.failing = {5}
-    with dagexec.compile(doubled_model("Held"), num_workers=2, replicas=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=2, replicas=1) as executor:
         at_rest = executor.statistics()
         assert (at_rest.median_latency, at_rest.queue_wait.median, at_rest.run_time.p99) == (None, None, None)
         assert (at_rest.busy_workers, at_rest.streams) == (0, None)
@@ -241,7 +243,7 @@ def test_statistics_tell_what_goes_on_and_how_requests_ended(held: Held, callers
 def test_queue_wait_and_run_time_are_told_apart(
     held: Held, callers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
         clock = [100.0]
         monkeypatch.setattr(executor._dispatcher, "_now", lambda: clock[0])
         first = callers.submit(executor.run, {"x": rows(1)})
@@ -267,11 +269,11 @@ def test_queue_wait_and_run_time_are_told_apart(
 )
 def test_an_admission_that_is_none_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        dagexec.compile(doubled_model(), **options)  # type: ignore[arg-type]
+        dagexec.compile(doubled_model(), optimize=False, **options)  # type: ignore[arg-type]
 
 
 def test_a_request_of_a_closed_executor_is_told_so_even_where_the_queue_is_full() -> None:
-    executor = dagexec.compile(doubled_model(), max_queued=0, when_full="reject")
+    executor = dagexec.compile(doubled_model(), optimize=False, max_queued=0, when_full="reject")
     executor.close()
     with pytest.raises(ClosedError, match="the executor is closed"):
         executor.run({"x": rows(1)})
@@ -279,7 +281,7 @@ def test_a_request_of_a_closed_executor_is_told_so_even_where_the_queue_is_full(
 
 @pytest.mark.parametrize("priority", [0.5, "high", None])
 def test_a_priority_that_is_no_integer_is_refused_before_anything_is_queued(priority: object) -> None:
-    with dagexec.compile(doubled_model()) as executor:
+    with dagexec.compile(doubled_model(), optimize=False) as executor:
         with pytest.raises(TypeError, match="integer"):
             executor.run({"x": rows(1)}, priority=priority)  # type: ignore[arg-type]
         executor.run({"x": rows(1)}, priority=np.int64(3))  # type: ignore[arg-type]
@@ -287,7 +289,7 @@ def test_a_priority_that_is_no_integer_is_refused_before_anything_is_queued(prio
 
 def test_the_queue_is_full_again_as_soon_as_it_can_be_and_never_fuller(held: Held, callers: ThreadPoolExecutor) -> None:
     """One leaves the door: nobody comes in. One leaves the queue for a replica: the next one at the door comes in."""
-    with dagexec.compile(doubled_model("Held"), num_workers=1, max_queued=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
         futures = []
         for number, counts in enumerate([(1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 2)]):
             futures.append(callers.submit(executor.run, {"x": rows(number)}))
@@ -317,7 +319,7 @@ def test_what_ends_a_request_first_is_what_its_caller_gets(monkeypatch: pytest.M
         feed(replica, feeds)
 
     monkeypatch.setattr(Replica, "feed", feed_slowly)
-    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
         wait = ThreadWait()
         request = Request({"x": rows(1)}, ["y"], notify=wait.notify)
         executor._dispatcher.submit(request, start_here=False)
@@ -341,7 +343,7 @@ def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypa
 
     async def main() -> None:
         async with (
-            dagexec.compile(doubled_model("Held"), num_workers=1, replicas=3) as executor,
+            dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=3) as executor,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(executor.run_async, {"x": rows(1)})

@@ -32,7 +32,7 @@ def held_now() -> tuple[int, int]:
 def test_stream_use_is_told_of_a_device() -> None:
     before = runtime_of(SIM).statistics()
     options = {"net_type": "async_dag", "device": "sim:0"}
-    with dagexec.compile(doubled_model(), **options, replicas=2, warm_start=True) as executor:  # type: ignore[arg-type]
+    with dagexec.compile(doubled_model(), optimize=False, **options, replicas=2, warm_start=True) as executor:  # type: ignore[arg-type]
         executor.run({"x": rows(1)})
         streams = executor.statistics().streams
         assert streams is not None
@@ -47,7 +47,13 @@ def test_many_tasks_some_cancelled_all_others_right_and_nothing_stays_leased(bac
 
     async def main() -> None:
         async with dagexec.compile(
-            doubled_model(), net_type="async_dag", device="sim:0", replicas=3, num_workers=2, max_queued=10
+            doubled_model(),
+            optimize=False,
+            net_type="async_dag",
+            device="sim:0",
+            replicas=3,
+            num_workers=2,
+            max_queued=10,
         ) as executor:
 
             async def one(value: int) -> None:
@@ -81,7 +87,9 @@ def test_many_tasks_some_cancelled_all_others_right_and_nothing_stays_leased(bac
 def test_an_executor_dropped_without_close_gives_its_streams_and_its_memory_back() -> None:
     before = held_now()
     threads_before = set(threading.enumerate())
-    executor = dagexec.compile(doubled_model(), net_type="async_dag", device="sim:0", replicas=2, num_workers=2)
+    executor = dagexec.compile(
+        doubled_model(), optimize=False, net_type="async_dag", device="sim:0", replicas=2, num_workers=2
+    )
     for _ in range(2):
         executor.run({"x": rows(1)})
     workers = [thread for thread in set(threading.enumerate()) - threads_before if thread.name.startswith("dagexec-")]
@@ -102,7 +110,9 @@ def test_the_end_of_a_run_goes_before_the_chains_of_less_urgent_runs(priority: i
         busy.set()
         assert go_on.wait(PATIENCE)
 
-    with dagexec.compile(doubled_model(), net_type="async_dag", device="sim:0", num_workers=1) as executor:
+    with dagexec.compile(
+        doubled_model(), optimize=False, net_type="async_dag", device="sim:0", num_workers=1
+    ) as executor:
         pool = executor._pool
         submit = pool.submit
 

@@ -88,6 +88,7 @@ def crowd(found: Counter[str], when_full: str, place: dict[str, str]) -> Callabl
             loop = asyncio.get_running_loop()
             async with dagexec.compile(
                 NET,
+                optimize=False,
                 num_workers=2,
                 max_queued=1,
                 when_full=when_full,
@@ -132,7 +133,7 @@ def ending(found: Counter[str], end: Callable[[Executor], object], place: dict[s
 
     def scenario() -> None:
         ends = Ends()
-        executor = dagexec.compile(NET, num_workers=1, max_queued=1, **place)  # type: ignore[arg-type]
+        executor = dagexec.compile(NET, optimize=False, num_workers=1, max_queued=1, **place)  # type: ignore[arg-type]
         callers = [
             threads().start(lambda: ends.of(lambda: executor.run({"x": X})), f"caller {number}") for number in range(3)
         ]

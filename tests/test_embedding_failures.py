@@ -51,7 +51,7 @@ def held() -> Iterator[Held]:
 def held_executor(held: Held, **options: object) -> Iterator[dagexec.Executor]:
     """An executor of held operators. Afterwards it must have all its replicas, serve on each, and leave no thread."""
     before = set(threading.enumerate())
-    executor = dagexec.compile(doubled_model("Held"), num_workers=2, **options)  # type: ignore[arg-type]
+    executor = dagexec.compile(doubled_model("Held"), optimize=False, num_workers=2, **options)  # type: ignore[arg-type]
     with executor:
         yield executor
         if executor._dispatcher._shut:
@@ -311,21 +311,21 @@ def test_an_operator_that_runs_its_own_executor_is_told(asynchronous: bool) -> N
 
     with temporary_operator("AskItself", ask_itself):
         net = NetDef(name="asking", op=[operator_def("AskItself", [], ["y"])])
-        with dagexec.compile(Model(name="asking", net=net, outputs=("y",)), replicas=2) as executor:
+        with dagexec.compile(Model(name="asking", net=net, outputs=("y",)), optimize=False, replicas=2) as executor:
             found[:] = [executor]
             with pytest.raises(OperatorError, match="cannot run the executor that runs it; it would wait for"):
                 executor.run({})
 
 
 def test_an_operator_may_run_another_executor() -> None:
-    with dagexec.compile(doubled_model()) as inner:
+    with dagexec.compile(doubled_model(), optimize=False) as inner:
 
         def ask(operator: Operator) -> None:
             operator.y(0)[...] = inner.run({"x": rows(3)})["y"][0, 0]
 
         with temporary_operator("Ask", ask):
             net = NetDef(name="asking", op=[operator_def("Ask", [], ["y"])])
-            with dagexec.compile(Model(name="asking", net=net, outputs=("y",))) as outer:
+            with dagexec.compile(Model(name="asking", net=net, outputs=("y",)), optimize=False) as outer:
                 assert outer.run({})["y"].tolist() == [6]
 
 
@@ -428,7 +428,10 @@ def test_threads_and_tasks_may_run_at_the_same_time() -> None:
             for value in range(first, first + 50):
                 group.start_soon(one, value)
 
-    with dagexec.compile(doubled_model(), replicas=3, num_workers=2) as executor, ThreadPoolExecutor(6) as threads:
+    with (
+        dagexec.compile(doubled_model(), optimize=False, replicas=3, num_workers=2) as executor,
+        ThreadPoolExecutor(6) as threads,
+    ):
         loops = [threads.submit(anyio.run, tasks, 1, backend=backend) for backend in ("asyncio", "trio", "asyncio")]
         plain = [threads.submit(lambda: executor.run({"x": rows(5)})["y"] / 5) for _ in range(100)]
         results += [future.result(PATIENCE) for future in plain]
@@ -633,7 +636,7 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
 ) -> None:
     """The only worker is busy with another run meanwhile."""
     with (
-        dagexec.compile(doubled_model("Held"), num_workers=1, replicas=2) as executor,
+        dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=2) as executor,
         ThreadPoolExecutor(1) as threads,
     ):
         dispatcher = executor._dispatcher
@@ -664,7 +667,7 @@ def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: 
         return await asyncio.gather(*runs, return_exceptions=True)
 
     monkeypatch.setattr(Replica, "feed", refuse)
-    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
         assert {str(error) for error in asyncio.run(main())} == {"refused"}
         assert executor.statistics().failed == 2 * sys.getrecursionlimit()
 

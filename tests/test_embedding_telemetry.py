@@ -44,7 +44,7 @@ def test_a_run_is_a_span_with_its_net_its_wait_and_its_outcome_under_the_caller_
         with spans.tracer.start_as_current_span("request"):
             await executor.run_async({"x": rows(1)}, priority=3)
 
-    with dagexec.compile(doubled_model(), net_type="async_dag", telemetry=spans.tracer) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, net_type="async_dag", telemetry=spans.tracer) as executor:
         anyio.run(main, backend=backend)
     run, request = spans.finished()
     assert run.name == "dagexec.run"
@@ -67,7 +67,12 @@ def test_every_outcome_ends_its_span_and_errors_are_recorded(spans: Spans) -> No
         held_operators() as held,
         ThreadPoolExecutor(4) as threads,
         dagexec.compile(
-            doubled_model("Held"), num_workers=1, max_queued=1, when_full="reject", telemetry=spans.tracer
+            doubled_model("Held"),
+            optimize=False,
+            num_workers=1,
+            max_queued=1,
+            when_full="reject",
+            telemetry=spans.tracer,
         ) as executor,
     ):
         held.failing = {1}
@@ -103,7 +108,7 @@ def test_the_wait_in_the_queue_is_what_the_clock_says(spans: Spans, monkeypatch:
     with (
         held_operators() as held,
         ThreadPoolExecutor(2) as threads,
-        dagexec.compile(doubled_model("Held"), num_workers=1, telemetry=spans.tracer) as executor,
+        dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, telemetry=spans.tracer) as executor,
     ):
         clock = [0.0]
         monkeypatch.setattr(executor._dispatcher, "_now", lambda: clock[0])
@@ -120,20 +125,22 @@ def test_the_wait_in_the_queue_is_what_the_clock_says(spans: Spans, monkeypatch:
 
 
 def test_warm_up_runs_have_no_span(spans: Spans) -> None:
-    with dagexec.compile(doubled_model(), warm_start=True, telemetry=spans.tracer):
+    with dagexec.compile(doubled_model(), optimize=False, warm_start=True, telemetry=spans.tracer):
         pass
     assert spans.finished() == []
 
 
 def test_true_takes_the_global_provider() -> None:
-    with dagexec.compile(doubled_model(), telemetry=True) as executor:  # no provider is set: spans that do nothing
+    with dagexec.compile(
+        doubled_model(), optimize=False, telemetry=True
+    ) as executor:  # no provider is set: spans that do nothing
         executor.run({"x": rows(1)})
 
 
 def test_opentelemetry_is_not_imported_unless_asked_for() -> None:
     program = (
         "import sys, dagexec, numpy\n"
-        "with dagexec.compile('zoo:lenet') as executor:\n"
+        "with dagexec.compile('zoo:lenet', optimize=False) as executor:\n"
         "    executor.warm_up()\n"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)\n"
     )
@@ -143,7 +150,7 @@ def test_opentelemetry_is_not_imported_unless_asked_for() -> None:
 def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(DagexecError, match=r"pip install 'dagexec\[telemetry\]'"):
-        dagexec.compile(doubled_model(), telemetry=True)
+        dagexec.compile(doubled_model(), optimize=False, telemetry=True)
 
 
 class FailingProcessor(SpanProcessor):
@@ -170,7 +177,7 @@ def test_a_span_processor_that_raises_is_logged_and_no_run_fails_of_it(
 
     provider = TracerProvider()
     provider.add_span_processor(FailingProcessor(when))
-    with dagexec.compile(doubled_model(), telemetry=provider.get_tracer("failing")) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, telemetry=provider.get_tracer("failing")) as executor:
         assert executor.run({"x": rows(1)}, timeout=PATIENCE)["y"].tolist() == rows(2).tolist()
         anyio.run(one)
         assert executor.statistics().completed == 2

@@ -41,7 +41,7 @@ def preparations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_after_a_warm_start_no_request_of_those_shapes_prepares_anything(
     net_type: str, preparations: list[object]
 ) -> None:
-    with dagexec.compile(doubled_model(), net_type=net_type, replicas=3, warm_start=True) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, net_type=net_type, replicas=3, warm_start=True) as executor:
         assert len(preparations) == 3
         statistics = executor.statistics()
         assert statistics.runs_per_replica == (1, 1, 1)
@@ -52,7 +52,7 @@ def test_after_a_warm_start_no_request_of_those_shapes_prepares_anything(
 
 
 def test_a_warm_start_takes_the_shapes_it_is_given(preparations: list[object]) -> None:
-    with dagexec.compile(doubled_model(), replicas=2, warm_start={"x": (5, 3)}) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, replicas=2, warm_start={"x": (5, 3)}) as executor:
         for value in range(4):
             executor.run({"x": rows(value, 5)})
         assert len(preparations) == 2
@@ -62,7 +62,7 @@ def test_warming_up_with_feeds_runs_them_on_every_replica() -> None:
     seen: list[float] = []
     with (
         temporary_operator("Note", lambda operator: seen.append(float(operator.x(0).flat[0]))),
-        dagexec.compile(doubled_model("Note"), replicas=3) as executor,
+        dagexec.compile(doubled_model("Note"), optimize=False, replicas=3) as executor,
     ):
         executor.warm_up({"x": rows(7)})
         assert seen == [7, 7, 7]
@@ -76,7 +76,7 @@ def test_a_net_that_updates_its_parameters_is_prepared_but_not_run(preparations:
     start = np.full(1, 5, np.float32)
     inputs = {"x": InputInfo(dtypes.FLOAT32, (1,))}
     model = Model("counter", net, parameters={"count": start}, inputs=inputs, outputs=("count",))
-    with dagexec.compile(model, replicas=2) as executor:
+    with dagexec.compile(model, optimize=False, replicas=2) as executor:
         executor.warm_up({"x": np.ones(1, np.float32)})
         assert len(preparations) == 2
         assert executor.run({"x": np.ones(1, np.float32)})["count"].tolist() == [6]
@@ -86,7 +86,7 @@ def test_replicas_that_are_busy_are_warmed_when_they_are_free() -> None:
     with (
         held_operators() as held,
         ThreadPoolExecutor(3) as threads,
-        dagexec.compile(doubled_model("Held"), replicas=2, num_workers=2) as executor,
+        dagexec.compile(doubled_model("Held"), optimize=False, replicas=2, num_workers=2) as executor,
     ):
         running = [threads.submit(executor.run, {"x": rows(1)}) for _ in range(2)]
         held.wait_inside(2)
@@ -104,7 +104,7 @@ def test_replicas_that_are_busy_are_warmed_when_they_are_free() -> None:
 def test_text_inputs_are_warmed_up_with_empty_strings() -> None:
     net = NetDef(name="text", op=[operator_def("Copy", ["x"], ["y"])])
     model = Model(name="text", net=net, inputs={"x": InputInfo(dtypes.STRING, (2,))}, outputs=("y",))
-    with dagexec.compile(model, warm_start=True) as executor:
+    with dagexec.compile(model, optimize=False, warm_start=True) as executor:
         assert executor.run({"x": ["a", "b"]})["y"].tolist() == [b"a", b"b"]
 
 
@@ -112,10 +112,10 @@ def test_an_input_of_unknown_shape_needs_one() -> None:
     net = NetDef(name="plain", op=[operator_def("Relu", ["x"], ["y"])])
     model = Model(name="plain", net=net, inputs={"x": InputInfo()}, outputs=("y",))
     with pytest.raises(FeedError, match=r"does not say which shape input 'x' has; give it: warm_start="):
-        dagexec.compile(model, warm_start=True)
+        dagexec.compile(model, optimize=False, warm_start=True)
     with pytest.raises(FeedError, match=r"\['z'\] are no inputs; the inputs are \['x'\]"):
-        dagexec.compile(model, warm_start={"z": (1,)})
-    with dagexec.compile(model, warm_start={"x": (2, 2)}) as executor:
+        dagexec.compile(model, optimize=False, warm_start={"z": (1,)})
+    with dagexec.compile(model, optimize=False, warm_start={"x": (2, 2)}) as executor:
         assert executor.run({"x": np.ones((2, 2), np.float32)})["y"].shape == (2, 2)
 
 
@@ -127,15 +127,15 @@ def test_a_net_that_does_not_like_zeros_says_that_they_were_ours_and_leaves_no_t
     before = threading.active_count()
     with temporary_operator("Picky", picky):
         with pytest.raises(OperatorError, match="zeros") as caught:
-            dagexec.compile(doubled_model("Picky"), warm_start=True)
+            dagexec.compile(doubled_model("Picky"), optimize=False, warm_start=True)
         assert "warmed up with zeros; warm_up(feeds)" in caught.value.__notes__[0]
         assert threading.active_count() == before
-        with dagexec.compile(doubled_model("Picky")) as executor:
+        with dagexec.compile(doubled_model("Picky"), optimize=False) as executor:
             executor.warm_up({"x": rows(1)})
 
 
 def test_a_closed_executor_cannot_be_warmed_up() -> None:
-    executor = dagexec.compile(doubled_model())
+    executor = dagexec.compile(doubled_model(), optimize=False)
     executor.close()
     with pytest.raises(ClosedError):
         executor.warm_up()
@@ -144,7 +144,7 @@ def test_a_closed_executor_cannot_be_warmed_up() -> None:
 @pytest.mark.parametrize("way", ["close", "drain"])
 def test_a_warm_up_that_waits_for_a_busy_replica_ends_with_the_executor(way: str) -> None:
     with held_operators() as held, ThreadPoolExecutor(3) as threads:
-        executor = dagexec.compile(doubled_model("Held"), num_workers=1)
+        executor = dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1)
         running = threads.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
         warming = threads.submit(executor.warm_up)
@@ -163,7 +163,7 @@ def test_a_replica_that_is_being_warmed_serves_nobody_else_meanwhile() -> None:
     with (
         held_operators() as held,
         ThreadPoolExecutor(2) as threads,
-        dagexec.compile(doubled_model("Held"), num_workers=2) as executor,
+        dagexec.compile(doubled_model("Held"), optimize=False, num_workers=2) as executor,
     ):
         warming = threads.submit(executor.warm_up)
         held.wait_inside()

@@ -58,7 +58,7 @@ def held() -> Iterator[Held]:
 
 
 def test_run_returns_the_outputs_by_name(net_type: str) -> None:
-    with dagexec.compile(doubled_model(), net_type=net_type, num_workers=2) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, net_type=net_type, num_workers=2) as executor:
         result = executor.run({"x": rows(3)})
         assert list(result) == ["y"]
         np.testing.assert_array_equal(result["y"], rows(6))
@@ -67,7 +67,7 @@ def test_run_returns_the_outputs_by_name(net_type: str) -> None:
 
 
 def test_inputs_may_change_their_free_axes_between_runs(net_type: str) -> None:
-    with dagexec.compile(doubled_model(), net_type=net_type) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, net_type=net_type) as executor:
         for count in (1, 5, 1, 2):
             assert executor.run({"x": rows(1, count)})["y"].shape == (count, 3)
 
@@ -84,7 +84,7 @@ def test_inputs_may_change_their_free_axes_between_runs(net_type: str) -> None:
     ],
 )
 def test_feeds_that_do_not_match_are_refused_with_what_was_expected(feeds: dict[str, object], message: str) -> None:
-    with dagexec.compile(doubled_model()) as executor:
+    with dagexec.compile(doubled_model(), optimize=False) as executor:
         with pytest.raises(FeedError, match=message):
             executor.run(feeds)  # type: ignore[arg-type]
         np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], rows(2))
@@ -94,7 +94,7 @@ def test_an_input_that_no_operator_reads_may_be_left_out_but_is_checked_when_fed
     model = dataclasses.replace(
         doubled_model(), inputs={**doubled_model().inputs, "label": InputInfo(dtypes.INT32, (None,))}
     )
-    with dagexec.compile(model) as executor:
+    with dagexec.compile(model, optimize=False) as executor:
         for feeds in ({"x": rows(1)}, {"x": rows(1), "label": np.zeros(2, np.int32)}):
             np.testing.assert_array_equal(executor.run(feeds)["y"], rows(2))
         with pytest.raises(FeedError, match="'label' must be int32, found float32"):
@@ -104,17 +104,20 @@ def test_an_input_that_no_operator_reads_may_be_left_out_but_is_checked_when_fed
 
 
 def test_an_output_that_is_no_blob_is_refused() -> None:
-    with dagexec.compile(doubled_model()) as executor, pytest.raises(FeedError, match="'nothing' is not a blob"):
+    with (
+        dagexec.compile(doubled_model(), optimize=False) as executor,
+        pytest.raises(FeedError, match="'nothing' is not a blob"),
+    ):
         executor.run({"x": rows(1)}, outputs=["nothing"])
 
 
 def test_an_unknown_net_type_is_refused() -> None:
     with pytest.raises(SchemaError, match="'dog' is unknown; expected one of simple, dag, async_dag"):
-        dagexec.compile(doubled_model(), net_type="dog")
+        dagexec.compile(doubled_model(), optimize=False, net_type="dog")
 
 
 def test_replicas_share_parameters_and_nothing_else(net_type: str) -> None:
-    with dagexec.compile(doubled_model(), net_type=net_type, replicas=3) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, net_type=net_type, replicas=3) as executor:
         workspaces = [replica.workspace for replica in executor._replicas.members]
         scales = {id(workspace.get_blob("scale")) for workspace in workspaces}
         outputs = {id(workspace.get_blob("y")) for workspace in workspaces}
@@ -123,14 +126,14 @@ def test_replicas_share_parameters_and_nothing_else(net_type: str) -> None:
 
 def test_parameters_are_used_without_a_copy() -> None:
     model = doubled_model()
-    with dagexec.compile(model, replicas=2) as executor:
+    with dagexec.compile(model, optimize=False, replicas=2) as executor:
         used = executor._replicas.members[1].workspace.get_blob("scale").tensor().array
         assert np.shares_memory(used, model.parameters["scale"])
 
 
 def test_many_threads_may_run_at_once(net_type: str) -> None:
     with (
-        dagexec.compile(doubled_model(), net_type=net_type, replicas=3, num_workers=2) as executor,
+        dagexec.compile(doubled_model(), optimize=False, net_type=net_type, replicas=3, num_workers=2) as executor,
         ThreadPoolExecutor(8) as threads,
     ):
         results = list(threads.map(lambda value: executor.run({"x": rows(value)})["y"], range(100)))
@@ -146,7 +149,7 @@ def test_many_tasks_may_run_at_once(backend: str, net_type: str) -> None:
     results: dict[int, np.ndarray] = {}
 
     async def main() -> None:
-        async with dagexec.compile(doubled_model(), net_type=net_type, replicas=2) as executor:
+        async with dagexec.compile(doubled_model(), optimize=False, net_type=net_type, replicas=2) as executor:
 
             async def one(value: int) -> None:
                 results[value] = (await executor.run_async({"x": rows(value)}, timeout=PATIENCE))["y"]
@@ -164,7 +167,7 @@ def test_many_tasks_may_run_at_once(backend: str, net_type: str) -> None:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_event_loop_goes_on_while_a_run_waits(backend: str, held: Held) -> None:
     async def main() -> None:
-        with dagexec.compile(doubled_model("Held")) as executor:
+        with dagexec.compile(doubled_model("Held"), optimize=False) as executor:
 
             async def let_go() -> None:  # can only run while the other task awaits
                 held.go_on.release()
@@ -179,7 +182,7 @@ def test_the_event_loop_goes_on_while_a_run_waits(backend: str, held: Held) -> N
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_cancelled_await_ends_when_the_worker_has_left(backend: str, held: Held, net_type: str) -> None:
     async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), net_type=net_type, num_workers=1) as executor:
+        with dagexec.compile(doubled_model("Held"), optimize=False, net_type=net_type, num_workers=1) as executor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(executor.run_async, {"x": rows(0)})
                 await anyio.to_thread.run_sync(held.wait_inside)
@@ -199,7 +202,7 @@ def test_a_cancelled_await_ends_when_the_worker_has_left(backend: str, held: Hel
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(backend: str, held: Held) -> None:
     async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+        with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
             release_after_cancelling(executor, held)
             with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
                 await executor.run_async({"x": rows(0)}, timeout=0.02)
@@ -211,7 +214,7 @@ def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(backe
 
 def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
     async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), num_workers=1, replicas=2) as executor:
+        with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=2) as executor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(executor.run_async, {"x": rows(0)})
                 await anyio.to_thread.run_sync(held.wait_inside)  # the only worker is busy from here on
@@ -231,7 +234,7 @@ def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
 
 
 def test_a_blocking_run_past_its_timeout_raises_and_the_executor_serves_the_next(held: Held) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
         release_after_cancelling(executor, held)
         with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
             executor.run({"x": rows(0)}, timeout=0.02)
@@ -240,7 +243,10 @@ def test_a_blocking_run_past_its_timeout_raises_and_the_executor_serves_the_next
 
 
 def test_a_request_that_times_out_in_the_queue_never_runs(held: Held) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor, ThreadPoolExecutor(1) as threads:
+    with (
+        dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor,
+        ThreadPoolExecutor(1) as threads,
+    ):
         first = threads.submit(executor.run, {"x": rows(0)})
         held.wait_inside()
         with pytest.raises(RunTimeoutError):
@@ -258,7 +264,7 @@ def test_a_failing_operator_fails_its_own_run_only() -> None:
 
     with (
         temporary_operator("Picky", body),
-        dagexec.compile(picky_model(), replicas=2) as executor,
+        dagexec.compile(picky_model(), optimize=False, replicas=2) as executor,
         ThreadPoolExecutor(4) as threads,
     ):
         futures = [threads.submit(executor.run, {"x": rows(-1 if value % 3 == 0 else value)}) for value in range(30)]
@@ -277,7 +283,7 @@ def picky_model() -> Model:
 
 
 def test_a_closed_executor_refuses_runs_and_ends_queued_ones(held: Held) -> None:
-    executor = dagexec.compile(doubled_model("Held"), num_workers=1)
+    executor = dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1)
     with ThreadPoolExecutor(3) as threads:
         running = threads.submit(executor.run, {"x": rows(0)})
         held.wait_inside()
@@ -297,7 +303,7 @@ def test_a_closed_executor_refuses_runs_and_ends_queued_ones(held: Held) -> None
 def test_closing_leaves_no_thread_and_gives_blas_its_threads_back() -> None:
     before = threading.active_count()
     limits = _blas_threads()
-    executor = dagexec.compile(doubled_model(), num_workers=2, replicas=2)
+    executor = dagexec.compile(doubled_model(), optimize=False, num_workers=2, replicas=2)
     assert set(_blas_threads()) == {1}
     executor.run({"x": rows(1)})
     executor.close()
@@ -313,13 +319,13 @@ def _blas_threads() -> list[int]:
 def test_workers_times_blas_threads_stay_within_the_cores_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intra_op, "available_cores", lambda: 8)
     for threads in (1, 2, 4):
-        with dagexec.compile(doubled_model(), intra_op_threads=threads) as executor:
+        with dagexec.compile(doubled_model(), optimize=False, intra_op_threads=threads) as executor:
             assert executor.num_workers * threads == 8
             assert set(_blas_threads()) == {threads}
 
 
 def test_results_are_freed_without_waiting_for_the_garbage_collector() -> None:
-    with dagexec.compile(doubled_model()) as executor:
+    with dagexec.compile(doubled_model(), optimize=False) as executor:
         gc.disable()
         try:
             result = executor.run({"x": rows(1)})["y"]
@@ -337,7 +343,7 @@ def _becomes(condition: Callable[[], bool]) -> bool:
 
 def test_a_trace_of_a_run_names_the_worker_threads() -> None:
     trace = Trace()
-    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
         executor.run({"x": rows(1)}, trace=trace)
     assert [span.operator for span in trace.spans] == [0, 1]
     assert {span.thread for span in trace.spans} == {"dagexec-doubled-0"}
@@ -347,14 +353,14 @@ def test_a_net_that_updates_a_parameter_does_so_in_each_replica_on_its_own() -> 
     net = NetDef(name="counter", op=[operator_def("Add", ["count", "x"], ["count"])])
     start = np.zeros(1, np.float32)
     model = Model("counter", net, parameters={"count": start}, inputs={"x": InputInfo()}, outputs=("count",))
-    with dagexec.compile(model, replicas=1) as executor:
+    with dagexec.compile(model, optimize=False, replicas=1) as executor:
         values = [executor.run({"x": np.ones(1, np.float32)})["count"][0] for _ in range(3)]
     assert values == [1, 2, 3]
     assert start[0] == 0
 
 
 def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch, held: Held) -> None:
-    with dagexec.compile(doubled_model("Held"), num_workers=1) as executor:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
         stop = executor._pool.stop
         reasons: list[BaseException] = []
 
@@ -392,7 +398,7 @@ def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.Monkey
 
 def test_a_net_without_operators_runs(net_type: str) -> None:
     model = Model(name="empty", net=NetDef(name="empty"))
-    with dagexec.compile(model, net_type=net_type) as executor:
+    with dagexec.compile(model, optimize=False, net_type=net_type) as executor:
         assert executor.run({}) == {}
         assert executor.run({}, trace=Trace()) == {}
 
@@ -401,18 +407,21 @@ def test_a_net_without_operators_runs(net_type: str) -> None:
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_count_below_one_is_refused(option: str, count: int) -> None:
     with pytest.raises(ValueError, match=f"at least 1 .* is needed, not {count}"):
-        dagexec.compile(doubled_model(), **{option: count})
+        dagexec.compile(doubled_model(), optimize=False, **{option: count})
 
 
 def test_lists_of_unequal_lengths_are_a_feed_error_that_names_the_input() -> None:
-    with dagexec.compile(doubled_model()) as executor, pytest.raises(FeedError, match=r"input 'x': .*inhomogeneous"):
+    with (
+        dagexec.compile(doubled_model(), optimize=False) as executor,
+        pytest.raises(FeedError, match=r"input 'x': .*inhomogeneous"),
+    ):
         executor.run({"x": [[1.0], [1.0, 2.0]]})
 
 
 def test_objects_that_are_not_text_are_a_feed_error_that_names_the_input() -> None:
     net = NetDef(name="text", op=[operator_def("Copy", ["x"], ["y"])])
     model = Model(name="text", net=net, inputs={"x": InputInfo()}, outputs=("y",))
-    with dagexec.compile(model) as executor:
+    with dagexec.compile(model, optimize=False) as executor:
         with pytest.raises(FeedError, match=r"input 'x': .*found int at element 1"):
             executor.run({"x": np.array(["a", 3], np.object_)})
         assert executor.run({"x": ["a", "b"]})["y"].tolist() == [b"a", b"b"]
@@ -420,7 +429,7 @@ def test_objects_that_are_not_text_are_a_feed_error_that_names_the_input() -> No
 
 def test_an_executor_dropped_without_close_leaves_no_thread_behind(net_type: str) -> None:
     before = set(threading.enumerate())
-    executor = dagexec.compile(doubled_model(), net_type=net_type, num_workers=2)
+    executor = dagexec.compile(doubled_model(), optimize=False, net_type=net_type, num_workers=2)
     executor.run({"x": rows(1)})
     threads = set(threading.enumerate()) - before
     assert threads
@@ -436,7 +445,7 @@ def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
     async def wait_for_it() -> None:
         await executor.run_async({"x": rows(1)}, timeout=timeout)
 
-    with dagexec.compile(doubled_model()) as executor:
+    with dagexec.compile(doubled_model(), optimize=False) as executor:
         with pytest.raises(ValueError, match="0 or more seconds"):
             executor.run({"x": rows(1)}, timeout=timeout)
         with pytest.raises(ValueError, match="0 or more seconds"):
@@ -445,7 +454,7 @@ def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
 
 
 def test_a_timeout_may_be_infinite(net_type: str) -> None:
-    with dagexec.compile(doubled_model(), net_type=net_type) as executor:
+    with dagexec.compile(doubled_model(), optimize=False, net_type=net_type) as executor:
         assert executor.run({"x": rows(1)}, timeout=float("inf"))["y"].tolist() == rows(2).tolist()
 
 
@@ -461,7 +470,7 @@ def test_an_operator_cannot_close_the_executor_that_runs_it(net_type: str) -> No
 
     with temporary_operator("CloseExecutor", lambda operator: found[0].close()):
         net = NetDef(name="closing", op=[operator_def("CloseExecutor", [], ["y"])])
-        found.append(dagexec.compile(Model(name="closing", net=net, outputs=("y",)), net_type=net_type))
+        found.append(dagexec.compile(Model(name="closing", net=net, outputs=("y",)), optimize=False, net_type=net_type))
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(PATIENCE)

@@ -141,7 +141,7 @@ class WatchedBuffer(SharedBuffer):
 def test_convolutions_on_several_workers_take_turns_and_give_the_bytes_of_private_buffers(net_type: str) -> None:
     net, feeds = branches(WIDE, shared_buffer=1)
     plain, _ = branches(WIDE)
-    with dagexec.compile(plain, net_type="simple") as executor:
+    with dagexec.compile(plain, optimize=False, net_type="simple") as executor:
         expected = executor.run(feeds)
     workspace = Workspace()
     buffer = create_shared_buffer(workspace)
@@ -160,11 +160,11 @@ def test_convolutions_on_several_workers_take_turns_and_give_the_bytes_of_privat
 
 def test_replicas_share_the_buffer_of_the_executor() -> None:
     net, feeds = branches(WIDE)
-    with dagexec.compile(net, net_type="simple") as executor:
+    with dagexec.compile(net, optimize=False, net_type="simple") as executor:
         expected = executor.run(feeds)
     arguments = {"shared_buffer": 1}
     with (
-        dagexec.compile(net, num_workers=2, replicas=4, operator_arguments=arguments) as executor,
+        dagexec.compile(net, optimize=False, num_workers=2, replicas=4, operator_arguments=arguments) as executor,
         ThreadPoolExecutor(8) as callers,
     ):
         buffers = {id(operator.shared_buffer) for operator in executor.net().operators}  # type: ignore[attr-defined]
@@ -189,24 +189,24 @@ def convolutions_in_both_nets(**arguments: int) -> Model:
 def test_an_init_net_may_use_a_shared_buffer_too(prepare: Callable[[Model], Model], forced: None) -> None:
     feeds = {"x": np.random.default_rng(4).normal(size=(2, 1, 9, 9)).astype(np.float32)}
     force_shared_buffer(False)
-    with dagexec.compile(convolutions_in_both_nets()) as executor:
+    with dagexec.compile(convolutions_in_both_nets(), optimize=False) as executor:
         expected = executor.run(feeds)["y"].tobytes()
-    with dagexec.compile(prepare(convolutions_in_both_nets(shared_buffer=1)), replicas=2) as executor:
+    with dagexec.compile(prepare(convolutions_in_both_nets(shared_buffer=1)), optimize=False, replicas=2) as executor:
         assert executor.run(feeds)["y"].tobytes() == expected
     force_shared_buffer()
-    with dagexec.compile(prepare(convolutions_in_both_nets())) as executor:
+    with dagexec.compile(prepare(convolutions_in_both_nets()), optimize=False) as executor:
         assert executor.run(feeds)["y"].tobytes() == expected
 
 
 def test_an_argument_that_no_operator_knows_is_refused() -> None:
     net, _ = branches(2)
     with pytest.raises(ArgumentError, match="net 'branches': no operator knows the argument\\(s\\) sharred_buffer"):
-        dagexec.compile(net, operator_arguments={"sharred_buffer": 1, "shared_buffer": 1})
+        dagexec.compile(net, optimize=False, operator_arguments={"sharred_buffer": 1, "shared_buffer": 1})
 
 
 def test_arguments_for_all_operators_leave_those_of_the_model_as_they_are() -> None:
     net, _ = branches(2, shared_buffer=0)
-    with dagexec.compile(net, operator_arguments={"shared_buffer": 1}) as executor:
+    with dagexec.compile(net, optimize=False, operator_arguments={"shared_buffer": 1}) as executor:
         assert [operator.shared_buffer for operator in executor.net().operators] == [None, None]  # type: ignore[attr-defined]
 
 
@@ -246,7 +246,7 @@ def test_an_operator_that_raises_inside_lets_the_others_and_the_next_run_through
     holder = Holder()
     with temporary_operator("Hold", holder):
         net, feeds = held_net()
-        with dagexec.compile(net, num_workers=2) as executor:
+        with dagexec.compile(net, optimize=False, num_workers=2) as executor:
             holder.buffer = executor.net().operators[0].shared_buffer  # type: ignore[attr-defined]
             assert holder.buffer is not None
             holder.fails = True
@@ -275,7 +275,7 @@ def test_a_run_that_is_cancelled_while_others_wait_for_the_buffer_ends_when_it_i
     holder = Holder()
     with temporary_operator("Hold", holder):
         net, feeds = held_net()
-        with dagexec.compile(net, num_workers=2, replicas=2) as executor:
+        with dagexec.compile(net, optimize=False, num_workers=2, replicas=2) as executor:
             holder.buffer = executor.net().operators[0].shared_buffer  # type: ignore[attr-defined]
             asyncio.run(cancel_one_of_two(executor, holder, feeds))
             assert holder.buffer is not None

@@ -46,7 +46,9 @@ def test_random_nets_on_devices_give_the_bytes_of_the_host(
         reference = Reference(net)
         with (
             simulated(["sim:0", "sim:1"], seed=seed),
-            dagexec.compile(net.model(), device="sim:0", net_type=net_type, num_workers=2, replicas=2) as executor,
+            dagexec.compile(
+                net.model(), optimize=False, device="sim:0", net_type=net_type, num_workers=2, replicas=2
+            ) as executor,
         ):
             for feed in range(3):
                 result = executor.run(net.feeds(feed), timeout=PATIENCE)
@@ -79,7 +81,10 @@ def one_convolution() -> Model:
 
 def test_a_convolution_works_on_the_shared_buffer_of_a_device() -> None:
     x = np.ones((2, 2, 5, 5), np.float32)
-    with simulated("sim:0"), dagexec.compile(one_convolution(), device="sim:0", net_type="async_dag") as executor:
+    with (
+        simulated("sim:0"),
+        dagexec.compile(one_convolution(), optimize=False, device="sim:0", net_type="async_dag") as executor,
+    ):
         for _ in range(2):
             assert executor.run({"x": x}, timeout=PATIENCE)["y"][0, 0, 2, 2] == 19
 
@@ -104,7 +109,7 @@ def test_a_blob_whose_shape_only_a_run_tells_crosses_devices() -> None:
         outputs=("y",),
     )
     x = np.ones((4, 3), np.float32)
-    with simulated("sim:0"), dagexec.compile(model, net_type="async_dag") as executor:
+    with simulated("sim:0"), dagexec.compile(model, optimize=False, net_type="async_dag") as executor:
         for count in (2, 4, 0):
             found = executor.run({"x": x, "count": np.array([count])}, timeout=PATIENCE)["y"]
             np.testing.assert_array_equal(found, np.tanh(x[:count]))
@@ -116,7 +121,7 @@ def test_a_run_whose_end_cannot_be_recorded_ends_all_the_same() -> None:
     fault = Fault("event", match="the end of a run of net 'conv' ")
     with (
         simulated("sim:0", faults=[fault]),
-        dagexec.compile(one_convolution(), device="sim:0", net_type="async_dag") as executor,
+        dagexec.compile(one_convolution(), optimize=False, device="sim:0", net_type="async_dag") as executor,
     ):
         with pytest.raises(OperatorError, match=r"the end of a run of net 'conv' .*recording its event"):
             executor.run({"x": x}, timeout=PATIENCE)
@@ -132,7 +137,7 @@ def test_an_executor_that_cannot_be_compiled_leaves_nothing_behind() -> None:
                     library_state(device, index)  # they are the device's, and stay with it
             before = Holdings.now(["sim:0", "sim:1"])
             with suppress(DagexecError):
-                dagexec.compile(model, device="sim:0", net_type="async_dag").close()
+                dagexec.compile(model, optimize=False, device="sim:0", net_type="async_dag").close()
             assert lost(["sim:0", "sim:1"], before) == [], kind
 
 
@@ -202,7 +207,7 @@ def test_the_operator_that_failed_on_a_device_is_named_by_a_host_chain_that_wait
     with (
         temporary_operator("Raising", body),
         simulated("sim:0"),
-        dagexec.compile(model, net_type="async_dag", num_workers=1) as executor,
+        dagexec.compile(model, optimize=False, net_type="async_dag", num_workers=1) as executor,
     ):
         for _ in range(3):
             with pytest.raises(OperatorError, match=r"^Raising 'y'"):

@@ -32,6 +32,10 @@ ChoicesOption = Annotated[
         "are added to it.",
     ),
 ]
+OptimizeOption = Annotated[
+    bool,
+    typer.Option("--optimize/--no-optimize", help="Rewrite the net for speed first, or take it as it is given."),
+]
 
 
 def parse_arguments(texts: Sequence[str] | None) -> dict[str, Value]:

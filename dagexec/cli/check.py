@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.arguments import SetOption, parse_arguments
+from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.comparison import random_feeds, require_inputs
@@ -35,6 +35,7 @@ def check_command(
         typer.Option("--streams", min=1, help="Streams of each device, in all. Default: one for each worker."),
     ] = None,
     settings: SetOption = None,
+    optimize: OptimizeOption = False,
     shape: ShapeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -46,7 +47,13 @@ def check_command(
     with (
         Console(stderr=True).status(Text(f"Checking {loaded.name}")),
         compile(
-            loaded, net_type=net_type, device=device, num_workers=num_workers, operator_arguments=arguments
+            loaded,
+            optimize=optimize,
+            net_type=net_type,
+            device=device,
+            num_workers=num_workers,
+            intra_op_threads=1,
+            operator_arguments=arguments,
         ) as executor,
     ):
         net = executor.net()

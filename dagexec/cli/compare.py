@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.arguments import ChoicesOption, SetOption, kept_choices, parse_arguments
+from dagexec.cli.arguments import ChoicesOption, OptimizeOption, SetOption, kept_choices, parse_arguments
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import plot_comparison
@@ -34,6 +34,7 @@ def compare_command(
     seed: SeedOption = 0,
     settings: SetOption = None,
     choices: ChoicesOption = None,
+    optimize: OptimizeOption = True,
     what_if: Annotated[
         str | None,
         typer.Option("--what-if", metavar="COUNTS", help="Predict the times of other worker counts, such as 4,16,64."),
@@ -68,6 +69,7 @@ def compare_command(
             repeat=repeat,
             feeds=feeds,
             operator_arguments=arguments,
+            optimize=optimize,
             what_if_workers=other_workers,
             what_if_streams=other_streams,
             launch_seconds=launch_us / 1e6,

@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.arguments import SetOption, parse_arguments
+from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.core.errors import SchemaError
@@ -59,6 +59,7 @@ def explore_command(
     shape: ShapeOption = None,
     input_seed: Annotated[int, typer.Option("--input-seed", min=0, help="Seed of the random inputs.")] = 0,
     settings: SetOption = None,
+    optimize: OptimizeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under controlled schedules; exit 1 with the schedule under which it fails or differs from SimpleNet."""
@@ -68,7 +69,7 @@ def explore_command(
         raise SchemaError("--systematic tries many schedules; --seed and --replay ask for one")
     loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, input_seed)
-    scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments)
+    scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments, optimize)
     run = partial(scenario.run, scenario.reference())
     result: Exploration[None]
     if search:
@@ -81,7 +82,18 @@ def explore_command(
             run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
         )
     command = _command(
-        model, net_type, device, num_workers, replicas, callers, input_file, shape, input_seed, settings, result
+        model,
+        net_type,
+        device,
+        num_workers,
+        replicas,
+        callers,
+        input_file,
+        shape,
+        input_seed,
+        settings,
+        optimize,
+        result,
     )
     smaller = None
     if result.failed is not None and shrunk is not None:
@@ -122,6 +134,7 @@ def _command(
     shape: Sequence[str] | None,
     input_seed: int,
     settings: Sequence[str] | None,
+    optimize: bool,
     result: Exploration[None],
 ) -> str:
     """What repeats the failing schedule; empty when none failed."""
@@ -134,6 +147,7 @@ def _command(
     words += [word for text in shape or () for word in ("--shape", text)]
     words += [word for text in settings or () for word in ("--set", text)]
     words += ["--input-seed", str(input_seed)] if input_seed else []
+    words += ["--optimize"] if optimize else []
     words += ["--replay", compact(failed.decisions)] if failed.seed is None else ["--seed", str(failed.seed)]
     return shlex.join(words)
 

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.arguments import ChoicesOption, SetOption, kept_choices, parse_arguments
+from dagexec.cli.arguments import ChoicesOption, OptimizeOption, SetOption, kept_choices, parse_arguments
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.core.device import Device
@@ -32,9 +32,12 @@ from dagexec.what_if import LAUNCH_SECONDS
 
 def run_command(
     model: ModelArgument,
-    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
-    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: the cores.")] = None,
-    intra_op_threads: Annotated[int, typer.Option("--intra-op-threads", min=1)] = 1,
+    net_type: Annotated[
+        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: chosen.")
+    ] = None,
+    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
+    intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
+    optimize: OptimizeOption = True,
     device: Annotated[str, typer.Option("--device", help="Where the net runs: cpu, or sim:0.")] = "cpu",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="How many times to run.")] = 1,
     input_file: InputOption = None,
@@ -60,6 +63,7 @@ def run_command(
         _modelled(device) if record is not None else nullcontext(),
         compile_model(
             loaded,
+            optimize=optimize,
             net_type=net_type,
             num_workers=num_workers,
             intra_op_threads=intra_op_threads,
@@ -84,9 +88,11 @@ def run_command(
     median = statistics.median(seconds) * 1e3
     if as_json:
         summary = {name: _summary(array) for name, array in outputs.items()}
-        print_json({"model": loaded.name, "net_type": net_type, "median_ms": median, "outputs": summary})
+        print_json({"model": loaded.name, "net_type": executor.net_type, "median_ms": median, "outputs": summary})
         return
-    table = Table(title=Text(f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {net_type}", "table.title"))
+    table = Table(
+        title=Text(f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {executor.net_type}", "table.title")
+    )
     for column in ("output", "dtype", "shape", "least", "greatest", "mean"):
         table.add_column(column)
     for name, array in outputs.items():

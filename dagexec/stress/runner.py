@@ -179,6 +179,7 @@ class _CaseRun:
         case = self._case
         return dagexec.compile(
             self._model,
+            optimize=False,
             net_type=case.net_type,
             num_workers=case.workers,
             replicas=case.replicas,

@@ -93,18 +93,20 @@ def test_every_blob_has_the_bytes_of_a_run_in_list_order_on_the_host(
 def test_a_model_gives_the_bytes_of_the_host(model: str, net_type: str) -> None:
     loaded = dagexec.load_model(model) if hasattr(dagexec, "load_model") else model
     feeds = {"data": np.random.default_rng(0).standard_normal(input_shape(model)).astype(np.float32)}
-    with dagexec.compile(loaded, net_type="simple") as host:
+    with dagexec.compile(loaded, optimize=False, net_type="simple") as host:
         expected = host.run(feeds)
     with (
         simulated(SIM, seed=1),
-        dagexec.compile(loaded, net_type=net_type, num_workers=2, replicas=2, device="sim:0") as executor,
+        dagexec.compile(
+            loaded, optimize=False, net_type=net_type, num_workers=2, replicas=2, device="sim:0"
+        ) as executor,
     ):
         for _ in range(3):
             assert_same(executor.run(feeds, timeout=60), expected)
 
 
 def input_shape(model: str) -> tuple[int, ...]:
-    with dagexec.compile(model, net_type="simple") as executor:
+    with dagexec.compile(model, optimize=False, net_type="simple") as executor:
         shape = executor.inputs["data"].shape
     assert shape is not None
     return tuple(size or 1 for size in shape)
@@ -309,7 +311,7 @@ def test_an_executor_leases_streams_for_each_worker_and_replica() -> None:
     feeds = {"data": np.zeros(input_shape("zoo:lenet"), np.float32)}
     with simulated(SIM) as runtime:
         options: dict[str, Any] = {"num_workers": 1, "replicas": 2, "streams_per_worker": 3}
-        with dagexec.compile("zoo:lenet", net_type="async_dag", device="sim:0", **options) as executor:
+        with dagexec.compile("zoo:lenet", optimize=False, net_type="async_dag", device="sim:0", **options) as executor:
             for _ in range(4):
                 executor.run(feeds)
             assert runtime.statistics().leased == 6
@@ -321,11 +323,13 @@ def test_the_streams_of_an_executor_have_the_priority_that_was_asked_for() -> No
     feeds = {"data": np.zeros(input_shape("zoo:lenet"), np.float32)}
     with simulated(SIM):
         for priority in ("normal", "high"):
-            with dagexec.compile("zoo:lenet", net_type="dag", device="sim:0", stream_priority=priority) as executor:
+            with dagexec.compile(
+                "zoo:lenet", optimize=False, net_type="dag", device="sim:0", stream_priority=priority
+            ) as executor:
                 executor.run(feeds)
                 assert {stream.priority.name.lower() for stream in executor.net().streams.all()} == {priority}
     with pytest.raises(ValueError, match="stream_priority is 'normal' or 'high', not 'urgent'"):
-        dagexec.compile("zoo:lenet", stream_priority="urgent")
+        dagexec.compile("zoo:lenet", optimize=False, stream_priority="urgent")
 
 
 def test_the_observer_of_a_device_is_told_of_runs_that_nobody_else_observes() -> None:
@@ -403,7 +407,7 @@ def test_an_init_net_may_fill_parameters_on_a_device(device: str, updated: bool)
         net.op.add(type="Relu", input=["w"], output=["w"])
     model = Model("net", net, init, inputs={"x": InputInfo(shape=(3,))}, outputs=("y",))
     x = np.ones(3, np.float32)
-    with simulated(SIM), dagexec.compile(model, device=device, net_type="async_dag") as executor:
+    with simulated(SIM), dagexec.compile(model, optimize=False, device=device, net_type="async_dag") as executor:
         assert executor.run({"x": x})["y"].tolist() == [-1, -1, -1]
         assert executor.run({"x": x})["y"].tolist() == ([1, 1, 1] if updated else [-1, -1, -1])
 

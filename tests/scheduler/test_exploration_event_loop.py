@@ -135,7 +135,7 @@ def executor_scenario(
     """`body` with an executor, which must compute the right bytes afterwards and have nothing left to do."""
 
     def scenario() -> object:
-        with dagexec.compile(NET, net_type=net_type, num_workers=1, replicas=replicas) as executor:
+        with dagexec.compile(NET, optimize=False, net_type=net_type, num_workers=1, replicas=replicas) as executor:
             result = body(executor)
             assert is_right(executor.run({"x": X}))
             statistics = executor.statistics()

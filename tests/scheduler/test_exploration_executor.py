@@ -80,7 +80,9 @@ def mixture(seed: int, net_type: str, device: str, timeouts: bool) -> Callable[[
             if device != "cpu":
                 stack.enter_context(simulated(device, driver=ControlledDriver(), faults=faults))
             executor = stack.enter_context(
-                dagexec.compile(NET, net_type=net_type, num_workers=workers, replicas=replicas, device=device)
+                dagexec.compile(
+                    NET, optimize=False, net_type=net_type, num_workers=workers, replicas=replicas, device=device
+                )
             )
             started = [
                 threads().start(partial(call, executor, way, outcomes), f"caller {number}")

@@ -279,7 +279,9 @@ def test_runs_of_two_nets_at_once_take_turns_at_the_state_of_the_device() -> Non
 def test_the_runs_of_an_executor_are_watched_by_one_detector() -> None:
     with (
         simulated(),
-        dagexec.compile("zoo:lenet", net_type="async_dag", device="sim:0", num_workers=2, replicas=2) as executor,
+        dagexec.compile(
+            "zoo:lenet", optimize=False, net_type="async_dag", device="sim:0", num_workers=2, replicas=2
+        ) as executor,
         detecting() as detector,
     ):
         shape = executor.inputs["data"].shape

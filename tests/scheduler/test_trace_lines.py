@@ -51,7 +51,7 @@ def test_every_run_prints_a_line_for_each_operator_with_the_worker_and_the_time(
 @pytest.mark.usefixtures("lines_wanted")
 def test_an_executor_prints_too_beside_a_trace_that_the_caller_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     trace = Trace()
-    with dagexec.compile("zoo:lenet", num_workers=1) as executor:
+    with dagexec.compile("zoo:lenet", optimize=False, num_workers=1) as executor:
         executor.run({"data": np.zeros((1, 1, 28, 28), np.float32)}, trace=trace)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lenet[")]
     assert len(lines) == len(trace.spans) == len(executor.graph)
