@@ -87,12 +87,17 @@ class Replicas:
             replica.net.close()
 
 
-def build_replicas(model: Model, options: NetOptions, count: int, pool: WorkerPool) -> Replicas:
+def build_replicas(
+    model: Model, options: NetOptions, count: int, pool: WorkerPool, parameters: Workspace | None = None
+) -> Replicas:
     """`count` nets for `model`, whose runs `pool` executes.
 
-    Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open then.
+    `parameters` is a workspace with the model's parameters, and what was derived from them, of other replicas of the
+    same parameters. Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open
+    then.
     """
-    parameters = parameter_workspace(model)
+    if parameters is None:
+        parameters = parameter_workspace(model)
     net_def = _placed_net(model, options.device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
