@@ -1,13 +1,11 @@
 """Activations: pointwise operators, and PRelu, whose slope is an input. Softmax is in `softmax`.
 
-The rectifier family is computed as max(X, 0) + f(min(X, 0)) with f(0) = 0: two clips instead of a selection, which is
-slow in NumPy.
+Most of the formulas are in `activation_passes`.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -20,8 +18,18 @@ from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
+from dagexec.ops.activation_passes import (
+    elu_passes,
+    exact_gelu_passes,
+    hard_sigmoid_passes,
+    hard_swish_passes,
+    leaky_relu_passes,
+    sigmoid_passes,
+    softplus_passes,
+    swish_passes,
+    tanh_gelu_passes,
+)
 from dagexec.ops.blocks import Array, Index, Scratch, blockwise
-from dagexec.ops.error_function import LIMIT, log_erfc_passes
 from dagexec.ops.layout import (
     BLOCK_CHANNELS,
     NCHW16C,
@@ -35,8 +43,6 @@ from dagexec.ops.pointwise import (
     Pointwise,
     UfuncOperator,
     clip_pass,
-    logistic_denominator,
-    logistic_floor,
     pointwise,
     scalar_pass,
 )
@@ -73,33 +79,15 @@ class ReluN(Pointwise):
         return [clip_pass(x, 0.0, self.constant("n"), y)]
 
 
-class Rectifier(Pointwise):
-    """Base of the activations Y = scale * (max(X, 0) + f(min(X, 0)))."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """Both parts, their sum, and the scale."""
-        negative = scratch(0, x.shape)
-        return [
-            clip_pass(x, -math.inf, 0.0, negative),
-            *self.negative_passes(negative),
-            clip_pass(x, 0.0, math.inf, y),
-            partial(np.add, y, negative, out=y),
-        ]
-
-    @abstractmethod
-    def negative_passes(self, negative: Array) -> list[Step]:
-        """The passes `negative = f(negative)`."""
-
-
 @pointwise("LeakyRelu", "Y = X where X > 0, else alpha * X.", {"alpha": "slope for negative X (default 0.01)"}, flops=2)
-class LeakyRelu(Rectifier):
+class LeakyRelu(Pointwise):
     """Relu with a slope for negative values."""
 
     constants = {"alpha": 0.01}
 
-    def negative_passes(self, negative: Array) -> list[Step]:
-        """The slope."""
-        return [scalar_pass(np.multiply, negative, self.constant("alpha"), negative)]
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `leaky_relu_passes`."""
+        return leaky_relu_passes(x, y, scratch(0, x.shape), self.constant("alpha"))
 
 
 @pointwise(
@@ -109,16 +97,14 @@ class LeakyRelu(Rectifier):
     flops=10,
     check=at_least_zero("alpha", 1.0),
 )
-class Elu(Rectifier):
+class Elu(Pointwise):
     """Exponential linear unit."""
 
     constants = {"alpha": 1.0}
 
-    def negative_passes(self, negative: Array) -> list[Step]:
-        """The exponential."""
-        alpha = self.constant("alpha")
-        scaled = [] if alpha == 1 else [scalar_pass(np.multiply, negative, alpha, negative)]
-        return [partial(np.expm1, negative, out=negative), *scaled]
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `elu_passes`."""
+        return elu_passes(x, y, scratch(0, x.shape), self.constant("alpha"))
 
 
 @pointwise(
@@ -142,13 +128,8 @@ class Sigmoid(Pointwise):
     """Logistic function; does not overflow, and keeps its relative accuracy where Y is small."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """The formula on X clipped from below."""
-        one = np.ones((), x.dtype)
-        return [
-            clip_pass(x, logistic_floor(x.dtype), math.inf, y),
-            *logistic_denominator(y, y),
-            partial(np.divide, one, y, out=y),
-        ]
+        """See `sigmoid_passes`."""
+        return sigmoid_passes(x, y)
 
 
 @pointwise("Swish", "Y = X * Sigmoid(X).", flops=11, inplace=no_inplace)
@@ -156,13 +137,8 @@ class Swish(Pointwise):
     """Sigmoid-weighted linear unit; zero at minus infinity."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """X / (1 + exp(-X)) on X clipped from below."""
-        denominator = scratch(0, x.shape)
-        return [
-            clip_pass(x, logistic_floor(x.dtype), math.inf, y),
-            *logistic_denominator(y, denominator),
-            partial(np.divide, y, denominator, out=y),
-        ]
+        """See `swish_passes`."""
+        return swish_passes(x, y, scratch(0, x.shape))
 
 
 @pointwise("Softplus", "Y = ln(1 + exp(X)).", flops=20)
@@ -170,16 +146,8 @@ class Softplus(Pointwise):
     """Smooth Relu; does not overflow."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """max(X, 0) + ln(1 + exp(-|X|))."""
-        decay = scratch(0, x.shape)
-        return [
-            partial(np.absolute, x, out=decay),
-            partial(np.negative, decay, out=decay),
-            partial(np.exp, decay, out=decay),
-            partial(np.log1p, decay, out=decay),
-            clip_pass(x, 0.0, math.inf, y),
-            partial(np.add, y, decay, out=y),
-        ]
+        """See `softplus_passes`."""
+        return softplus_passes(x, y, scratch(0, x.shape))
 
 
 @pointwise("Softsign", "Y = X / (1 + |X|).", flops=3)
@@ -216,11 +184,7 @@ class HardSigmoid(Pointwise):
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
         """Scale, shift, clip."""
-        return [
-            scalar_pass(np.multiply, x, self.constant("alpha"), y),
-            scalar_pass(np.add, y, self.constant("beta"), y),
-            clip_pass(y, 0.0, 1.0, y),
-        ]
+        return hard_sigmoid_passes(x, y, self.constant("alpha"), self.constant("beta"))
 
 
 @pointwise("HardSwish", "Y = X * min(max(X / 6 + 1/2, 0), 1). Howard et al., 2019, arXiv:1905.02244.", flops=4)
@@ -229,13 +193,7 @@ class HardSwish(Pointwise):
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
         """The gate, then the product."""
-        gate = scratch(0, x.shape)
-        return [
-            scalar_pass(np.multiply, x, 1 / 6, gate),
-            scalar_pass(np.add, gate, 0.5, gate),
-            clip_pass(gate, 0.0, 1.0, gate),
-            partial(np.multiply, x, gate, out=y),
-        ]
+        return hard_swish_passes(x, y, scratch(0, x.shape))
 
 
 @pointwise(
@@ -253,43 +211,11 @@ class Gelu(Pointwise):
         """The exact form, or the tanh form."""
         shape = x.shape
         if self.arguments.bool("fast_gelu"):
-            return _tanh_gelu_passes(x, y, scratch(0, shape))
-        return _exact_gelu_passes(x, y, scratch(0, shape), scratch(1, shape), scratch(2, shape))
+            return tanh_gelu_passes(x, y, scratch(0, shape))
+        return exact_gelu_passes(x, y, scratch(0, shape), scratch(1, shape), scratch(2, shape))
 
 
-def _tanh_gelu_passes(x: Array, y: Array, work: Array) -> list[Step]:
-    """0.5 x (1 + tanh(x (a + b x^2))), which is x / (1 + exp(-2 x (a + b x^2))), on x clipped from below."""
-    slope = 2 * math.sqrt(2 / math.pi)
-    floor = -12.0 if x.dtype == np.float64 else -8.5
-    return [
-        clip_pass(x, floor, math.inf, y),
-        clip_pass(y, floor, -floor, work),
-        partial(np.square, work, out=work),
-        scalar_pass(np.multiply, work, slope * 0.044715, work),
-        scalar_pass(np.add, work, slope, work),
-        partial(np.multiply, work, y, out=work),
-        *logistic_denominator(work, work),
-        partial(np.divide, y, work, out=y),
-    ]
-
-
-def _exact_gelu_passes(x: Array, y: Array, magnitude: Array, t: Array, work: Array) -> list[Step]:
-    """max(x, 0) - |x|/2 * erfc(|x|/sqrt(2)), with |x| clipped where the second term has become nothing."""
-    root = math.sqrt(0.5)
-    return [
-        partial(np.absolute, x, out=magnitude),
-        scalar_pass(np.multiply, magnitude, root, magnitude),
-        clip_pass(magnitude, 0.0, LIMIT, magnitude),
-        *log_erfc_passes(magnitude, t, work),
-        partial(np.exp, work, out=work),
-        partial(np.multiply, work, magnitude, out=work),
-        scalar_pass(np.multiply, work, root, work),
-        clip_pass(x, 0.0, math.inf, y),
-        partial(np.subtract, y, work, out=y),
-    ]
-
-
-def _clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float, float]:
+def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float, float]:
     """Arguments min and max within what `meta` holds; by default its limits. Raises ArgumentError."""
     limits = np.iinfo(meta.numpy) if meta.is_integer else ml_dtypes.finfo(meta.numpy)  # type: ignore[no-untyped-call]
     low, high = arguments.float("min", -math.inf), arguments.float("max", math.inf)
@@ -309,14 +235,14 @@ def _clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[floa
     "Y = min(max(X, min), max).",
     {"min": "lower limit (default: the type's)", "max": "upper limit (default: the type's)"},
     metas=NUMBER_TYPES,
-    check=lambda call: _clip_limits(call.arguments, call.label, call.inputs[0].meta),
+    check=lambda call: clip_limits(call.arguments, call.label, call.inputs[0].meta),
 )
 class Clip(Pointwise):
     """Clip to an interval."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
         """One clip."""
-        low, high = _clip_limits(self.arguments, self.label, self.input(0).meta)
+        low, high = clip_limits(self.arguments, self.label, self.input(0).meta)
         return [clip_pass(x, low, high, y)]
 
 

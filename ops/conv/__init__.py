@@ -2,9 +2,10 @@
 
 - `problem`: the arrays of a convolution, and what an Algorithm is; `column_blocks`, `product`: what algorithms share.
 - Algorithms: `one_by_one`, `depthwise` and `im2col` for the default engine; `choice` picks one, `search` measures them.
-- Operators: `convolution`, `gradient`, `transposed`, `locally_connected` and `unrolled` (Im2Col, Col2Im).
+- Operators: `convolution`, `fused` (with post-ops), `gradient`, `transposed`, `locally_connected` and `unrolled`
+  (Im2Col, Col2Im).
 """
 
-from dagexec.ops.conv import convolution, gradient, locally_connected, transposed, unrolled
+from dagexec.ops.conv import convolution, fused, gradient, locally_connected, transposed, unrolled
 
-__all__ = ["convolution", "gradient", "locally_connected", "transposed", "unrolled"]
+__all__ = ["convolution", "fused", "gradient", "locally_connected", "transposed", "unrolled"]

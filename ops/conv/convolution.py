@@ -21,7 +21,7 @@ from dagexec.ops.conv.choice import ENGINES, named_algorithm
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Algorithm, Allocate, Array, ConvProblem, add_bias
 from dagexec.ops.conv.search import searched_algorithm
 from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
-from dagexec.ops.layout import ImageOperator, channels_last, image_order, require_image, spatial_sizes
+from dagexec.ops.layout import ImageOperator, channels_last, image_order, image_shape, require_image, spatial_sizes
 
 SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
 """How many spatial axes the operators have whose names end so."""
@@ -110,7 +110,7 @@ def conv_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
 
     Raises ArgumentError or ShapeError.
     """
-    suffix = call.definition.type.removeprefix("Conv").removesuffix("Gradient")
+    suffix = call.definition.type.removeprefix("Fused").removeprefix("Conv").removesuffix("Gradient")
     shape = require_image(call, 0, SPATIAL_AXES[suffix])
     window = read_window(call, len(spatial_sizes(image_order(call), shape)), blocked=True)
     if window.global_pooling or window.ceil_mode:
@@ -118,10 +118,13 @@ def conv_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     return window, window.over(window.spatial(shape))
 
 
-def conv_output(call: OperatorCall) -> TensorType:
-    """The type of Y = N, M, out, from the types of X and the filter, which are checked against each other."""
+def conv_output(call: OperatorCall, order: str = "") -> TensorType:
+    """The type of Y = N, M, out, from the types of X and the filter, which are checked against each other.
+
+    Y is in `order`, by default that of X. Inputs beyond the first three are others' to check.
+    """
     call.require_types(0, *FLOAT_TYPES)
-    meta = call.require_same_type()
+    meta = call.require_same_type(*range(min(3, len(call.inputs))))
     check_compute_args(call)
     window, axes = conv_window(call)
     shape = call.inputs[0].shape
@@ -134,7 +137,7 @@ def conv_output(call: OperatorCall) -> TensorType:
     expected = window.filter_shape(filters, channels // group)
     layout = "M, kernel, C/group" if window.channels_last else "M, C/group, kernel"
     call.require_shape(1, expected, f"{layout} for {channels} channels in {group} group(s) and kernel {window.kernel}")
-    return TensorType(window.image_shape(shape[0], filters, output_sizes(axes)), meta)
+    return TensorType(image_shape(order or window.order, shape[0], filters, output_sizes(axes), call.label), meta)
 
 
 def infer_conv(call: OperatorCall) -> list[TensorType]:
@@ -163,10 +166,12 @@ class Convolution(ConvOperator):
     def prepare(self) -> Step:
         """The steps of the algorithm that fits."""
         call = self.call()
-        _, axes = conv_window(call)
-        x, y = self.x(0), self.y(0)
-        bias = self.x(2) if len(call.inputs) == 3 else None
-        problem = self.problem(x, self.x(1), bias, y, axes)
+        return self.convolve(call, self.x(2) if len(call.inputs) == 3 else None, self.y(0))
+
+    def convolve(self, call: OperatorCall, bias: Array | None, y: Array) -> Step:
+        """The step that computes the convolution and adds the bias, into `y`."""
+        x = self.x(0)
+        problem = self.problem(x, self.x(1), bias, y, conv_window(call)[1])
         if not y.size:
             return nothing_to_do
         return self.forward(problem) if x.size else only_bias(y, bias, problem.channels_last)
