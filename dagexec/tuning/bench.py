@@ -1,0 +1,242 @@
+"""Bench: measures models at the shapes they are tuned for - operators by number of threads, and whole runs.
+
+What is compared runs in turns, so that a machine that is busy for a while slows all of it. The first quartile counts:
+disturbances only ever add.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import BOOL, FLOAT32, STRING
+from dagexec.core.model import Model
+from dagexec.core.threads import new_gate
+from dagexec.core.workspace import Workspace
+from dagexec.parameters import parameter_workspace
+from dagexec.replicas import NetOptions, Replica, build_replicas
+from dagexec.scheduler.calibration import SchedulingCosts, measure_costs
+from dagexec.scheduler.plan import Plan
+from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.trace import Trace
+
+logger = logging.getLogger("dagexec")
+
+Array = npt.NDArray[Any]
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
+_OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model, and how it runs."""
+
+    model: Model
+    net_type: str = "simple"
+    workers: int = 1
+    intra_op_threads: int = 1
+
+
+class Measures(Protocol):
+    """What choices are made from."""
+
+    def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
+        """The time of a run of each trial, measured within about `seconds`; infinity for one that cannot run."""
+
+    def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
+        """The time of each operator of each model."""
+
+    def slowdown(self, model: Model, cores: int, seconds: float) -> float:
+        """By what a run takes longer when one goes on on each core."""
+
+    def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
+        """What scheduling costs on this machine."""
+
+
+def random_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
+    """Standard normal floats, zeros for all else, for every input the net needs; None where a shape is unknown.
+
+    `shapes` are used where given; else the model's own, with 1 for an axis of any size.
+    """
+    random = np.random.default_rng(0)
+    inputs: dict[str, Array] = {}
+    for name in sorted(model.needed_inputs()):
+        info = model.inputs[name]
+        shape = shapes.get(name, info.shape)
+        if shape is None:
+            return None
+        sizes = tuple(1 if size is None else size for size in shape)
+        meta = info.dtype or FLOAT32
+        if meta is STRING:
+            inputs[name] = np.full(sizes, b"", np.object_)
+        elif meta.is_float:
+            inputs[name] = random.standard_normal(sizes, np.float32).astype(meta.numpy)
+        else:
+            inputs[name] = np.zeros(sizes, bool if meta is BOOL else meta.numpy)
+    return inputs
+
+
+class Bench:
+    """Measures with `inputs`. The parameters, and what operators derive from them, are shared by all it runs."""
+
+    def __init__(self, inputs: Mapping[str, Array], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._inputs = inputs
+        self._clock = clock
+        self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
+
+    def parameters(self, model: Model) -> Workspace:
+        """The workspace of the model's parameters, which all nets on the same parameters share."""
+        found = self._parameters.get(id(model.parameters))
+        if found is None:
+            found = self._parameters[id(model.parameters)] = (model.parameters, parameter_workspace(model))
+        return found[1]
+
+    def keep_only(self, model: Model) -> None:
+        """Let go of the parameters of other models, and of what was derived from them."""
+        self._parameters = {key: kept for key, kept in self._parameters.items() if kept[0] is model.parameters}
+
+    def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
+        """The first quartile of interleaved runs, from feeding the inputs to the end; infinity where it cannot run."""
+        with ExitStack() as stack:
+            ready = {}
+            for number, trial in enumerate(trials):
+                runner = _Runner(trial, self.parameters(trial.model))
+                stack.callback(runner.close)
+                if self._warm(runner, trial):
+                    ready[number] = runner
+            times = self._interleaved(ready, seconds)
+        return [times.get(number, float("inf")) for number in range(len(trials))]
+
+    def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
+        """The first quartile of each operator's times under SimpleNet."""
+        with ExitStack() as stack:
+            runners = []
+            for model in models:
+                runners.append(_Runner(Trial(model), self.parameters(model)))
+                stack.callback(runners[-1].close)
+                runners[-1].run(self._inputs)
+            traces = [Trace() for _ in models]
+            end = self._clock() + seconds
+            for count in range(_MOST_ROUNDS):
+                if count >= _LEAST_ROUNDS and self._clock() > end:
+                    break
+                for runner, trace in zip(runners, traces, strict=True):
+                    runner.run(self._inputs, trace)
+        return [_operator_quartiles(trace, len(model.net.op)) for trace, model in zip(traces, models, strict=True)]
+
+    def slowdown(self, model: Model, cores: int, seconds: float) -> float:
+        """The time of as many runs as cores at once over that of one alone; at least 1."""
+        if cores < 2:
+            return 1.0
+        with WorkerPool(cores, name="tuning") as pool:
+            replicas = build_replicas(model, NetOptions("simple"), cores, pool, self.parameters(model))
+            try:
+                return self._slowdown(replicas.members, pool, seconds)
+            finally:
+                replicas.close()
+
+    def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
+        """See `scheduler.calibration.measure_costs`."""
+        return measure_costs(plan, repeat=11)
+
+    def _slowdown(self, members: Sequence[Replica], pool: WorkerPool, seconds: float) -> float:
+        for replica in members:
+            replica.feed(self._inputs)
+            replica.net.run()
+        alone: list[float] = []
+        together: list[float] = []
+        end = self._clock() + seconds
+        while len(alone) < _LEAST_ROUNDS or (len(alone) < _MOST_ROUNDS and self._clock() < end):
+            for crowd, times in ((members[:1], alone), (members, together)):
+                start = self._clock()
+                _run_at_once(crowd, pool)
+                times.append(self._clock() - start)
+        return max(1.0, _quartile(together) / _quartile(alone))
+
+    def _warm(self, runner: _Runner, trial: Trial) -> bool:
+        """Prepare and run twice. False for a model that cannot be run so."""
+        try:
+            runner.run(self._inputs)
+            runner.run(self._inputs)
+        except Exception as error:
+            logger.info("net %r cannot be measured (%s): %s", trial.model.name, type(error).__name__, error)
+            return False
+        return True
+
+    def _interleaved(self, runners: dict[int, _Runner], seconds: float) -> dict[int, float]:
+        times: dict[int, list[float]] = {number: [] for number in runners}
+        running = dict(runners)
+        end = self._clock() + seconds
+        for count in range(_MOST_ROUNDS):
+            if count >= _LEAST_ROUNDS and self._clock() > end:
+                break
+            if count == _LEAST_ROUNDS and len(running) > 1:
+                best = min(min(row) for row in times.values())
+                running = {
+                    number: runner
+                    for number, runner in running.items()
+                    if min(times[number]) <= best * _OUT_OF_THE_RUNNING
+                }
+            for number, runner in running.items():
+                start = self._clock()
+                runner.run(self._inputs)
+                times[number].append(self._clock() - start)
+        return {number: _quartile(row) for number, row in times.items()}
+
+
+class _Runner:
+    """A trial's net on `parameters`."""
+
+    def __init__(self, trial: Trial, parameters: Workspace) -> None:
+        self._trial = trial
+        self._parameters = parameters
+        self._pool: WorkerPool | None = None
+        self._replica: Replica | None = None
+
+    def run(self, inputs: Mapping[str, Array], trace: Trace | None = None) -> None:
+        if self._replica is None:
+            self._replica = self._build()
+        self._replica.feed(inputs)
+        self._replica.net.run(trace=trace)
+
+    def _build(self) -> Replica:
+        trial = self._trial
+        self._pool = WorkerPool(trial.workers, name="tuning")
+        options = replace(NetOptions(trial.net_type), intra_op_threads=trial.intra_op_threads)
+        return build_replicas(trial.model, options, 1, self._pool, self._parameters).members[0]
+
+    def close(self) -> None:
+        if self._replica is not None:
+            self._replica.net.close()
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
+    """Run each replica on a worker of its own, and wait for all."""
+    gates = [new_gate() for _ in members]
+    for replica, gate in zip(members, gates, strict=True):
+        pool.submit(replica.net.new_run(gate.release))
+    for gate in gates:
+        gate.acquire()
+
+
+def _operator_quartiles(trace: Trace, count: int) -> list[float]:
+    rows: list[list[float]] = [[] for _ in range(count)]
+    for span in trace.spans:
+        if span.conversion is None:
+            rows[span.operator].append(span.seconds)
+    return [_quartile(row) if row else 0.0 for row in rows]
+
+
+def _quartile(times: Sequence[float]) -> float:
+    """The first quartile, a time that was measured."""
+    return sorted(times)[(len(times) - 1) // 4]
