@@ -149,7 +149,7 @@ class Bench:
 
     def _slowdown(self, members: Sequence[Replica], pool: WorkerPool, seconds: float) -> float:
         for replica in members:
-            replica.feed(self._inputs)
+            _feed(replica, self._inputs)
             replica.net.run()
         alone: list[float] = []
         together: list[float] = []
@@ -204,7 +204,7 @@ class _Runner:
     def run(self, inputs: Mapping[str, Array], trace: Trace | None = None) -> None:
         if self._replica is None:
             self._replica = self._build()
-        self._replica.feed(inputs)
+        _feed(self._replica, inputs)
         self._replica.net.run(trace=trace)
 
     def _build(self) -> Replica:
@@ -218,6 +218,11 @@ class _Runner:
             self._replica.net.close()
         if self._pool is not None:
             self._pool.close()
+
+
+def _feed(replica: Replica, inputs: Mapping[str, Array]) -> None:
+    for name, array in inputs.items():
+        replica.workspace.feed_blob(name, array)
 
 
 def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
