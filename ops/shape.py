@@ -7,7 +7,7 @@ the input's storage, and then there is nothing to do. `dagexec.ops.concat` joins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -173,10 +173,12 @@ class Reshape(Operator):
     reads_strided = True
     _old_shape: tuple[int, ...] = ()
 
-    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False) -> Step:
+    def bind(
+        self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()
+    ) -> Step:
         """Note the input's shape first: in place, sizing the output changes it."""
         self._old_shape = self.x(0).shape
-        return super().bind(types, as_view=as_view)
+        return super().bind(types, as_view=as_view, placed=placed)
 
     def prepare(self) -> Step:
         """A view, and the old shape written out when it is asked for."""

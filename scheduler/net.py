@@ -50,9 +50,12 @@ class BaseNet(ABC):
         operators: the operator objects, in list order.
         workspace: where the blobs are.
         streams: those it has leased, of the devices that its operators run on.
+        keep: the blobs whose values survive a run; None for all.
+        in_list_order: operators follow one another as listed, whatever their dependencies.
     """
 
     net_type: ClassVar[str]
+    in_list_order: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class BaseNet(ABC):
         *,
         graph: Graph | None = None,
         constants: frozenset[str] = frozenset(),
+        keep: frozenset[str] | None = None,
         intra_op_threads: int = 1,
         streams_per_worker: int = 1,
         stream_priority: Priority = Priority.NORMAL,
@@ -69,6 +73,8 @@ class BaseNet(ABC):
 
         Copies are put in where blobs cross devices, but into a `graph` that is passed. `constants` are blobs whose
         values never change while the net lives, so shapes may be taken from them.
+        With `keep`, memory is planned: of the blobs that the net writes, those named in it have their values when a
+        run is over, and others may share memory. None keeps them all.
         `streams_per_worker` is how many streams of each device a thread that launches for this net uses;
         they have `stream_priority`.
         Raises what `build_graph` and `create_operator` raise.
@@ -83,6 +89,7 @@ class BaseNet(ABC):
             for index, operator in enumerate(self.graph.operators)
         )
         self._constants = constants
+        self.keep = keep
         self._inputs = _blobs_read_first(self.operators)
         self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
         self._current: Preparation | None = None
@@ -213,13 +220,17 @@ class BaseNet(ABC):
 
     def _new_preparation(self) -> Preparation:
         """Prepare; where memory does not suffice, once more without what is kept for other shapes."""
+        make = partial(
+            Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep,
+            in_list_order=self.in_list_order,
+        )  # fmt: skip
         try:
-            return Preparation(self.operators, self.graph, self._inputs, self._constants)
+            return make()
         except ResourceError:
             if not self._preparations:
                 raise
         self._forget_preparations()
-        return Preparation(self.operators, self.graph, self._inputs, self._constants)
+        return make()
 
     def _forget_preparations(self) -> None:
         """Let go of all steps and their memory."""

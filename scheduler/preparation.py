@@ -1,7 +1,8 @@
 """Preparation: the operators of a net bound to tensors of known shapes, as steps that a run only has to call.
 
-Operators are prepared in list order: output types are inferred from the inputs as they stand, outputs are sized, and
-the operator makes its step. An operator whose output shapes depend on a value computed by the run, and every operator
+First the types of all outputs are inferred from the inputs as they stand. Then operators are prepared in list order:
+outputs are sized, or placed where a memory plan has them (`dagexec.scheduler.memory`), and the operator makes its
+step. An operator whose output shapes depend on a value computed by the run, and every operator
 after it, gets a `CheckedStep` that prepares itself anew when what it was prepared for has changed.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,10 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import check_fits
 from dagexec.core.errors import DagexecError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Move, Operator, Step, nothing_to_do
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
+from dagexec.scheduler.memory import Inferred, MemoryPlan, find_buffers, graph_order, list_order
 from dagexec.scheduler.plan import Plan, build_plan
 from dagexec.scheduler.run import operator_failure
 
@@ -121,6 +123,7 @@ class Preparation:
 
     Attributes:
         plan: the plan, its priorities from the costs of these shapes.
+        memory: where outputs and working memory lie; None when each has memory of its own.
         steps: the step of each operator, in list order.
         seconds: the time each operator is estimated to take.
         chain_steps: the steps of each chain of the plan, those with nothing to do left out.
@@ -131,40 +134,49 @@ class Preparation:
     """
 
     def __init__(
-        self, operators: Sequence[Operator], graph: Graph, inputs: Sequence[Blob], constants: frozenset[str]
+        self,
+        operators: Sequence[Operator],
+        graph: Graph,
+        inputs: Sequence[Blob],
+        constants: frozenset[str],
+        *,
+        keep: Collection[str] | None = None,
+        in_list_order: bool = False,
     ) -> None:
-        """Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
+        """With `keep`, only these blobs have values after a run: others share memory when no schedule forbids it.
 
+        Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
+        Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
         Whatever else an operator raises while it is prepared becomes an OperatorError.
         """
         for operator in operators:
             operator.check_output_layouts()
         _own_what_is_written(operators, inputs)
         dynamic = dynamic_operators(graph, constants)
+        inferred = _inferred(operators, graph, dynamic, in_one_plan=keep is not None)
+        self.memory: MemoryPlan | None = None
+        if keep is not None:
+            order = list_order(len(graph)) if in_list_order else graph_order(graph)
+            self.memory = MemoryPlan(graph.name, find_buffers(graph, operators, inferred, inputs, keep, order), order)
         self.steps: list[Step] = []
         seconds: list[float] = []
         self.seconds = seconds
-        planned_bytes = 0
-        for index, operator in enumerate(operators):
+        for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
             as_view = index in graph.views
-            if index in dynamic:
+            if found is None:
                 self.steps.append(CheckedStep(operator, as_view))
                 seconds.append(_UNKNOWN_SECONDS)
                 continue
             with _naming(operator.label, graph.name):
-                call = operator.call()
-                assert operator.schema.infer is not None
-                types = tuple(operator.schema.infer(call))
-            if len(types) != len(operator.output_blobs):
-                raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
-            planned_bytes += 0 if as_view and operator.input(0).is_packed else _bytes_of(types, operator.label)
-            check_fits(planned_bytes, f"{operator.label}: with the outputs of the operators before it, the net")
-            with _naming(operator.label, graph.name):
-                self.steps.append(operator.bind(types, as_view=as_view))
-                seconds.append(operator.schema.cost(call, types).seconds)
+                self.steps.append(_bound(index, operator, found, as_view, self.memory))
+                seconds.append(operator.schema.cost(found.call, found.types).seconds)
         self.plan: Plan = build_plan(graph, seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
+        self.moves: list[tuple[dict[int, Move], dict[int, Move]]] = [
+            ({}, {}) if index in dynamic else (operator.input_moves, operator.output_moves)
+            for index, operator in enumerate(operators)
+        ]
         self.epoch = binding_epoch()
         self.outputs = _bindings(_static_outputs(operators, dynamic))
         self.inputs = _bindings(inputs)
@@ -211,6 +223,62 @@ class Preparation:
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+def _inferred(
+    operators: Sequence[Operator], graph: Graph, dynamic: frozenset[int], *, in_one_plan: bool
+) -> list[Inferred | None]:
+    """What inference finds for each operator that is not `dynamic`.
+
+    Raises ResourceError for outputs that do not fit in memory, together unless they are `in_one_plan` to share it.
+    """
+    known: dict[int, TensorType] = {}
+    inferred: list[Inferred | None] = []
+    nbytes = 0
+    for index, operator in enumerate(operators):
+        if index in dynamic:
+            inferred.append(None)
+            continue
+        with _naming(operator.label, graph.name):
+            call = operator.call(
+                [known.get(id(blob)) or operator.input_type(i) for i, blob in enumerate(operator.input_blobs)]
+            )
+            assert operator.schema.infer is not None
+            types = tuple(operator.schema.infer(call))
+        if len(types) != len(operator.output_blobs):
+            raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
+        if not (index in graph.views and _is_packed(operator.input_blobs[0])):
+            nbytes = _bytes_of(types, operator.label) + (0 if in_one_plan else nbytes)
+            beside = "" if in_one_plan else "with the outputs of the operators before it, "
+            check_fits(nbytes, f"{operator.label}: {beside}the net")
+        known.update(zip(map(id, operator.output_blobs), types, strict=True))
+        inferred.append(Inferred(call, types))
+    return inferred
+
+
+def _is_packed(blob: Blob) -> bool:
+    return not isinstance(blob.value, Tensor) or blob.value.is_packed
+
+
+def _bound(index: int, operator: Operator, found: Inferred, as_view: bool, memory: MemoryPlan | None) -> Step:
+    """The step of an operator, its outputs where `memory` has them."""
+    operator.check_input_devices()
+    if memory is None:
+        return operator.bind(found.types, as_view=as_view)
+    placed = []
+    for place, blob in enumerate(operator.output_blobs):
+        if (as_view and place == 0) or (planned := memory.storage(id(blob))) is None:
+            continue
+        array, storage = planned
+        tensor = operator.output(place)
+        if tensor.current_array() is not array:
+            tensor.rebind(array, storage)
+        placed.append(place)
+    operator.memory_source = memory.working_memory(index, operator)
+    try:
+        return operator.bind(found.types, as_view=as_view, placed=placed)
+    finally:
+        operator.memory_source = None
 
 
 def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) -> None:

@@ -24,6 +24,7 @@ class SimpleNet(BaseNet):
     """Runs in the calling thread; on a pool, one worker runs all of it. On a device each operator is waited for."""
 
     net_type: ClassVar[str] = "simple"
+    in_list_order: ClassVar[bool] = True
 
     def synchronisation(self, plan: Plan) -> Synchronisation:
         """Nothing has to be ordered: an operator is done when the next one starts."""

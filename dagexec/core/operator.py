@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,6 +86,10 @@ class Operator(ABC):
         crosses_devices: it may read from one device and write to another.
         memory_source: gives working memory that operators share which never run at the same time; None when each has
             its own.
+        working_arrays: the working memory that the step prepared last was given.
+        inputs_in_place: inputs that lie in output 0 already where the step prepared last would put them, so that it
+            touches neither them nor that part of the output.
+        outputs_in_place: outputs that lie in input 0 already, likewise.
         input_moves, output_moves: by index, what lets the step prepared last find that input, or put that output, in
             another packed array of the same shape and dtype from then on; for operators that offer it.
     """
@@ -110,6 +114,9 @@ class Operator(ABC):
         if "CUDNN" in definition.engine.split(",") and self.context.device != CPU:
             self.library_state = library_state(self.context.device, self.arguments.int("cudnn_state", 0))
         self.memory_source: Callable[[int], Array] | None = None
+        self.working_arrays: list[Array] = []
+        self.inputs_in_place: tuple[int, ...] = ()
+        self.outputs_in_place: tuple[int, ...] = ()
         self.input_moves: dict[int, Move] = {}
         self.output_moves: dict[int, Move] = {}
         self._packed_inputs: dict[int, Array] = {}  # by the id of the tensor that each stands for, during `prepare`
@@ -162,20 +169,30 @@ class Operator(ABC):
         Raises ResourceError, naming the operator, when the machine cannot hold it.
         """
         if self.memory_source is None:
-            return self.scratch((nbytes,), np.uint8)
-        check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
-        return self.memory_source(nbytes)
+            array = self.scratch((nbytes,), np.uint8)
+        else:
+            check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
+            array = self.memory_source(nbytes)
+        self.working_arrays.append(array)
+        return array
 
-    def call(self) -> OperatorCall:
-        """What inference sees of this operator with the tensors its input blobs hold now."""
-        types = []
-        for index in range(len(self.input_blobs)):
-            self._check_device("input", self.input_blobs[index], self.input(index))
-            array = self.x(index)
-            types.append(TensorType(tuple(array.shape), self.input(index).meta))
+    def call(self, types: Sequence[TensorType] | None = None) -> OperatorCall:
+        """What inference sees of this operator with the tensors its input blobs hold now, or will hold by `types`."""
+        if types is None:
+            self.check_input_devices()
+            types = [self.input_type(index) for index in range(len(self.input_blobs))]
         read = self.schema.values_read(self.definition)
         values = tuple(self.x(i) if i in read else None for i in range(len(types)))
         return OperatorCall(self.definition, self.arguments, tuple(types), values, self.label)
+
+    def input_type(self, index: int) -> TensorType:
+        """The type of the tensor that input `index` holds now. Raises MissingBlobError when it holds nothing."""
+        return TensorType(tuple(self.x(index).shape), self.input(index).meta)
+
+    def check_input_devices(self) -> None:
+        """Raise DeviceError, or MissingBlobError, unless every input is a tensor where this operator works."""
+        for index, blob in enumerate(self.input_blobs):
+            self._check_device("input", blob, self.input(index))
 
     def _check_device(self, kind: str, blob: Blob, tensor: Tensor) -> None:
         """Raise DeviceError unless the tensor is where this operator works, or the operator crosses devices."""
@@ -190,13 +207,18 @@ class Operator(ABC):
         """Types of the outputs for the inputs as they are now; None when the schema cannot tell."""
         return None if self.schema.infer is None else tuple(self.schema.infer(self.call()))
 
-    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False) -> Step:
+    def bind(
+        self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()
+    ) -> Step:
         """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's packed storage.
 
+        The outputs in `placed` have their types and their memory already.
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
         moved: list[Conversion] = []
         self.input_moves, self.output_moves = {}, {}
+        self.working_arrays = []
+        self.inputs_in_place = self.outputs_in_place = ()
         if types is not None:
             first = 0
             if as_view and self.input(0).is_packed:
@@ -204,7 +226,8 @@ class Operator(ABC):
                 first = 1
             for index in range(first, len(types)):
                 self._check_device("output", self.output_blobs[index], self.output(index))
-                moved += self._resize_output(index, types[index])
+                if index not in placed:
+                    moved += self._resize_output(index, types[index])
         inputs = [] if self.reads_strided else _strided(self.input_blobs)
         outputs = [] if self.writes_strided else _strided(self.output_blobs)
         step = self._prepare_packed(inputs, outputs) if inputs or outputs else self.prepare()

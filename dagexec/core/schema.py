@@ -134,6 +134,7 @@ class UnknownValueError(ShapeError):
 InferFunction = Callable[[OperatorCall], Sequence[TensorType]]
 CostFunction = Callable[[OperatorCall, Sequence[TensorType]], Cost]
 InplaceRule = Callable[[int, int], bool]
+PiecesFunction = Callable[[OperatorCall, Sequence[TensorType]], Mapping[int, int]]
 
 
 def memory_cost(call: OperatorCall, outputs: Sequence[TensorType], flops_per_element: float = 1.0) -> Cost:
@@ -186,6 +187,10 @@ class OpSchema:
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
         values_read_if: an argument that must be true for that; without a name, it is always so.
         view: output 0 holds input 0's elements unchanged, so it may share the storage.
+        joined: inputs whose bytes appear unchanged and in one piece in output 0, to the byte where each begins there:
+            a net may have them written there in the first place, when the operator has the argument zero_copy=1.
+        cut: outputs that are one unchanged piece of input 0, to the byte where each begins there; they may be views of
+            it, when the operator has that argument.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
     """
 
@@ -204,6 +209,8 @@ class OpSchema:
     value_inputs: tuple[int, ...] = ()
     values_read_if: str = ""
     view: bool = False
+    joined: PiecesFunction | None = None
+    cut: PiecesFunction | None = None
     reproducible: bool = True
 
     def verify(self, definition: OperatorDef, label: str) -> None:

@@ -43,14 +43,20 @@ def advance_binding_epoch() -> None:
 
 
 class Storage:
-    """A block of device memory: `capacity` bytes (elements for strings), shared by every tensor that views it."""
+    """A block of device memory: `capacity` bytes (elements for strings), shared by every tensor that views it.
 
-    __slots__ = ("buffer", "capacity", "writable")
+    Memory that is `reused` holds other tensors at other times of a run, so after the run its content is undefined.
+    """
 
-    def __init__(self, buffer: npt.NDArray[Any], capacity: int, writable: bool = True) -> None:
+    __slots__ = ("buffer", "capacity", "reused", "writable")
+
+    def __init__(
+        self, buffer: npt.NDArray[Any], capacity: int, writable: bool = True, *, reused: bool = False
+    ) -> None:
         self.buffer = buffer
         self.capacity = capacity
         self.writable = writable
+        self.reused = reused
 
 
 class Constant:

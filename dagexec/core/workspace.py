@@ -145,10 +145,18 @@ class Workspace:
         self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
     def fetch_blob(self, name: str) -> npt.NDArray[Any]:
-        """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError when it holds no tensor."""
+        """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError when it holds no tensor.
+
+        A blob that a net does not keep holds nothing after the run: its memory is used again.
+        """
         tensor = self.get_blob(name).get(Tensor)
         if tensor.is_empty:
             raise MissingBlobError(f"blob {name!r} holds nothing yet")
+        storage = tensor.storage()
+        if storage is not None and storage.reused:
+            raise MissingBlobError(
+                f"blob {name!r} holds nothing after a run, as its memory is used again: name it in `keep`"
+            )
         return tensor.fetch()
 
     def create_net(

@@ -1,0 +1,108 @@
+"""Arena: the memory of a plan on one device, and the working memory that operators ask for while they are prepared.
+
+The buffers lie in the first block, at the offsets of their placement. Working memory comes after them, operator by
+operator: into the smallest gap between the buffers that are alive while the operator runs and the working memory of
+those that may run beside it; then behind the end, where the host's block has room that costs nothing until it is
+touched; and, where that is used up, into blocks more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.device import CPU, Context
+from dagexec.scheduler.memory.lifetime import Lifetimes
+from dagexec.scheduler.memory.placement import Integers, aligned, smallest_gap
+
+Array = npt.NDArray[Any]
+
+_LEAST_SPARE = 1 << 20  # bytes behind the buffers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingMemory:
+    """Bytes given to an operator: `nbytes` at `offset` of `block`."""
+
+    operator: int
+    block: int
+    offset: int
+    nbytes: int
+
+
+class Arena:
+    """Blocks of memory of one device.
+
+    Attributes:
+        offsets, sizes: of the buffers, in block 0.
+        working: what operators were given, in the order they asked.
+    """
+
+    def __init__(
+        self, context: Context, offsets: Integers, sizes: Sequence[int], lifetimes: Lifetimes, members: Sequence[int]
+    ) -> None:
+        """`members` are the numbers of the buffers in `lifetimes`. Raises ResourceError when there is no memory."""
+        self.offsets = offsets
+        self.sizes = np.array([aligned(size) for size in sizes], np.int64)
+        self.working: list[WorkingMemory] = []
+        self._context = context
+        self._lifetimes = lifetimes
+        self._members = np.array(members, np.intp)
+        self._extents = [int((offsets + self.sizes).max(initial=0))]
+        self._blocks = [self._allocate(self._extents[0])]
+
+    @property
+    def extent(self) -> int:
+        """Bytes that are used at one time or another."""
+        return sum(self._extents)
+
+    def bytes_at(self, offset: int, nbytes: int) -> Array:
+        """Bytes of the block of the buffers."""
+        return self._blocks[0][offset : offset + nbytes]
+
+    def working_memory(self, operator: int, nbytes: int) -> Array:
+        """`nbytes` bytes that nothing else uses while `operator` runs. Raises ResourceError when there are none."""
+        if nbytes == 0:
+            return self._blocks[0][:0]
+        size = aligned(nbytes)
+        block, offset = self._find_room(operator, size)
+        if block == len(self._blocks):
+            self._extents.append(0)
+            self._blocks.append(self._allocate(size))
+        self._extents[block] = max(self._extents[block], offset + size)
+        self.working.append(WorkingMemory(operator, block, offset, nbytes))
+        return self._context.host_view(self._blocks[block][offset : offset + nbytes])
+
+    def _find_room(self, operator: int, size: int) -> tuple[int, int]:
+        """A block and an offset: where no block grows if that can be, else where one has room behind its end."""
+        found = [(block, self._gap(operator, block, size)) for block in range(len(self._blocks))]
+        for block, offset in found:
+            if offset + size <= self._extents[block]:
+                return block, offset
+        for block, offset in found:
+            if offset + size <= self._blocks[block].nbytes:
+                return block, offset
+        return len(self._blocks), 0
+
+    def _gap(self, operator: int, block: int, size: int) -> int:
+        """The smallest gap of a block that takes `size` bytes while `operator` runs, if only behind its end."""
+        starts, room = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        if block == 0:
+            alive = self._lifetimes.alive_at(operator)[self._members]
+            starts, room = self.offsets[alive], self.sizes[alive]
+        beside = [
+            given
+            for given in self.working
+            if given.block == block and self._lifetimes.together(given.operator, operator)
+        ]
+        starts = np.append(starts, [given.offset for given in beside]).astype(np.int64)
+        room = np.append(room, [aligned(given.nbytes) for given in beside]).astype(np.int64)
+        return smallest_gap(starts, room, size)
+
+    def _allocate(self, nbytes: int) -> Array:
+        spare = max(_LEAST_SPARE, nbytes // 2) if self._context.device == CPU else 0
+        return self._context.allocate(nbytes + spare)

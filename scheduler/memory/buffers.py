@@ -1,0 +1,318 @@
+"""Buffers: which tensors of a net share one piece of memory anyway, and who touches it.
+
+A buffer is the output of an operator with what is in place with it and its views. Where an operator has the argument
+`zero_copy`, the buffers of what it joins are laid into that of the result, and what it cuts off is a view of what it
+cuts, if nobody can see the difference:
+
+- what is joined is written by nobody once it has been joined, nor is anything else in its buffer;
+- nobody writes to the result while one of the joined is still to be read;
+- everything in a buffer lies where the result has the same values, so that two results may share a part (the blocks of
+  DenseNet join all that was joined before, and something new).
+
+Other tensors keep memory of their own: inputs, parameters and whatever a run leaves for the next one; what operators
+touch whose shapes depend on values; strings; strided tensors; tensors that change their type within a run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from dagexec.core.blob import Blob
+from dagexec.core.device import Context, Device
+from dagexec.core.dtypes import STRING
+from dagexec.core.graph import Graph
+from dagexec.core.operator import Operator
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.tensor import Tensor
+from dagexec.scheduler.memory.content import Content, Span
+from dagexec.scheduler.memory.lifetime import Order
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """An operator of static shapes: what inference saw, and the types of its outputs."""
+
+    call: OperatorCall
+    types: tuple[TensorType, ...]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one or more tensors.
+
+    Attributes:
+        name: of the first tensor.
+        nbytes: its size.
+        users: the operators that touch it, ascending.
+        kept: its content must survive the run.
+        context: of the device it is on.
+    """
+
+    name: str
+    nbytes: int
+    users: tuple[int, ...]
+    kept: bool
+    context: Context
+
+    @property
+    def device(self) -> Device:
+        """Where it is."""
+        return self.context.device
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in which buffer a tensor begins."""
+
+    buffer: int
+    offset: int
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers of a net.
+
+    Attributes:
+        buffers: all of them.
+        places: the place of each blob that has one, by its id.
+        own_bytes: bytes of the outputs that keep memory of their own.
+    """
+
+    buffers: tuple[Buffer, ...]
+    places: Mapping[int, Place]
+    own_bytes: int
+
+
+@dataclass
+class _Uses:
+    """Who touches a blob, in list order, and the types it is given."""
+
+    blob: Blob
+    name: str
+    readers: list[int] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
+    types: list[TensorType] = field(default_factory=list)
+
+
+@dataclass
+class _Root:
+    """A buffer while it is put together; `members` are the offsets of blobs."""
+
+    nbytes: int
+    content: Content
+    members: dict[int, int]
+    device: Device
+
+
+def find_buffers(
+    graph: Graph,
+    operators: Sequence[Operator],
+    inferred: Sequence[Inferred | None],
+    inputs: Collection[Blob],
+    keep: Collection[str],
+    order: Order,
+) -> Buffers:
+    """The buffers of a net in which operator i has static shapes if `inferred[i]` is given.
+
+    `inputs` are read before they are written; `keep` names the blobs whose values must survive the run. Output blobs
+    that are empty get a tensor, as preparing would give them.
+    """
+    return _Search(graph, operators, inferred, inputs, keep, order).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        graph: Graph,
+        operators: Sequence[Operator],
+        inferred: Sequence[Inferred | None],
+        inputs: Collection[Blob],
+        keep: Collection[str],
+        order: Order,
+    ) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._inferred = inferred
+        self._keep = keep
+        self._order = order
+        self._uses = _uses_of(operators, inferred)
+        self._plannable = self._find_plannable(inputs)
+        self._roots: dict[int, _Root] = {}  # by the id of the blob it was made for
+        self._root_of: dict[int, int] = {}
+        self._silent: dict[int, set[int]] = {}  # by blob, the operators that name it and touch nothing of it
+
+    def run(self) -> Buffers:
+        """Go through the operators in list order."""
+        for index, (operator, found) in enumerate(zip(self._operators, self._inferred, strict=True)):
+            if found is None:
+                continue
+            for place, blob in enumerate(operator.output_blobs):
+                self._add_output(index, operator, found, place, blob)
+            if self._zero_copy(operator) and operator.schema.joined is not None:
+                self._lay_joined(index, operator, operator.schema.joined(found.call, found.types))
+        return self._finished()
+
+    def _add_output(self, index: int, operator: Operator, found: Inferred, place: int, blob: Blob) -> None:
+        key = id(blob)
+        if key not in self._plannable or key in self._root_of:
+            return
+        source = id(operator.input_blobs[0]) if operator.input_blobs else 0
+        if place == 0 and index in self._graph.views:
+            if source in self._root_of:
+                self._lay_into(self._root_of[source], key, self._offset(source))
+                if len(operator.output_blobs) == 1:
+                    self._silent.setdefault(key, set()).add(index)
+                    self._silent.setdefault(source, set()).add(index)
+            else:
+                self._plannable.discard(key)  # a view of memory that is not planned
+            return
+        if self._zero_copy(operator) and operator.schema.cut is not None and source in self._root_of:
+            offset = operator.schema.cut(found.call, found.types).get(place)
+            if offset is not None and self._may_be_cut(index, source, key):
+                self._lay_into(self._root_of[source], key, self._offset(source) + offset)
+                return
+        nbytes = found.types[place].nbytes
+        content = Content((Span(0, nbytes, key, 0),))
+        self._roots[key] = _Root(nbytes, content, {key: 0}, _tensor(blob).device)
+        self._root_of[key] = key
+
+    @staticmethod
+    def _zero_copy(operator: Operator) -> bool:
+        return operator.arguments.bool("zero_copy")
+
+    def _offset(self, key: int) -> int:
+        return self._roots[self._root_of[key]].members[key]
+
+    def _lay_into(self, root: int, key: int, offset: int) -> None:
+        self._roots[root].members[key] = offset
+        self._root_of[key] = root
+
+    def _may_be_cut(self, index: int, source: int, key: int) -> bool:
+        root = self._roots[self._root_of[source]]
+        return (
+            self._uses[key].writers == [index]
+            and not self._is_kept((key,))
+            and not self._is_kept(root.members)
+            and self._all_before(self._writers(root.members), index)
+        )
+
+    def _lay_joined(self, index: int, operator: Operator, offsets: Mapping[int, int]) -> None:
+        """Lay what operator `index` joins into its result, as far as that is right."""
+        result = id(operator.output_blobs[0])
+        if result not in self._root_of or self._uses[result].writers[0] != index or self._root_of[result] != result:
+            return
+        target = self._roots[result]
+        wanted: list[Span] = []
+        for place, offset in sorted(offsets.items(), key=lambda item: item[1]):
+            key = id(operator.input_blobs[place])
+            if key in self._root_of:
+                own, nbytes = self._offset(key), self._uses[key].types[0].nbytes
+                wanted += self._roots[self._root_of[key]].content.part(own, own + nbytes, offset - own)
+        goal = Content.of(wanted)
+        laid: list[Span] = []
+        for place, offset in offsets.items():
+            key = id(operator.input_blobs[place])
+            root = self._root_of.get(key, result)
+            if root == result:
+                continue
+            shift = offset - self._offset(key)
+            spans = self._roots[root].content.part(0, self._roots[root].nbytes, shift)
+            if goal.contains(spans) and self._may_be_joined(index, result, root):
+                for member, own in self._roots.pop(root).members.items():
+                    self._lay_into(result, member, own + shift)
+                laid += spans
+        target.content = Content.of(laid).filled(target.nbytes, result)
+
+    def _may_be_joined(self, index: int, result: int, root: int) -> bool:
+        found = self._roots[root]
+        touching = self._writers(found.members) | {
+            reader for key in found.members for reader in self._uses[key].readers if reader != index
+        }
+        later = [writer for writer in self._uses[result].writers if writer != index]
+        return (
+            found.device == self._roots[result].device
+            and not self._is_kept(found.members)
+            and self._all_before(self._writers(found.members), index)
+            and all(self._all_before(touching, writer) for writer in later)
+        )
+
+    def _writers(self, keys: Iterable[int]) -> set[int]:
+        return {writer for key in keys for writer in self._uses[key].writers}
+
+    def _all_before(self, operators: Collection[int], index: int) -> bool:
+        return all(self._order[index] >> operator & 1 for operator in operators)
+
+    def _is_kept(self, keys: Iterable[int]) -> bool:
+        return any(self._uses[key].name in self._keep for key in keys)
+
+    def _find_plannable(self, inputs: Collection[Blob]) -> set[int]:
+        """The blobs whose memory the net may choose."""
+        own = {id(blob) for blob in inputs}
+        own_storages = {id(_storage(blob)) for blob in inputs}
+        for operator, found in zip(self._operators, self._inferred, strict=True):
+            if found is None:
+                own.update(id(blob) for blob in (*operator.input_blobs, *operator.output_blobs))
+        tensors = Counter(id(uses.blob.value) for uses in self._uses.values() if uses.blob.value is not None)
+        plannable = set()
+        for key, uses in self._uses.items():
+            if key in own or not uses.writers or len(set(uses.types)) != 1:
+                continue
+            for position, blob in enumerate(self._operators[uses.writers[0]].output_blobs):
+                if blob is uses.blob:
+                    self._operators[uses.writers[0]].output(position)
+            tensor, kind = _tensor(uses.blob), uses.types[0]
+            if (
+                kind.meta is not STRING
+                and kind.nbytes
+                and tensor.is_packed
+                and tensors[id(tensor)] <= 1
+                and (tensor.is_empty or id(tensor.storage()) not in own_storages)
+            ):
+                plannable.add(key)
+        return plannable
+
+    def _finished(self) -> Buffers:
+        buffers: list[Buffer] = []
+        places: dict[int, Place] = {}
+        for root in self._roots.values():
+            users: set[int] = set()
+            for key in root.members:
+                uses = self._uses[key]
+                users.update({*uses.readers, *uses.writers} - self._silent.get(key, set()))
+            first = self._uses[next(iter(root.members))]
+            kept = self._is_kept(root.members)
+            buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first.blob).context))
+            for key, offset in root.members.items():
+                places[key] = Place(len(buffers) - 1, offset, self._uses[key].types[0])
+        own = {
+            key: max((kind.nbytes for kind in uses.types), default=0)
+            for key, uses in self._uses.items()
+            if uses.writers and key not in places and not any(writer in self._graph.views for writer in uses.writers)
+        }
+        return Buffers(tuple(buffers), MappingProxyType(places), sum(own.values()))
+
+
+def _uses_of(operators: Sequence[Operator], inferred: Sequence[Inferred | None]) -> dict[int, _Uses]:
+    uses: dict[int, _Uses] = {}
+    for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
+        for name, blob in zip(operator.definition.input, operator.input_blobs, strict=True):
+            uses.setdefault(id(blob), _Uses(blob, name)).readers.append(index)
+        for place, (name, blob) in enumerate(zip(operator.definition.output, operator.output_blobs, strict=True)):
+            known = uses.setdefault(id(blob), _Uses(blob, name))
+            known.writers.append(index)
+            if found is not None:
+                known.types.append(found.types[place])
+    return uses
+
+
+def _tensor(blob: Blob) -> Tensor:
+    return blob.get(Tensor)
+
+
+def _storage(blob: Blob) -> object:
+    value = blob.value
+    return value.storage() if isinstance(value, Tensor) else None

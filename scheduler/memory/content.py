@@ -1,0 +1,62 @@
+"""Content: whose values lie where in a buffer that several tensors share, so that one can be laid into another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes from `start` up to `end` of a buffer that hold values of `owner`, whose byte 0 would be at `origin`."""
+
+    start: int
+    end: int
+    owner: int
+    origin: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """Spans in order, without overlaps. Neighbours that go on with the same values are one span."""
+
+    spans: tuple[Span, ...]
+
+    @staticmethod
+    def of(spans: Iterable[Span]) -> Content:
+        """The content made of `spans`, which do not overlap."""
+        found: list[Span] = []
+        for span in sorted(spans, key=lambda span: span.start):
+            last = found[-1] if found else None
+            if last and (last.end, last.owner, last.origin) == (span.start, span.owner, span.origin):
+                found[-1] = Span(last.start, span.end, span.owner, span.origin)
+            else:
+                found.append(span)
+        return Content(tuple(found))
+
+    def part(self, start: int, end: int, shift: int = 0) -> list[Span]:
+        """What lies from `start` up to `end`, moved by `shift` bytes."""
+        return [
+            Span(max(span.start, start) + shift, min(span.end, end) + shift, span.owner, span.origin + shift)
+            for span in self.spans
+            if span.start < end and span.end > start
+        ]
+
+    def contains(self, spans: Iterable[Span]) -> bool:
+        """True when all of `spans` hold here what they say."""
+        own: dict[tuple[int, int], list[Span]] = {}
+        for span in self.spans:
+            own.setdefault((span.owner, span.origin), []).append(span)
+        return all(
+            any(found.start <= span.start and span.end <= found.end for found in own.get((span.owner, span.origin), ()))
+            for span in spans
+        )
+
+    def filled(self, nbytes: int, owner: int) -> Content:
+        """The same in a buffer of `nbytes`, all that is free belonging to `owner`, whose byte 0 is at 0."""
+        spans, end = list(self.spans), 0
+        for span in (*self.spans, Span(nbytes, nbytes, owner, 0)):
+            if span.start > end:
+                spans.append(Span(end, span.start, owner, 0))
+            end = max(end, span.end)
+        return Content.of(spans)
