@@ -21,9 +21,12 @@ from dagexec.passes.single_assignment import Value, Values
 _CONVOLUTIONS = ("Conv", "Conv2D", "FusedConv")
 _POOLING = ("MaxPool", "MaxPool2D", "AveragePool", "AveragePool2D")
 _FINITE_AT_ZERO = frozenset(
-    "relu leaky_relu clip sigmoid tanh elu swish hardswish hardsigmoid gelu_erf gelu_tanh abs sqrt square exp linear "
-    "softplus mish add mul sub max min sum".split()  # noqa: SIM905
-)
+    (
+        "relu", "leaky_relu", "clip", "sigmoid", "tanh", "elu", "swish", "hardswish", "hardsigmoid", "gelu_erf",
+        "gelu_tanh", "abs", "sqrt", "square", "exp", "linear", "softplus", "mish", "add", "mul", "sub", "max", "min",
+        "sum",
+    )
+)  # fmt: skip
 """Post-ops that make something finite of zeros; what they make is multiplied with zero."""
 _UNARY = frozenset(
     ("Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "Elu", "Swish", "HardSwish", "HardSigmoid", "Gelu", "Abs", "Sqrt")
