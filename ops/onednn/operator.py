@@ -88,6 +88,8 @@ class OneDNNOperator(Operator):
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
+        if self.prefers_default():
+            return super().prepare()  # type: ignore[safe-super]
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
@@ -98,6 +100,10 @@ class OneDNNOperator(Operator):
             logger.info("%s: the default engine computes it: %s", self.label, reason)
             self.input_moves, self.output_moves = {}, {}
             return super().prepare()  # type: ignore[safe-super]
+
+    def prefers_default(self) -> bool:
+        """True where the default engine is known to be faster."""
+        return False
 
     def needs_onednn(self) -> bool:
         """True when the default engine cannot compute what is asked for: a blocked layout."""
