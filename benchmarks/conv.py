@@ -29,10 +29,10 @@ from environment import describe
 import dagexec
 from dagexec import OperatorDef, Workspace
 from dagexec.core.arithmetic import operator_arithmetic
+from dagexec.core.choices import choices
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
-from dagexec.ops.conv import search
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.convolution import Convolution, conv_window
 from dagexec.scheduler.intra_op import Demand
@@ -130,7 +130,7 @@ class Contenders:
         operator, y = self._operator("", exhaustive_search=1)
         self.steps["searched"] = operator.prepare()
         self._check("searched", y)
-        self.choice = list(search.choices().values())[-1]
+        self.choice = list(choices.all().values())[-1]
         if torch is not None:
             self._add_torch()
 
@@ -263,7 +263,7 @@ def main() -> None:
     rows = []
     for layer in distinct_layers(options.networks):
         for batch in options.batch:
-            search.forget_choices()
+            choices.forget()
             contenders = Contenders(layer, batch, torch)
             with operator_arithmetic():  # as in a run
                 times = times_of(contenders.steps, options.seconds)

@@ -4,13 +4,13 @@ from importlib.metadata import version
 
 from dagexec import ops as _ops
 from dagexec import scheduler as _scheduler
+from dagexec.core.choices import load_choices, save_choices
 from dagexec.core.errors import DagexecError
 from dagexec.core.net_file import load_net, save_net
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor, compile
-from dagexec.ops.conv.search import load_choices, save_choices
 
 __version__ = version("dagexec")
 

@@ -19,6 +19,7 @@ from dagexec import NetDef
 from dagexec.cli.arguments import parse_arguments
 from dagexec.cli.compare import compare_table
 from dagexec.comparison import Comparison, RuntimeResult
+from dagexec.core.choices import choices
 from dagexec.core.net_file import save_net
 from dagexec.core.operator import Operator, Step
 from dagexec.ops.conv import search
@@ -180,9 +181,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         return {name: 0.5 if name == "DIRECT" else 1.0 for name in steps}
 
     monkeypatch.setattr(search, "measure", measure)
-    search.forget_choices()
+    choices.forget()
     yield asked
-    search.forget_choices()
+    choices.forget()
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -191,7 +192,7 @@ def test_set_gives_an_argument_to_the_operators_that_know_it(cli: Cli, measured:
     assert measured == []
     assert cli(command, "zoo:lenet", "--repeat", 1, "--set", "exhaustive_search=1")[0] == 0
     assert len(measured) == 2
-    search.forget_choices()
+    choices.forget()
     both = ("--set", "exhaustive_search=1", "--set", "deterministic=1")
     assert cli(command, "zoo:lenet", "--repeat", 1, *both)[0] == 0
     assert len(measured) == 2
@@ -228,11 +229,11 @@ def test_choices_are_kept_in_a_file_and_read_from_it(
     kept = json.loads(file.read_text())["choices"]
     assert list(kept.values()) == ["DIRECT", "DIRECT"]
     assert len(measured) == 2
-    search.forget_choices()
+    choices.forget()
     file.write_text(file.read_text().replace("DIRECT", "FFT"))
     assert cli(command, *options, "--set", "exhaustive_search=1")[0] == 0
     assert len(measured) == 2, "measured again, although the file has the choices"
-    assert set(search.choices().values()) == {"FFT"}
+    assert set(choices.all().values()) == {"FFT"}
 
 
 def test_choices_of_other_shapes_stay_in_the_file(cli: Cli, measured: list[list[str]], tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_choices_of_other_shapes_stay_in_the_file(cli: Cli, measured: list[list[
     for count, size in enumerate((8, 9, 8), 1):
         shapes = ("--shape", f"x=1,2,{size},8", "--shape", "w=3,2,3,3")
         assert cli("run", model, *shapes, "--set", "exhaustive_search=1", "--choices", file)[0] == 0
-        search.forget_choices()
+        choices.forget()
         assert len(json.loads(file.read_text())["choices"]) == len(measured) == min(count, 2)
 
 
@@ -253,7 +254,7 @@ def test_a_run_that_fails_leaves_the_choices_as_they_were(cli: Cli, measured: li
     assert not file.exists()
     file.write_text("{}")
     status, _, err = cli("run", "zoo:lenet", "--choices", file)
-    assert (status, "expected a file of dagexec convolution choices" in " ".join(err.split())) == (2, True), err
+    assert (status, "expected a file of dagexec choices" in " ".join(err.split())) == (2, True), err
     assert file.read_text() == "{}"
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from dagexec.core.choices import choices
 from dagexec.core.errors import ArgumentError, ModelFormatError
-from dagexec.ops.conv.search import choices, load_choices, save_choices
 
 Value = int | float | str
 
@@ -28,8 +28,7 @@ ChoicesOption = Annotated[
     typer.Option(
         "--choices",
         metavar="FILE.json",
-        help="Convolution algorithms chosen earlier, if the file exists; those that exhaustive_search=1 chooses now "
-        "are added to it.",
+        help="Choices by measurement made earlier, if the file exists; those made now are added to it.",
     ),
 ]
 OptimizeOption = Annotated[
@@ -69,10 +68,10 @@ def kept_choices(file: Path | None) -> Iterator[None]:
         yield
         return
     if file.exists():
-        load_choices(file)
+        choices.load(file)
     elif not file.parent.is_dir():
         raise ModelFormatError(f"{file}: choices of algorithms cannot be kept: {file.parent} is not a folder")
-    before = choices()
+    before = choices.all()
     yield
-    if choices() != before:
-        save_choices(file)
+    if choices.all() != before:
+        choices.save(file)

@@ -13,6 +13,7 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.arguments import ArgumentValue
+from dagexec.core.choices import choices
 from dagexec.core.errors import ModelFormatError, ResourceError
 from dagexec.core.operator import Step
 from dagexec.ops.conv import search
@@ -43,9 +44,9 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(search, "measure", clock)
-    search.forget_choices()
+    choices.forget()
     yield clock
-    search.forget_choices()
+    choices.forget()
 
 
 def convolve(engine: str = "", x: Array = X, **arguments: int) -> bytes:
@@ -58,13 +59,13 @@ def test_the_fastest_algorithm_computes(clock: Clock, engine: str) -> None:
     clock.times[engine] = 0.5
     assert convolve(exhaustive_search=1) == convolve(engine)
     assert clock.asked == [["DEFAULT", "DIRECT", "FFT", "WINOGRAD"]]
-    assert list(search.choices().values()) == [engine]
+    assert list(choices.all().values()) == [engine]
 
 
 def test_a_gain_within_the_noise_of_measuring_is_none(clock: Clock) -> None:
     clock.times["WINOGRAD"] = 0.94
     assert convolve(exhaustive_search=1) == convolve()
-    assert list(search.choices().values()) == ["DEFAULT"]
+    assert list(choices.all().values()) == ["DEFAULT"]
 
 
 def test_only_the_algorithms_that_apply_are_measured(clock: Clock) -> None:
@@ -79,7 +80,7 @@ def test_every_geometry_is_measured_once(clock: Clock) -> None:
         run_operator("Conv", [X, FILTER], kernel=3, exhaustive_search=1)
         run_operator("Conv", [X, FILTER], kernel=3, pad=1, ws_nbytes_limit=1 << 20, exhaustive_search=1)
         run_operator("Conv", [X.astype(np.float64), FILTER.astype(np.float64)], kernel=3, pad=1, exhaustive_search=1)
-    assert len(clock.asked) == len(search.choices()) == 5
+    assert len(clock.asked) == len(choices.all()) == 5
 
 
 CUBE, CUBES = RNG.normal(size=(1, 4, 4, 4)).astype(np.float16), RNG.normal(size=(4, 4, 3, 3)).astype(np.float16)
@@ -109,7 +110,7 @@ def test_other_work_on_arrays_of_the_same_shapes_is_measured_by_itself(
     for _ in range(2):
         search_with(CUBES, **BASE)
         search_with(CUBES, **{**BASE, **arguments})
-    assert len(clock.asked) == len(search.choices()) == 2
+    assert len(clock.asked) == len(choices.all()) == 2
 
 
 def test_layouts_and_constant_filters_are_measured_by_themselves(clock: Clock) -> None:
@@ -119,7 +120,7 @@ def test_layouts_and_constant_filters_are_measured_by_themselves(clock: Clock) -
         for order in ("NCHW", "NHWC"):
             for constant in (False, True):
                 search_with(weights, constant, kernel=4, order=order)
-    assert len(clock.asked) == len(search.choices()) == 4
+    assert len(clock.asked) == len(choices.all()) == 4
 
 
 def test_candidates_are_measured_with_the_bias_and_with_filters_kept_as_in_the_run(
@@ -165,11 +166,22 @@ def test_deterministic_measures_nothing_and_uses_what_was_loaded(clock: Clock, t
     assert clock.asked == []
     convolve(exhaustive_search=1)
     assert convolve(exhaustive_search=1, deterministic=1) == convolve(), "what was measured does not count"
-    assert search.save_choices(tmp_path / "choices.json") == 1
-    search.forget_choices()
-    assert search.load_choices(tmp_path / "choices.json") == 1
+    assert choices.save(tmp_path / "choices.json") == 1
+    choices.forget()
+    assert choices.load(tmp_path / "choices.json") == 1
     assert convolve(exhaustive_search=1, deterministic=1) == convolve("WINOGRAD")
     assert convolve(exhaustive_search=1) == convolve("WINOGRAD")
+    assert len(clock.asked) == 1
+
+
+def test_an_algorithm_that_is_unknown_here_leaves_the_default(clock: Clock, tmp_path: Path) -> None:
+    convolve(exhaustive_search=1)
+    path = tmp_path / "choices.json"
+    choices.save(path)
+    path.write_text(path.read_text().replace("DEFAULT", "MAGIC"))
+    choices.forget()
+    choices.load(path)
+    assert convolve(exhaustive_search=1) == convolve()
     assert len(clock.asked) == 1
 
 
@@ -177,14 +189,14 @@ def test_loaded_choices_go_before_measured_ones(clock: Clock, tmp_path: Path) ->
     clock.times["WINOGRAD"] = 0.1
     convolve(exhaustive_search=1)
     path = tmp_path / "choices.json"
-    search.save_choices(path)
+    choices.save(path)
     path.write_text(path.read_text().replace("WINOGRAD", "FFT"))
-    search.load_choices(path)
+    choices.load(path)
     assert convolve(exhaustive_search=1) == convolve("FFT")
 
 
 def test_two_threads_that_measure_at_once_end_with_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    search.forget_choices()
+    choices.forget()
     both = threading.Barrier(2)
     winners = iter([{"WINOGRAD": 0.1}, {"FFT": 0.1}])
 
@@ -208,9 +220,9 @@ def test_two_threads_that_measure_at_once_end_with_one_choice(monkeypatch: pytes
         thread.start()
     for thread in threads:
         thread.join(60)
-    (choice,) = search.choices().values()
+    (choice,) = choices.all().values()
     assert results == [convolve(choice)] * 2
-    search.forget_choices()
+    choices.forget()
 
 
 def test_measuring_runs_each_candidate_and_drops_the_slow_ones() -> None:
@@ -233,14 +245,10 @@ def test_measuring_runs_each_candidate_and_drops_the_slow_ones() -> None:
 
 BROKEN = {
     "not JSON": ("{", "cannot be read"),
-    "another file": ('{"choices": {}}', "expected a file of dagexec convolution choices, version 1"),
-    "unknown engine": (
-        json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": {"a": "MAGIC"}}),
-        "one of DEFAULT, DIRECT, FFT, WINOGRAD",
-    ),
-    "a list": (json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": [["a"]]}), "one of"),
+    "another file": ('{"choices": {}}', "expected a file of dagexec choices, version 1"),
+    "a list": (json.dumps({"format": "dagexec choices", "version": 1, "choices": [["a"]]}), "must map keys to names"),
     "too deep": ("[" * 100_000, "cannot be read"),
-    "nested": (json.dumps({"format": "dagexec convolution choices", "version": 1, "choices": {"a": []}}), "one of"),
+    "nested": (json.dumps({"format": "dagexec choices", "version": 1, "choices": {"a": []}}), "must map keys to names"),
 }
 
 
@@ -249,13 +257,13 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: str, 
     path = tmp_path / "choices.json"
     path.write_text(content)
     with pytest.raises(ModelFormatError, match=f"choices.json.*{message}"):
-        search.load_choices(path)
-    assert search.choices() == {}
+        choices.load(path)
+    assert choices.all() == {}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=r"nowhere\.json"):
-        search.load_choices(tmp_path / "nowhere.json")
+        choices.load(tmp_path / "nowhere.json")
 
 
 def test_an_engine_that_does_not_apply_is_passed_over_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,241 @@
+"""Choices by measurement: which of several ways to compute is fastest here, kept for the process and in a file.
+
+A choice is text under a key that names all that it depends on: processor, library and its version, geometry, threads.
+Measuring takes time, so it happens within a budget only: `with measuring(seconds):`. Outside of it, what is known is
+used and for the rest the caller's rule decides. At the end of `measuring` new choices go to the cache file:
+`$DAGEXEC_CHOICES` (a path, or "off"), else `$XDG_CACHE_HOME/dagexec/choices.json`, where `~/.cache` is the default. A
+file that is damaged, or is something else, is warned of and not read; what it costs is to measure again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from dagexec.core.device import processor_name
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.net_file import write_atomically
+
+logger = logging.getLogger("dagexec")
+
+_FORMAT = "dagexec choices"
+
+
+@cache
+def processor_key() -> str:
+    """The part of a key that says on which processor a measurement holds."""
+    return processor_name()
+
+
+class Choices:
+    """Choices by key. Threads may use it at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: dict[str, str] = {}
+        self._known: dict[str, str] = {}
+        self._new: dict[str, str] = {}
+        self._file: Path | None = None
+        self._looked = False
+
+    def find(self, key: str, *, given_only: bool = False) -> str | None:
+        """What was chosen under `key`; `given_only`: in a file that the caller named to `load`."""
+        with self._lock:
+            found = self._given.get(key)
+            if found is not None or given_only:
+                return found
+            self._read_cache()
+            return self._known.get(key)
+
+    def keep(self, key: str, choice: str) -> str:
+        """Keep a measured choice, unless another was kept meanwhile. Returns the one that holds."""
+        with self._lock:
+            kept = self._known.setdefault(key, choice)
+            if kept is choice:
+                self._new[key] = choice
+            return kept
+
+    def forget(self) -> None:
+        """Drop all choices; the cache file is left alone, and is read again when something is asked for."""
+        with self._lock:
+            self._given, self._known, self._new, self._looked = {}, {}, {}, False
+
+    def all(self) -> dict[str, str]:
+        """All choices that hold."""
+        with self._lock:
+            self._read_cache()
+            return self._known | self._given
+
+    def load(self, path: str | Path) -> int:
+        """Read a file that `save` wrote; its choices go before measured ones. Returns how many there are.
+
+        Raises ModelFormatError when the file cannot be read or is something else.
+        """
+        found = _read(Path(path))
+        with self._lock:
+            self._given.update(found)
+        return len(found)
+
+    def save(self, path: str | Path) -> int:
+        """Write all choices to a file, atomically. Returns how many. Raises ModelFormatError when that fails."""
+        found = self.all()
+        _write(Path(path), found)
+        return len(found)
+
+    def flush(self) -> None:
+        """Add what was measured since the last time to the cache file. When that fails, a warning says so."""
+        with self._lock:
+            self._read_cache()
+            path, new = self._file, self._new
+            if path is None or not new:
+                return
+            self._new = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, (_read_or_warn(path) or {}) | new)
+        except (ModelFormatError, OSError) as error:
+            logger.warning("choices are not saved: %s", error)
+
+    def _read_cache(self) -> None:
+        """Read the cache file, the first time."""
+        if self._looked:
+            return
+        self._looked = True
+        self._file = cache_file()
+        if self._file is not None:
+            self._known = (_read_or_warn(self._file) or {}) | self._known
+
+
+def cache_file() -> Path | None:
+    """Where choices are kept from one process to the next; None when that is switched off."""
+    named = os.environ.get("DAGEXEC_CHOICES", "")
+    if named == "off":
+        return None
+    if named:
+        return Path(named)
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(folder) if folder else Path.home() / ".cache") / "dagexec" / "choices.json"
+    except RuntimeError:  # nobody's home
+        return None
+
+
+def _read_or_warn(path: Path) -> dict[str, str] | None:
+    """The choices of a file; None where there is none, or where it is no such file, which is warned of."""
+    try:
+        if not path.exists():
+            return None
+        return _read(path)
+    except (ModelFormatError, OSError, ValueError) as error:  # ValueError: a null character in the path
+        logger.warning("the cache of choices is not used: %s", error)
+        return None
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: choices cannot be read: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != 1:
+        raise ModelFormatError(f"{path}: expected a file of {_FORMAT}, version 1")
+    found = content.get("choices")
+    if not isinstance(found, dict) or not all(isinstance(choice, str) for choice in found.values()):
+        raise ModelFormatError(f"{path}: choices must map keys to names")
+    return found
+
+
+def _write(path: Path, found: dict[str, str]) -> None:
+    content = {"format": _FORMAT, "version": 1, "choices": dict(sorted(found.items()))}
+    write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+choices = Choices()
+"""The choices of this process."""
+
+
+def load_choices(path: str | Path) -> int:
+    """Read choices that `save_choices` wrote; they go before measured ones. Returns how many there are.
+
+    Those of other processors and libraries are kept, and not used. Raises ModelFormatError when the file cannot be
+    read or is something else.
+    """
+    return choices.load(path)
+
+
+def save_choices(path: str | Path) -> int:
+    """Write all choices, measured and loaded, to a JSON file, atomically. Returns how many there are.
+
+    Raises ModelFormatError when the file cannot be written.
+    """
+    return choices.save(path)
+
+
+class _Budget:
+    """Seconds that may still be spent on measuring."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+
+_turn = threading.RLock()
+_budgets_lock = threading.Lock()
+_budgets: list[_Budget] = []
+
+
+@contextmanager
+def measuring(seconds: float) -> Iterator[None]:
+    """For the time of the block, `choose` may spend so many seconds on measuring, in any thread.
+
+    Blocks may be nested, and several threads may be in one each: what is spent is spent of the latest budget that has
+    something left. At the end, what was measured goes to the cache file.
+    """
+    budget = _Budget(seconds)
+    with _budgets_lock:
+        _budgets.append(budget)
+    try:
+        yield
+    finally:
+        with _budgets_lock:
+            _budgets.remove(budget)
+        choices.flush()
+
+
+def seconds_left() -> float:
+    """What may be spent on measuring now; 0 outside of `measuring`."""
+    with _budgets_lock:
+        return max((budget.left for budget in _budgets), default=0.0)
+
+
+def choose(key: str, measure: Callable[[float], str]) -> str | None:
+    """The choice under `key`: known, or measured now; None when it is not known and the budget does not allow it.
+
+    `measure` gets the seconds that are left. One thread measures at a time, so that none disturbs another.
+    """
+    found = choices.find(key)
+    if found is not None or seconds_left() <= 0:
+        return found
+    with _turn:
+        found = choices.find(key)
+        left = seconds_left()
+        if found is not None or left <= 0:
+            return found
+        start = time.perf_counter()
+        try:
+            return choices.keep(key, measure(left))
+        finally:
+            _spend(time.perf_counter() - start)
+
+
+def _spend(seconds: float) -> None:
+    with _budgets_lock:
+        for budget in reversed(_budgets):
+            if budget.left > 0:
+                budget.left -= seconds
+                return
