@@ -1,0 +1,348 @@
+"""Quantised operators by oneDNN: products of 8-bit integers summed in 32 bits, four a lane (VNNI).
+
+Where the processor has no instruction that sums exactly (older ones saturate 16-bit pairs), NumPy computes. Sums are
+exact; scaling is in float32 as the schemas say it, but with the bias added after the scaling and factors multiplied in
+another order, so that a result that lies halfway between two integers, within the rounding of float32, may be the
+other one: outputs of integers are at most one step from the default engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from dagexec.core.dtypes import FLOAT32, INT8, INT32, TypeMeta, from_numpy
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.ops.geometry import Axis
+from dagexec.ops.layout import NCHW, NHWC, channels_last
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import append_post_ops
+from dagexec.ops.onednn.primitive import (
+    ATTR_SCALES,
+    ATTR_ZERO_POINTS,
+    BIAS,
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    WEIGHTS_MD,
+    Array,
+    Attributes,
+    Descriptor,
+    PrimitiveDescriptor,
+)
+from dagexec.ops.post_ops import PostOp
+from dagexec.ops.quantized import addition, convolution, linear, product
+from dagexec.ops.quantized.accumulation import fits_int32
+from dagexec.ops.quantized.requantisation import Requantisation
+from dagexec.ops.quantized.scales import BYTES, checked_scales, scale_argument
+
+_CONVOLUTION_DIRECT = 1
+_BINARY_ADD = 0x1FFF0
+_EXACT_SUMS = 0x40 | 0x08  # of dnnl_cpu_isa_t: the bits of AVX-512 VNNI and of AVX2 VNNI
+
+Arguments = dict[int, tuple[Descriptor, Array]]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How oneDNN scales a sum: in units of `unit`, in which an addend needs no scale of its own.
+
+    Attributes:
+        factor: what a weight's scale is multiplied by.
+        destination: the scale of the destination in those units.
+        post_ops: with bounds in those units, and the addend's zero point subtracted.
+        shift: added to the bias: the addend's zero point, where the addend comes first.
+    """
+
+    factor: np.float32
+    destination: np.float32
+    post_ops: tuple[PostOp, ...]
+    shift: float
+
+    @classmethod
+    def of(cls, what: Requantisation, x_scale: np.float32, addend: TypeMeta | None) -> Scaling:
+        """The scaling of an operator with an addend of that type, if it has one."""
+        unit = what.y_scale if addend is None else np.float32(1) if addend is FLOAT32 else what.add_scale
+        first_adds = bool(what.post_ops) and what.post_ops[0].kind == "add"
+        post_ops: list[PostOp] = []
+        for op in _bounds_in(what.post_ops, unit):
+            post_ops.append(op)
+            if op.kind == "add" and what.add_zero_point and not first_adds:
+                post_ops.append(PostOp("linear", 1.0, -float(what.add_zero_point)))
+        shift = -float(what.add_zero_point) if first_adds else 0.0
+        return cls(np.float32(x_scale / unit), np.float32(what.y_scale / unit), tuple(post_ops), shift)
+
+
+class QuantisedProduct(OneDNNOperator):
+    """What QuantConv and QuantFC share: scales, zero points, and the bias in float32."""
+
+    metas: ClassVar = BYTES
+
+    def require_exact(self, terms: int) -> None:
+        """Raise UnsupportedFeatureError where sums of so many terms might not be exact."""
+        if not self.onednn.isa & _EXACT_SUMS:
+            raise UnsupportedFeatureError(f"{self.label}: the processor has no exact sums of 8-bit products (VNNI)")
+        if not fits_int32(terms, self.input(0).meta, INT8):
+            raise UnsupportedFeatureError(f"{self.label}: a sum of {terms} products may not fit 32 bits")
+
+    def vector(self, values: Array) -> tuple[Descriptor, Array]:
+        """A vector as an argument of an execution."""
+        return Descriptor.strided(self.onednn, values.shape, from_numpy(values.dtype), (1,)), values
+
+    def scale_arguments(
+        self, what: Requantisation, scaling: Scaling, attributes: Attributes, mask: int, zero_point: int
+    ) -> tuple[Arguments, list[Step]]:
+        """Scales, zero points and the bias, and the steps that compute those that are not constant.
+
+        `mask` says which axes of the weights have scales: one for each output channel.
+        """
+        units, scales = len(self.x(1)), self.x(2)
+        factors = self.scratch((units,), np.float32)
+        bias = self.scratch((units,), np.float32)
+        steps: list[Step] = [partial(np.multiply, scales.reshape(-1), scaling.factor, out=factors)]
+        bias.fill(scaling.shift)
+        if self.arguments.bool("bias"):
+            steps.append(partial(np.multiply, self.x(3), factors, out=bias, casting="same_kind"))
+            if scaling.shift:
+                steps.append(partial(np.add, bias, np.float32(scaling.shift), out=bias))
+        attributes.scales(WEIGHTS, mask)
+        arguments = {ATTR_SCALES | WEIGHTS: self.vector(factors)}
+        if scaling.destination != 1:
+            attributes.scales(DST, 0)
+            arguments[ATTR_SCALES | DST] = self.vector(np.array([scaling.destination], np.float32))
+        for argument, value in ((SRC, zero_point), (DST, what.y_zero_point)):
+            if value:
+                attributes.zero_points(argument, 0)
+                arguments[ATTR_ZERO_POINTS | argument] = self.vector(np.array([value], np.int32))
+        arguments[BIAS] = self.vector(bias)
+        checks = checked_scales(self, 2)
+        if all(self.input(index).constant is not None for index in range(2, 3 + self.arguments.bool("bias"))):
+            in_sequence(steps)()
+            return arguments, checks
+        return arguments, checks + steps
+
+    def addend_meta(self, what: Requantisation) -> TypeMeta | None:
+        """The type of what post_ops add."""
+        return None if what.addend is None else self.input(what.addend).meta
+
+
+@operator(convolution.QUANT_CONV, engine="ONEDNN")
+class QuantConv(QuantisedProduct, convolution.QuantConv):
+    """One convolution primitive on NHWC images; those in NCHW are copied before and after it."""
+
+    def prepare_primitive(self) -> Step:
+        """The primitive with what is done to its sums as attributes."""
+        call = self.call()
+        _, what = convolution.read_conv(call)
+        window, axes = convolution.quant_window(call)
+        weights, group = self.x(1), self.arguments.int("group", 1)
+        self.require_exact(weights[0].size)
+        if not weights.size or not self.x(0).size:
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
+        scaling = Scaling.of(what, scale_argument(call, "x_scale"), self.addend_meta(what))
+        attributes = self.attributes()
+        zero_point = self.arguments.int("x_zero_point", 0)
+        arguments, before = self.scale_arguments(what, scaling, attributes, 3 if group > 1 else 1, zero_point)
+        x, load = self._last(self.x(0))
+        y, _ = self._last(self.y(0), load=False)
+        operands = {}
+        if what.addend is not None:
+            operands[what.addend], fetch = self._last(self.x(what.addend))
+            before += fetch
+        arguments |= append_post_ops(
+            attributes, self.onednn, scaling.post_ops, operands, (y.ndim, NHWC), self.label
+        )
+        logical = np.moveaxis(weights, -1, 1) if window.channels_last else weights
+        if group > 1:
+            logical = logical.reshape(group, len(weights) // group, *logical.shape[1:])
+        wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
+        source, result = self.image(x, NHWC), self.image(y, NHWC)
+        dims = self.onednn.dims
+        found = self._fast(
+            self.describe(
+                "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
+                source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
+                dims([axis.stride for axis in axes]), dims([axis.dilation - 1 for axis in axes]),
+                dims([axis.head for axis in axes]), dims([_tail(axis) for axis in axes]), attributes.handle,
+            )
+        )  # fmt: skip
+        target = found.descriptor(WEIGHTS_MD)
+        packed, pack = self.parameter(1, logical, self.packed(logical), target)
+        arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
+        bound = self.bound(found, arguments)
+        if x is self.x(0) and y is self.y(0):
+            self.offer_moves(bound, {0: SRC}, {0: DST})
+        store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
+        return in_sequence([*before, *load, pack, bound.step, *store])
+
+    def _last(self, array: Array, *, load: bool = True) -> tuple[Array, list[Step]]:
+        """An image tensor of this operator as NHWC, and the steps that copy it there."""
+        if channels_last(self.call()):
+            return array, []
+        shape = (array.shape[0], *array.shape[2:], array.shape[1])
+        copy = self.scratch(shape, array.dtype)
+        if not load:
+            return copy, []
+        return copy, [self.reorder(self.image(array, NCHW), self.image(copy, NHWC), array, copy).step]
+
+    def _fast(self, found: PrimitiveDescriptor) -> PrimitiveDescriptor:
+        """The first implementation that is compiled for the processor; a plain loop is slower than NumPy's BLAS."""
+        for implementation in found.implementations():
+            if not implementation.name.startswith(("ref", "gemm:ref")):
+                return implementation
+        raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast convolution of this geometry")
+
+
+def _tail(axis: Axis) -> int:
+    """The padding at the end that the last window needs, less than nothing where it does not reach the end."""
+    return (axis.out - 1) * axis.stride + axis.extent - axis.size - axis.head
+
+
+@operator(product.QUANT_FC, engine="ONEDNN")
+class QuantFC(QuantisedProduct, product.QuantFC):
+    """One matrix product."""
+
+    def prepare_primitive(self) -> Step:
+        """The primitive with what is done to its sums as attributes."""
+        call = self.call()
+        _, what = product.read_fc(call)
+        units, inner = self.x(1).shape
+        self.require_exact(inner)
+        if not inner:
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
+        scaling = Scaling.of(what, scale_argument(call, "x_scale"), self.addend_meta(what))
+        attributes = self.attributes()
+        arguments, before = self.scale_arguments(what, scaling, attributes, 2, self.arguments.int("x_zero_point", 0))
+        x, y, weights = self.x(0).reshape(-1, inner), self.y(0).reshape(-1, units), self.x(1).T
+        operands = {} if what.addend is None else {what.addend: self.x(what.addend).reshape(y.shape)}
+        arguments |= append_post_ops(attributes, self.onednn, scaling.post_ops, operands, (2, NCHW), self.label)
+        bias = arguments[BIAS][1].reshape(1, units)
+        arguments[BIAS] = (self.packed(bias), bias)
+        source, result = self.packed(x), self.packed(y)
+        wanted = Descriptor.any_layout(self.onednn, weights.shape, INT8)
+        found = self.describe(
+            "matmul", self.onednn.engine, source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
+            attributes.handle,
+        )  # fmt: skip
+        if found.name.startswith("ref"):
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast product of these sizes")
+        target = found.descriptor(WEIGHTS_MD)
+        packed, pack = self.parameter(1, weights, self.packed(weights), target)
+        arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
+        bound = self.bound(found, arguments)
+        self.offer_moves(bound, {0: SRC}, {0: DST})
+        return in_sequence([*before, pack, bound.step])
+
+
+@operator(addition.QUANT_ADD, engine="ONEDNN")
+class QuantAdd(OneDNNOperator, addition.QuantAdd):
+    """One binary primitive with scales; zero points are constants that post-ops add."""
+
+    metas: ClassVar = BYTES
+
+    def prepare_primitive(self) -> Step:
+        """The sum as the primitive, what comes after the addition as post-ops."""
+        call = self.call()
+        _, what = addition.read_add(call)
+        if not what.post_ops or what.post_ops[0].kind != "add":
+            raise UnsupportedFeatureError(f"{self.label}: something is done before the addition")
+        a, b, y = (array.reshape(-1) for array in (self.x(0), self.x(1), self.y(0)))
+        attributes = self.attributes()
+        a_scale = np.float32(scale_argument(call, "x_scale") / what.y_scale)
+        b_scale = np.float32(what.add_scale / what.y_scale)
+        arguments: Arguments = {}
+        for argument, scale in ((SRC, a_scale), (SRC_1, b_scale)):
+            attributes.scales(argument, 0)
+            arguments[ATTR_SCALES | argument] = self._scale(scale)
+        shift = -float(self.arguments.int("x_zero_point", 0) * a_scale + what.add_zero_point * b_scale)
+        links = _bounds_in(what.post_ops[1:], what.y_scale)
+        links = ([PostOp("linear", 1.0, shift)] if shift else []) + links
+        if what.y_zero_point:
+            links.append(PostOp("linear", 1.0, float(what.y_zero_point)))
+        append_post_ops(attributes, self.onednn, links, {}, (1, NCHW), self.label)
+        first, second, result = self.packed(a), self.packed(b), self.packed(y)
+        found = self.describe(
+            "binary", self.onednn.engine, _BINARY_ADD, first.handle, second.handle, result.handle, attributes.handle
+        )
+        if found.name.startswith("ref"):
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast sum of these types")
+        bound = self.bound(found, arguments | {SRC: (first, a), SRC_1: (second, b), DST: (result, y)})
+        self.offer_moves(bound, {0: SRC}, {0: DST})
+        return bound.step
+
+    def _scale(self, value: np.float32) -> tuple[Descriptor, Array]:
+        return Descriptor.strided(self.onednn, (1,), FLOAT32, (1,)), np.array([value], np.float32)
+
+
+def _bounds_in(post_ops: Iterable[PostOp], unit: np.float32) -> list[PostOp]:
+    """`post_ops` with the bounds of a clip in units of `unit`."""
+    return [
+        replace(op, a=float(np.float32(op.a) / unit), b=float(np.float32(op.b) / unit)) if op.kind == "clip" else op
+        for op in post_ops
+    ]
+
+
+class _LinearCopy(OneDNNOperator):
+    """A copy between floats and integers with one scale and one zero point, which must be constants."""
+
+    def copied(self, argument: int) -> Step:
+        """The reorder with the scale and zero point of `argument`, SRC or DST: the side that has the integers."""
+        x, y = self.x(0), self.y(0)
+        meta, zero = self.input(1).meta, 0
+        if self.x(1).size != 1 or meta is not FLOAT32 or FLOAT32 not in (self.input(0).meta, self.output(0).meta):
+            raise UnsupportedFeatureError(f"{self.label}: scales along an axis, or other types than float32")
+        parameters = range(1, len(self.input_blobs))
+        if any(self.input(index).constant is None for index in parameters):
+            raise UnsupportedFeatureError(f"{self.label}: the scale or the zero point is not constant")
+        checked_scales(self, 1)
+        if len(self.input_blobs) == 3:
+            zero = int(self.x(2).reshape(-1)[0])
+        attributes = self.attributes()
+        attributes.scales(argument, 0)
+        scale = np.array([self.x(1).reshape(-1)[0]], np.float32)
+        arguments: Arguments = {ATTR_SCALES | argument: (self.packed(scale), scale)}
+        if zero:
+            attributes.zero_points(argument, 0)
+            point = np.array([zero], np.int32)
+            arguments[ATTR_ZERO_POINTS | argument] = (Descriptor.strided(self.onednn, (1,), INT32, (1,)), point)
+        source, target = self.packed(x.reshape(-1)), self.packed(y.reshape(-1))
+        engine = self.onednn.engine
+        found = self.describe("reorder", source.handle, engine, target.handle, engine, attributes.handle)
+        if found.name.startswith("ref"):
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast copy between these types")
+        bound = self.bound(found, arguments | {SRC: (source, x), DST: (target, y)})
+        self.offer_moves(bound, {0: SRC}, {0: DST})
+        return bound.step
+
+
+@operator(linear.QuantizeLinear.schema, engine="ONEDNN")
+class QuantizeLinear(_LinearCopy, linear.QuantizeLinear):
+    """A copy with conversion; it multiplies with 1 / scale, so that a tie may go to the other neighbour."""
+
+    metas: ClassVar = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One reorder."""
+        if self.output(0).meta not in BYTES:
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no {self.output(0).meta}")
+        return self.copied(DST)
+
+
+@operator(linear.DequantizeLinear.schema, engine="ONEDNN")
+class DequantizeLinear(_LinearCopy, linear.DequantizeLinear):
+    """A copy with conversion."""
+
+    metas: ClassVar = BYTES
+
+    def prepare_primitive(self) -> Step:
+        """One reorder."""
+        return self.copied(SRC)
+
