@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dagexec.executor import Executor
-from dagexec.replicas import Array
-from dagexec.scheduler.calibration import measure_costs
+from dagexec.scheduler.calibration import measure_costs, slowdown_up_to
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import Machine, machine_bound, predict, retimed
 from dagexec.scheduler.trace import RunSeconds, Trace
+from dagexec.transfers import Array
 
 LAUNCH_SECONDS = 5e-6
 """What launching an operator on a stream is taken to cost, where nobody says."""
@@ -49,13 +49,6 @@ class Calibration:
         """Seconds a run of `plan` takes on `machine`."""
         timed = retimed(plan, self.operator_seconds)
         return predict(timed, machine, self.operator_seconds) + self.run_seconds
-
-
-def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
-    """The slowdown for 1 to `cores` busy cores, on a straight line from none to that `measured` for all of them."""
-    if cores < 2:
-        return (1.0,)
-    return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))
 
 
 class Calibrator:

@@ -20,6 +20,13 @@ class SchedulingCosts:
     chain_seconds: float
 
 
+def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
+    """The slowdown for 1 to `cores` busy cores, on a straight line from none to that `measured` for all of them."""
+    if cores < 2:
+        return (1.0,)
+    return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))
+
+
 def measure_costs(plan: Plan, repeat: int = 51) -> SchedulingCosts:
     """Run the chains of `plan` `repeat` times without their operators, on one worker; medians."""
     wakes, runs = [], []

@@ -19,7 +19,9 @@ from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.ops.layout import NCHW, NCHW16C, NHWC
+from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
+from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.single_assignment import Value, Values
 
 Node = tuple[str, int]
@@ -316,3 +318,29 @@ def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
         if argument.name in ("order", "output_order", "to_order")
     }
     return frozenset(found & {NHWC, NCHW16C})
+
+
+def layout_pass(name: str) -> Pass:
+    """The pass for one of LAYOUTS."""
+    return Pass("layout", _DOC, lambda model: laid_out(model, name))
+
+
+def laid_out(model: Model, name: str) -> Rewritten:
+    """`model` in the layout called `name`, one of LAYOUTS; NCHW leaves it as it is."""
+    if name == NCHW:
+        return Rewritten(model)
+    source = pad_channels(model) if name == PADDED else model
+    layout = assign_layout(source, NHWC if name == NHWC else NCHW16C)
+    if not layout.operators:
+        return Rewritten(model)
+    padded = ("channels padded to blocks of 16",) if source is not model else ()
+    return Rewritten(layout.model, (*padded, *layout.changes()))
+
+
+PADDED = "NCHW16c padded"
+LAYOUTS = (NHWC, NCHW16C, PADDED, NCHW)
+"""What `layout_pass` knows. The first is taken where nothing is measured: every engine computes in it."""
+
+_DOC = "images in order NHWC or NCHW16c where oneDNN computes, with a Reorder only where two orders meet"
+
+LAYOUT = layout_pass(LAYOUTS[0])

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.choices import measuring
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.threads import new_gate
@@ -87,8 +88,12 @@ def random_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str
 class Bench:
     """Measures with `inputs`. The parameters, and what operators derive from them, are shared by all it runs."""
 
-    def __init__(self, inputs: Mapping[str, Array], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, inputs: Mapping[str, Array], search_seconds: float, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Each net that is prepared may spend `search_seconds` on choosing its operators' implementations."""
         self._inputs = inputs
+        self._search_seconds = search_seconds
         self._clock = clock
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
@@ -122,7 +127,8 @@ class Bench:
             for model in models:
                 runners.append(_Runner(Trial(model), self.parameters(model)))
                 stack.callback(runners[-1].close)
-                runners[-1].run(self._inputs)
+                with measuring(self._search_seconds):
+                    runners[-1].run(self._inputs)
             traces = [Trace() for _ in models]
             end = self._clock() + seconds
             for count in range(_MOST_ROUNDS):
@@ -164,7 +170,8 @@ class Bench:
     def _warm(self, runner: _Runner, trial: Trial) -> bool:
         """Prepare and run twice. False for a model that cannot be run so."""
         try:
-            runner.run(self._inputs)
+            with measuring(self._search_seconds):
+                runner.run(self._inputs)
             runner.run(self._inputs)
         except Exception as error:
             logger.info("net %r cannot be measured (%s): %s", trial.model.name, type(error).__name__, error)

@@ -1,0 +1,209 @@
+"""Which schedule a net gets: candidates by prediction, the best few of them measured, the fastest kept.
+
+The choice is text under a key of the net, its shapes, the processor, the cores and oneDNN's version
+(`core.choices`), so that the next compilation of the same net measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.errors import DagexecError
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.inference import infer_net
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.core.schema import TensorType
+from dagexec.scheduler.calibration import SchedulingCosts, slowdown_up_to
+from dagexec.scheduler.plan import build_plan
+from dagexec.scheduler.simulate import Machine
+from dagexec.tuning.bench import Array, Measures, Trial
+from dagexec.tuning.schedule import (
+    OperatorTimes,
+    Schedule,
+    Situation,
+    candidates,
+    for_throughput,
+    predicted_seconds,
+)
+
+logger = logging.getLogger("dagexec")
+
+_MEASURED_CANDIDATES = 3
+_TEAM_SECONDS = 3e-6  # what several threads cost a primitive, where nothing is measured
+_PARALLEL_SHARE = 0.9  # of an operator's work, likewise
+_NOMINAL = SchedulingCosts(wake_seconds=40e-6, chain_seconds=5e-6)
+_NOMINAL_SLOWDOWN = 1.15
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a schedule has to keep to; None is to be chosen.
+
+    Attributes:
+        cores: how many there are.
+        replicas: how many runs may be in flight at once.
+        threads: at most so many for an operator.
+    """
+
+    cores: int
+    replicas: int = 1
+    net_type: str | None = None
+    workers: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A candidate's times in seconds; `measured` is None for one that was not run."""
+
+    schedule: Schedule
+    predicted: float
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The schedule, and the candidates it was chosen from, the one predicted to be fastest first."""
+
+    schedule: Schedule
+    considered: tuple[Considered, ...] = ()
+
+
+def choose_schedule(
+    model: Model, wishes: Wishes, measures: Measures | None, seconds: float, inputs: Mapping[str, Array] | None
+) -> Choice:
+    """The schedule for `model`; without `measures` from what inference says of the cost of operators on `inputs`."""
+    known = model.parameters.keys() | model.inputs.keys()
+    graph = build_graph(model.net, known.__contains__)
+    if wishes.replicas > 1:
+        return Choice(_throughput(graph, wishes))
+    widths = _widths(wishes)
+    if measures is None:
+        situation = _situation(graph, wishes, _estimated_times(graph, model, widths, inputs))
+        predicted = _considered(situation)
+        return Choice(predicted[0].schedule, tuple(predicted))
+    times = _measured_times(model, widths, measures, seconds * 0.3)
+    slowdown = measures.slowdown(model, wishes.cores, seconds * 0.1) if wishes.cores > 1 else 1.0
+    costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
+    situation = _situation(graph, wishes, times, costs, slowdown)
+    predicted = _considered(situation)
+    tried = predicted[:_MEASURED_CANDIDATES]
+    trials = [trial_of(model, one.schedule, wishes.threads or 1) for one in tried]
+    found = measures.run_seconds(trials, seconds * 0.6) if len(trials) > 1 else [predicted[0].predicted]
+    rows = [Considered(one.schedule, one.predicted, time) for one, time in zip(tried, found, strict=True)]
+    best = min(rows, key=lambda row: row.measured or 0.0)
+    for row in rows:
+        logger.info(
+            "schedule %s on %d worker(s): predicted %.3f ms, measured %.3f ms",
+            row.schedule.kind, row.schedule.workers, row.predicted * 1e3, (row.measured or 0.0) * 1e3,
+        )  # fmt: skip
+    return Choice(best.schedule, (*rows, *predicted[_MEASURED_CANDIDATES:]))
+
+
+def trial_of(model: Model, schedule: Schedule, intra_op_threads: int = 1) -> Trial:
+    """How a bench runs `model` under `schedule`."""
+    return Trial(schedule.applied(model), schedule.net_type, schedule.workers, intra_op_threads)
+
+
+def to_text(schedule: Schedule) -> str:
+    """The schedule as text to keep."""
+    return json.dumps(asdict(schedule))
+
+
+def from_text(text: str, net: NetDef) -> Schedule | None:
+    """The schedule that `to_text` wrote for `net`; None for something else."""
+    try:
+        found = json.loads(text)
+        order = tuple((int(first), int(second)) for first, second in found["order"])
+        threads = tuple(int(count) for count in found["threads"])
+        schedule = Schedule(str(found["kind"]), str(found["net_type"]), int(found["workers"]), threads, order)
+    except (ValueError, KeyError, TypeError):
+        return None
+    known = schedule.net_type in ("simple", "dag", "async_dag") and min(schedule.workers, *threads, 1) >= 1
+    fits = len(threads) == len(net.op) and all(0 <= first < second < len(net.op) for first, second in order)
+    return schedule if known and fits and all(net.op[first].output for first, _ in order) else None
+
+
+def _throughput(graph: Graph, wishes: Wishes) -> Schedule:
+    schedule = for_throughput(graph, wishes.cores, wishes.replicas, wishes.net_type)
+    threads = tuple(_threads_of(graph, index, wishes.threads or 1) for index in range(len(graph)))
+    workers = wishes.workers or max(1, schedule.workers // (wishes.threads or 1))
+    return Schedule(schedule.kind, schedule.net_type, workers, threads)
+
+
+def _threads_of(graph: Graph, index: int, threads: int) -> int:
+    return threads if graph.operators[index].engine == "ONEDNN" else 1
+
+
+def _widths(wishes: Wishes) -> tuple[int, ...]:
+    """The numbers of threads to try."""
+    if wishes.threads is not None:
+        return tuple(sorted({1, wishes.threads}))
+    half = {wishes.cores // 2} if wishes.cores >= 4 else set()
+    return tuple(sorted({1, wishes.cores} | half))
+
+
+def _situation(
+    graph: Graph,
+    wishes: Wishes,
+    times: OperatorTimes,
+    costs: SchedulingCosts = _NOMINAL,
+    slowdown: float = _NOMINAL_SLOWDOWN,
+) -> Situation:
+    machine = Machine(
+        chain_seconds=costs.chain_seconds,
+        wake_seconds=costs.wake_seconds,
+        slowdown=slowdown_up_to(wishes.cores, slowdown),
+    )
+    single = wishes.cores == 1 and wishes.workers is None
+    return Situation(
+        graph,
+        times,
+        machine,
+        wishes.cores,
+        1 if single or wishes.net_type == "simple" else wishes.workers,
+        wishes.net_type or "simple",
+        wishes.net_type or "dag",
+    )
+
+
+def _considered(situation: Situation) -> list[Considered]:
+    return [Considered(schedule, predicted_seconds(situation, schedule)) for schedule in candidates(situation)]
+
+
+def _measured_times(
+    model: Model, widths: Sequence[int], measures: Measures, seconds: float
+) -> dict[int, list[float]]:
+    models = [with_threads(model, width) for width in widths]
+    return dict(zip(widths, measures.operator_seconds(models, seconds), strict=True))
+
+
+def with_threads(model: Model, threads: int) -> Model:
+    """`model` with so many threads for every operator that oneDNN computes."""
+    schedule = Schedule("", "", 1, tuple(threads if one.engine == "ONEDNN" else 1 for one in model.net.op))
+    return schedule.applied(model)
+
+
+def _estimated_times(
+    graph: Graph, model: Model, widths: Sequence[int], inputs: Mapping[str, Array] | None
+) -> dict[int, list[float]]:
+    """Times from the cost of operators; all the same where shapes are not known."""
+    types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in model.parameters.items()}
+    types |= {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in (inputs or {}).items()}
+    try:
+        costs = infer_net(graph, types, model.parameters).costs
+    except DagexecError:
+        costs = (None,) * len(graph)
+    alone = [10e-6 if cost is None else cost.seconds for cost in costs]
+
+    def wide(index: int, width: int) -> float:
+        if _threads_of(graph, index, width) == 1:
+            return alone[index]
+        return alone[index] * (1 - _PARALLEL_SHARE + _PARALLEL_SHARE / width) + _TEAM_SECONDS
+
+    return {width: [wide(index, width) for index in range(len(graph))] for width in widths}
