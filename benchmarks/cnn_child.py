@@ -1,0 +1,80 @@
+"""The program of a contender's process (`cnn_process.py`): answers its parent until the pipe is closed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy.typing as npt
+from cnn_peers import LOADERS, Loaded, Task, Turn
+
+
+class _Child:
+    """What answers in the child."""
+
+    def __init__(self) -> None:
+        self._loaded: Loaded | None = None
+
+    def load(self, peer: str, task: Task, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._loaded = LOADERS[peer](task, options)
+        self._loaded.run()
+        gc.collect()
+        gc.disable()
+        return self._loaded.chosen
+
+    def turn(self, seconds: float, least_runs: int) -> Turn:
+        assert self._loaded is not None
+        run, clock, times = self._loaded.run, time.perf_counter, list[float]()
+        warm = clock() + seconds / 10
+        run()
+        run()
+        while clock() < warm:
+            run()
+        end = clock() + seconds
+        while len(times) < least_runs or clock() < end:
+            start = clock()
+            run()
+            times.append(clock() - start)
+        return Turn(statistics.median(times), min(times), len(times))
+
+    def output(self) -> npt.NDArray[Any]:
+        assert self._loaded is not None
+        return self._loaded.output()
+
+    def serve(self, callers: int, seconds: float) -> float:
+        assert self._loaded is not None
+        if self._loaded.serve is None:
+            raise NotImplementedError("it has no mode for concurrent requests here")
+        return self._loaded.serve(callers, seconds)
+
+
+def _answer(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer until the parent closes the pipe."""
+    child = _Child()
+    while True:
+        try:
+            name, *arguments = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            answer = ("done", getattr(child, name)(*arguments))
+        except ImportError as error:
+            answer = ("absent", str(error))
+        except Exception as error:
+            traceback.print_exc()
+            answer = ("failed", f"{type(error).__name__}: {error}")
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "wb") as pipe:
+        os.dup2(2, 1)  # what libraries print goes to standard error
+        _answer(sys.stdin.buffer, pipe)
