@@ -128,7 +128,9 @@ def candidates(situation: Situation) -> list[Schedule]:
     if situation.workers != 1 and situation.graph.operators:
         for width in sorted(width for width in situation.times if width < situation.cores):
             found += [side_by_side(situation, width), mixed(situation, width)]
-    distinct = {(schedule.workers, schedule.threads, schedule.order): schedule for schedule in found}
+    distinct: dict[object, Schedule] = {}
+    for schedule in found:
+        distinct.setdefault((schedule.workers, schedule.threads, schedule.order), schedule)
     return sorted(distinct.values(), key=lambda schedule: predicted_seconds(situation, schedule))
 
 
