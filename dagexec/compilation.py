@@ -1,20 +1,52 @@
-"""Compilation: what kind of net a model becomes, and with how many threads it runs."""
+"""Compilation: from a model as it is given to the net that runs - passes, layout, threads and workers.
+
+`compile_model` runs the init net, so that parameters are arrays, then the passes; it compares layouts of images and
+schedules of the whole net by measurement (`dagexec.tuning`) and remembers what won (`core.choices`). What it returns is
+an ordinary model, and a report of what was done to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from dagexec.core.choices import choices, processor_key
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import SchemaError
+from dagexec.core.errors import FeedError, SchemaError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
+from dagexec.core.workspace import Workspace
+from dagexec.ops.layout import NCHW
+from dagexec.ops.onednn.binding import library
+from dagexec.parameters import initialised
+from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
+from dagexec.passes.engine import ENGINE
+from dagexec.passes.layout import LAYOUT, LAYOUTS, laid_out, layout_pass
+from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.scheduler import intra_op
+from dagexec.tuning.bench import Bench, Trial, random_inputs
+from dagexec.tuning.choosing import Choice, Wishes, choose_schedule, from_text, to_text, with_threads
+from dagexec.tuning.layouts import fastest_layout, fingerprint
+
+logger = logging.getLogger("dagexec")
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
 NET_TYPES = ("simple", "dag", "async_dag")
+
+PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
+"""All passes, in order."""
+
+DEFAULT_TUNING_SECONDS = 10.0
+
+_LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.15, 0.3  # of the seconds for tuning; a search for each net tried
 
 
 @dataclass(frozen=True)
@@ -57,21 +89,233 @@ class CompileOptions:
 
 
 @dataclass(frozen=True)
+class CompilationReport:
+    """What was done to a model.
+
+    Attributes:
+        passes: what each pass changed, in order.
+        layout: of images, one of `passes.layout.LAYOUTS`.
+        schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
+        origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated".
+        seconds: what each stage of compilation took.
+    """
+
+    passes: tuple[PassOutcome, ...]
+    layout: str
+    schedule: Choice | None
+    origin: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The report in words."""
+        found = [f"{outcome.name}: {change}" for outcome in self.passes for change in outcome.changes]
+        if self.schedule is None:
+            return found
+        chosen = self.schedule.schedule
+        wide = sum(threads > 1 for threads in chosen.threads)
+        found.append(f"layout: {self.layout} ({self.origin})")
+        found.append(
+            f"schedule: {chosen.kind} ({self.origin}), net type {chosen.net_type}, {chosen.workers} worker(s), "
+            f"{wide} of {len(chosen.threads)} operators on several threads"
+        )
+        for row in self.schedule.considered:
+            measured = "" if row.measured is None else f", measured {row.measured * 1e3:.3f} ms"
+            found.append(f"  {row.schedule.kind}: predicted {row.predicted * 1e3:.3f} ms{measured}")
+        found.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds.items()))
+        return found
+
+
+@dataclass(frozen=True)
 class Compiled:
-    """A model as it is going to run, and with what. `report` says what was done to it; None when nothing was."""
+    """A model as it is going to run, and with what.
+
+    Attributes:
+        report: what was done to the model; None when nothing was.
+        parameters: a workspace with the model's parameters and what measuring derived from them; None: there is none.
+    """
 
     model: Model
     net_type: str
     num_workers: int
     intra_op_threads: int
-    report: object = None
+    report: CompilationReport | None = None
+    parameters: Workspace | None = None
 
 
 def compile_model(model: Model, options: CompileOptions) -> Compiled:
-    """Choose for `model` what `options` leave open."""
+    """Rewrite `model`, and choose for it what `options` leave open.
+
+    Raises ArgumentError for a pass that does not exist, FeedError for a blob to keep that the model has not, and what
+    the init net, inference and passes raise.
+    """
+    check_pass_names(options.without_passes, PASSES)
+    _check_kept(model, options)
+    if not options.optimize:
+        return _as_given(model, options)
+    if options.device != CPU:
+        return _for_device(model, options)
+    return _Compilation(model, options).result()
+
+
+def _check_kept(model: Model, options: CompileOptions) -> None:
+    written = {name for definition in model.net.op for name in definition.output}
+    unknown = sorted(options.keep - written - model.inputs.keys() - set(model.outputs))
+    if unknown:
+        raise FeedError(f"net {model.name!r}: no operator writes {', '.join(map(repr, unknown))}, to be kept")
+
+
+def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
     net_type = options.net_type or "dag"
     threads = options.intra_op_threads or 1
     workers = options.num_workers or max(1, intra_op.available_cores() // threads)
     if options.num_workers is None and net_type == "simple":
         workers = min(workers, options.replicas)
-    return Compiled(model, net_type, workers, threads)
+    return Compiled(model, net_type, workers, threads, report)
+
+
+def _for_device(model: Model, options: CompileOptions) -> Compiled:
+    """On a device, the passes that are not for oneDNN."""
+    start = time.perf_counter()
+    passed = _run(_with_kept(initialised(model), options), (*SIMPLIFYING, *FINISHING), options)
+    seconds = {"passes": time.perf_counter() - start}
+    report = CompilationReport(passed.outcomes, NCHW, None, "estimated", seconds)
+    return _as_given(replace(passed.model, outputs=model.outputs), options, report)
+
+
+def _with_kept(model: Model, options: CompileOptions) -> Model:
+    """The model with all blobs as outputs that may be asked for: passes leave those alone."""
+    return replace(model, outputs=(*model.outputs, *sorted(options.keep - set(model.outputs))))
+
+
+def _run(model: Model, passes: Sequence[Pass], options: CompileOptions) -> PassReport:
+    known = {one.name for one in passes}
+    return run_passes(model, passes, options.without_passes & known)
+
+
+class _Compilation:
+    """A model on its way: every stage is timed, and measures only what is not known already."""
+
+    def __init__(self, model: Model, options: CompileOptions) -> None:
+        self._outputs = model.outputs
+        self._options = options
+        self._seconds: dict[str, float] = {}
+        with self._stage("init net"):
+            self._model = _with_kept(initialised(model), options)
+        self._tuning = _tuning_seconds(options)
+        self._inputs = random_inputs(self._model, options.shapes or {})
+        self._bench: Bench | None = None
+        self._laid_out: dict[str, PassReport] = {}
+        self._origin = "known"
+
+    def result(self) -> Compiled:
+        """The compiled model."""
+        names = [one.name for one in PASSES]
+        before, after = PASSES[: names.index("layout")], PASSES[names.index("layout") + 1 :]
+        with self._stage("passes"):
+            early = _run(self._model, before, self._options)
+        with self._stage("layout"):
+            layout = self._layout(early.model, after)
+            late = self._late(early.model, after, layout)
+        with self._stage("schedule"):
+            choice = self._schedule(late.model)
+        schedule = choice.schedule
+        outcomes = (*early.outcomes, *late.outcomes)
+        report = CompilationReport(outcomes, layout, choice, self._origin, self._seconds)
+        for line in report.lines():
+            logger.debug("net %r: %s", self._model.name, line)
+        return Compiled(
+            replace(schedule.applied(late.model), outputs=self._outputs),
+            schedule.net_type,
+            schedule.workers,
+            self._options.intra_op_threads or 1,
+            report,
+            None if self._bench is None else self._bench.parameters(late.model),
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - start
+
+    def _late(self, model: Model, after: Sequence[Pass], layout: str) -> PassReport:
+        """The passes from `layout` on, for one of the layouts; run once for each."""
+        if layout not in self._laid_out:
+            self._laid_out[layout] = _run(model, [layout_pass(layout), *after], self._options)
+        return self._laid_out[layout]
+
+    def _layout(self, model: Model, after: Sequence[Pass]) -> str:
+        """The layout: the first where nothing may be measured or nothing is there to choose."""
+        if "layout" in self._options.without_passes or not laid_out(model, LAYOUTS[0]).changes:
+            return NCHW
+        key = self._key("layout", model)
+        known = choices.find(key)
+        if known in LAYOUTS:
+            return known
+        bench = self._measures()
+        if bench is None:
+            return LAYOUTS[0]
+        self._origin = "measured"
+        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else intra_op.available_cores())
+        found = fastest_layout(
+            [name for name in LAYOUTS if name != NCHW],
+            lambda name: self._late(model, after, name).model,
+            bench,
+            self._tuning * _LAYOUT_SHARE,
+            lambda candidate: Trial(with_threads(candidate, threads)),
+        )
+        layout = choices.keep(key, found or LAYOUTS[0])
+        bench.keep_only(self._late(model, after, layout).model)
+        return layout
+
+    def _schedule(self, model: Model) -> Choice:
+        options = self._options
+        cores = intra_op.available_cores()
+        wishes = Wishes(cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads)
+        key = self._key("schedule", model)
+        known = choices.find(key)
+        schedule = None if known is None else from_text(known, model.net)
+        if schedule is not None:
+            return Choice(schedule)
+        bench = self._measures()
+        choice = choose_schedule(model, wishes, bench, self._tuning * _SCHEDULE_SHARE, self._inputs)
+        self._origin = "estimated" if bench is None else "measured"
+        if bench is not None:
+            choices.keep(key, to_text(choice.schedule))
+            choices.flush()
+        return choice
+
+    def _measures(self) -> Bench | None:
+        """What measures; None where there is no time for it, or no inputs are known to do it with."""
+        if self._tuning <= 0 or self._inputs is None:
+            return None
+        if self._bench is None:
+            self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE)
+        return self._bench
+
+    def _key(self, what: str, model: Model) -> str:
+        """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""
+        found = library()
+        options = self._options
+        shapes = sorted((name, array.shape, str(array.dtype)) for name, array in model.parameters.items())
+        sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
+        asked = (options.net_type, options.num_workers, options.intra_op_threads, min(options.replicas, 1 << 10))
+        digest = hashlib.sha256(fingerprint(model.net))
+        digest.update(repr((shapes, sizes, asked, sorted(options.without_passes), options.dtype)).encode())
+        version = "none" if found is None else ".".join(map(str, found.version))
+        cores = intra_op.available_cores()
+        return f"{what} | {processor_key()} | {cores} cores | onednn {version} | {model.name} {digest.hexdigest()[:32]}"
+
+
+def _tuning_seconds(options: CompileOptions) -> float:
+    """The seconds that may be spent on measuring. Raises ValueError when DAGEXEC_TUNING_SECONDS is no such number."""
+    if options.tuning_seconds is not None:
+        return options.tuning_seconds
+    given = os.environ.get("DAGEXEC_TUNING_SECONDS", "")
+    try:
+        seconds = float(given) if given else DEFAULT_TUNING_SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError(f"DAGEXEC_TUNING_SECONDS must be a number of seconds, 0 or more, found {given!r}")
+    return seconds
