@@ -77,6 +77,12 @@ def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
     return sorted(engine or "DEFAULT" for kind, name, engine in _operators if (kind, name) == (device, operator_type))
 
 
+def operator_module(operator_type: str) -> str:
+    """The module of the class that computes an operator type on the host; "" when it has no default engine there."""
+    cls = _operators.get(("cpu", operator_type, ""))
+    return "" if cls is None else cls.__module__
+
+
 def set_engine_preference(engines: Iterable[str], *, operator_type: str = ANY_OPERATOR, device: str = "cpu") -> None:
     """Engines to try, in order, for operators of `operator_type` (or all) on `device` whose def names none."""
     _preferences[device, operator_type] = tuple(engines)

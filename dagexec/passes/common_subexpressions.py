@@ -1,0 +1,42 @@
+"""common-subexpressions: of operators that compute the same from the same, one stays.
+
+Value numbering over the operators in list order (Alpern, Wegman, Zadeck 1988): an operator's number is its type, its
+arguments and the blobs it reads, once reads of a merged operator's outputs have been redirected.
+"""
+
+from __future__ import annotations
+
+from dagexec.core.model import Model
+from dagexec.core.proto import OperatorDef
+from dagexec.passes.draft import Draft
+from dagexec.passes.purity import is_pure
+from dagexec.passes.rewriting import Pass, Rewritten
+
+Key = tuple[str, str, tuple[str, ...], tuple[bytes, ...], bytes, int]
+
+
+def apply(model: Model) -> Rewritten:
+    """Merge equal operators, also those that are equal once their inputs have been merged."""
+    draft = Draft(model)
+    first: dict[Key, int] = {}
+    for number, definition in draft.operators():
+        if not (draft.is_free(number) and is_pure(definition) and definition.output):
+            continue
+        kept = first.setdefault(_key(definition), number)
+        if kept == number or draft.outputs.intersection(definition.output):
+            continue
+        draft.changed(f"{draft.label(number)} is the same as {draft.label(kept)}")
+        originals = list(draft[kept].output)
+        draft.remove(number)
+        for name, original in zip(definition.output, originals, strict=True):
+            draft.redirect(name, original)
+    return draft.finish()
+
+
+def _key(definition: OperatorDef) -> Key:
+    arguments = tuple(sorted(argument.SerializeToString(deterministic=True) for argument in definition.arg))
+    device = definition.device_option.SerializeToString(deterministic=True)
+    return definition.type, definition.engine, tuple(definition.input), arguments, device, len(definition.output)
+
+
+PASS = Pass("common-subexpressions", "Of operators that compute the same from the same, one stays.", apply)

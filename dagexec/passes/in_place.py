@@ -1,0 +1,64 @@
+"""in-place: an element-wise operator whose input dies there writes its result over it.
+
+It touches half the memory then. Only operators that compute each element from the one at its place may, as their
+schemas say; and only where all other readers of the input come before in any case, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from dagexec.core.model import Model
+from dagexec.core.registry import schema_of
+from dagexec.passes.draft import Draft
+from dagexec.passes.ordering import Ordering, shares_memory
+from dagexec.passes.post_operations import Types
+from dagexec.passes.rewriting import Pass, Rewritten
+from dagexec.passes.types import infer_types
+
+
+def apply(model: Model) -> Rewritten:
+    """Decide for all operators while each blob has one value, then rename."""
+    draft = Draft(model)
+    candidates = [number for number, _ in draft.operators() if _may_write_over_an_input(draft, number)]
+    if not candidates:
+        return draft.finish()
+    types = infer_types(model)
+    ordering = Ordering(draft, types)
+    names: dict[str, str] = {}
+    for number in candidates:
+        source = _dying_input(draft, number, types, ordering, names)
+        if source is not None:
+            names[source] = draft[number].output[0]
+            draft.changed(f"{draft.label(number)} writes over {source!r}")
+    for old, new in names.items():
+        while new in names:
+            new = names[new]
+        draft.rename(old, new)
+    return draft.finish()
+
+
+def _may_write_over_an_input(draft: Draft, number: int) -> bool:
+    definition = draft[number]
+    if len(definition.output) != 1 or not definition.input or not draft.is_free(number) or shares_memory(definition):
+        return False
+    inplace = schema_of(definition.type).inplace
+    return any(inplace(index, 0) for index in range(len(definition.input)))
+
+
+def _dying_input(
+    draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]
+) -> str | None:
+    """An input that `number` may write over: the result has its type, and it is read nowhere else from then on."""
+    definition = draft[number]
+    result = definition.output[0]
+    inplace = schema_of(definition.type).inplace
+    for index, name in enumerate(definition.input):
+        if not inplace(index, 0) or list(definition.input).count(name) != 1 or name in names:
+            continue
+        if definition.type == "FusedElementwise" and index > 0:
+            continue
+        if name in types and types[name] == types.get(result) and ordering.may_be_overwritten(name, number):
+            return name
+    return None
+
+
+PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", apply)

@@ -1,0 +1,113 @@
+"""What is known of blobs before a run: element types, ranks, and which sizes agree for every input a model takes.
+
+A free axis of an input is one of any size. Shapes are inferred once with free axes at a small size and once more with
+each of them changed, so a blob has a shape for each of these *probes*: a size that changes is unknown, and two blobs
+have the same shape when they have it in all probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
+from dagexec.core.errors import DagexecError
+from dagexec.core.graph import build_graph
+from dagexec.core.inference import infer_net
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.schema import TensorType
+from dagexec.passes.draft import Array
+
+_SPATIAL_SIZES = (224, 256)
+_BATCH_SIZES = (1, 2)
+_CONVOLUTIONS = ("Conv", "Conv1D", "Conv2D", "Conv3D")
+
+
+@dataclass(frozen=True)
+class BlobType:
+    """The element type of a blob, and its shape in each probe, all of one rank."""
+
+    meta: TypeMeta
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shapes[0])
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The sizes, None for one that depends on the inputs' free axes."""
+        return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*self.shapes, strict=True))
+
+    def broadcasts_to(self, other: BlobType) -> bool:
+        """True when a tensor of this shape stretches to `other`'s by NumPy's rule, and `other`'s stays as it is."""
+        return all(_stretches(own, wide) for own, wide in zip(self.shapes, other.shapes, strict=True))
+
+
+def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
+    aligned = wide[len(wide) - len(shape) :] if len(shape) <= len(wide) else None
+    return aligned is not None and all(own in (1, size) for own, size in zip(shape, aligned, strict=True))
+
+
+def infer_types(model: Model) -> Mapping[str, BlobType]:
+    """Types of the blobs of which anything is known; of none when the net does not fit together at any probe.
+
+    A blob that is written several times has the type of its last value.
+    """
+    graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
+    fixed = {name: TensorType(tuple(a.shape), from_numpy(a.dtype)) for name, a in model.parameters.items()}
+    stated = {name: info for name in model.inputs if (info := _stated(model, name)) is not None}
+    found = []
+    for number, probe in enumerate(_probes(stated)):
+        try:
+            found.append(infer_net(graph, {**fixed, **probe}, model.parameters).blobs)
+        except DagexecError:
+            if number == 0:
+                return {}
+    types = {}
+    for name, first in found[0].items():
+        seen = [blobs.get(name) for blobs in found]
+        shapes = tuple(kind.shape for kind in seen if kind is not None)
+        same_rank = len(shapes) == len(seen) and len(set(map(len, shapes))) == 1
+        if first is not None and same_rank:
+            types[name] = BlobType(first.meta, shapes)
+    return types
+
+
+def _stated(model: Model, name: str) -> InputInfo | None:
+    """What the model says of an input, or what the filter or weights that are applied to it first tell."""
+    info = model.inputs[name]
+    if info.shape is not None:
+        return InputInfo(info.dtype or FLOAT32, info.shape)
+    for definition in model.net.op:
+        if name not in definition.input:
+            continue
+        filters = model.parameters.get(definition.input[1]) if len(definition.input) > 1 else None
+        if definition.type in _CONVOLUTIONS and definition.input[0] == name and filters is not None:
+            return _convolved(filters, {argument.name: argument for argument in definition.arg})
+        return None
+    return None
+
+
+def _convolved(filters: Array, arguments: Mapping[str, object]) -> InputInfo | None:
+    """An image of any size with as many channels as a filter M, C/1, kernel in NCHW reads."""
+    if filters.ndim < 3 or "order" in arguments or "group" in arguments:
+        return None
+    return InputInfo(from_numpy(filters.dtype), (None, filters.shape[1], *(None,) * (filters.ndim - 2)))
+
+
+def _probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType]]:
+    """Types of the inputs: free axes at a first size, then each axis at a second one, the same for all inputs."""
+    axes = sorted({axis for info in inputs.values() for axis, size in enumerate(info.shape or ()) if size is None})
+    return [
+        {name: TensorType(_filled(info.shape or (), changed), info.dtype or FLOAT32) for name, info in inputs.items()}
+        for changed in (None, *axes)
+    ]
+
+
+def _filled(shape: tuple[int | None, ...], changed: int | None) -> tuple[int, ...]:
+    return tuple(
+        (_SPATIAL_SIZES if axis > 1 else _BATCH_SIZES)[axis == changed] if size is None else size
+        for axis, size in enumerate(shape)
+    )
