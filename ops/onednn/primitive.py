@@ -1,7 +1,7 @@
 """Descriptors and primitives of oneDNN as Python objects, and primitives bound to arrays: steps that a run calls.
 
 A descriptor says shape, dtype and physical layout of a tensor. A primitive is made for descriptors and a number of
-threads; `Primitive.implementations` walks those that the library offers. Bound to arrays, it becomes a callable
+threads; `PrimitiveDescriptor.implementations` walks those that the library offers. Bound to arrays, it becomes a callable
 without arguments that costs about half a microsecond beyond the work itself.
 """
 
@@ -150,13 +150,17 @@ class Attributes:
 class PrimitiveDescriptor:
     """One implementation of an operation: its name, and the layouts that it wants."""
 
-    __slots__ = ("_library", "handle", "threads")
+    __slots__ = ("_ask", "_library", "handle", "threads")
 
-    def __init__(self, library: Library, handle: Any, threads: int) -> None:
-        """Take over `handle`, made while the calling thread was set to `threads` threads."""
+    def __init__(self, library: Library, handle: Any, threads: int, ask: Callable[[], Any]) -> None:
+        """Take over `handle`, made while the calling thread was set to `threads` threads.
+
+        `ask` asks the library again for such a handle, one that can go on to further implementations.
+        """
         self._library = library
         self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
         self.threads = threads
+        self._ask = ask
 
     @property
     def name(self) -> str:
@@ -179,18 +183,16 @@ class PrimitiveDescriptor:
         return self.descriptor(SCRATCHPAD_MD).nbytes
 
     def implementations(self) -> Iterator[PrimitiveDescriptor]:
-        """This one and the others that the library offers, in its order of preference."""
-        lib = self._library.lib
-        current = self
+        """All implementations that the library offers for the operation, in its order of preference."""
+        library = self._library
+        walk = library.ffi.gc(self._ask(), library.lib.dnnl_primitive_desc_destroy)
         while True:
-            yield current
-            copy = self._library.ffi.new("h *")
-            self._library.check(lib.dnnl_primitive_desc_clone(copy, current.handle), "a primitive descriptor")
-            following = PrimitiveDescriptor(self._library, copy[0], self.threads)
-            self._library.set_threads(self.threads)
-            if lib.dnnl_primitive_desc_next_impl(following.handle):
+            copy = library.ffi.new("h *")  # a copy stays where it is, and cannot go on from there
+            library.check(library.lib.dnnl_primitive_desc_clone(copy, walk), "a primitive descriptor")
+            yield PrimitiveDescriptor(library, copy[0], self.threads, self._ask)
+            library.set_threads(self.threads)
+            if library.lib.dnnl_primitive_desc_next_impl(walk):
                 return
-            current = following
 
     def create(self) -> Primitive:
         """The primitive: its code is generated here."""
@@ -198,16 +200,20 @@ class PrimitiveDescriptor:
 
 
 def describe(library: Library, threads: int, label: str, function: str, *arguments: object) -> PrimitiveDescriptor:
-    """The first implementation of `dnnl_{function}_primitive_desc_create(..., engine?, *arguments)`.
+    """The first implementation of `dnnl_{function}_primitive_desc_create(..., *arguments)`.
 
     `arguments` are those after the descriptor to fill in, the engine included. Raises UnsupportedFeatureError, naming
     `label`, when the library has none, and what `Library.check` raises.
     """
-    handle = library.ffi.new("h *")
-    library.set_threads(threads)
-    status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *arguments)
-    library.check(status, f"{label}: {function}")
-    return PrimitiveDescriptor(library, handle[0], threads)
+
+    def ask() -> Any:
+        handle = library.ffi.new("h *")
+        library.set_threads(threads)
+        status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *arguments)
+        library.check(status, f"{label}: {function}")
+        return handle[0]
+
+    return PrimitiveDescriptor(library, ask(), threads, ask)
 
 
 class Primitive:
