@@ -27,7 +27,7 @@ def _padding(node: Node) -> Window:
     raise CannotConvertError(f"auto_pad {auto_pad!r} is unknown")
 
 
-def _window(node: Node, kernels: list[int]) -> Window:
+def window_arguments(node: Node, kernels: list[int]) -> Window:
     """The arguments of a sliding window: kernels, strides, dilations and padding."""
     return {
         "kernels": kernels,
@@ -44,7 +44,7 @@ def convolution(node: Node) -> list[OperatorDef]:
     if kernels is None:
         kernels = list(node.full_shape(1, "it has no kernel_shape")[2:])
     inputs = [name for name in node.inputs if name]
-    window = _window(node, kernels)
+    window = window_arguments(node, kernels)
     return [node.operator("Conv", inputs, node.only_output(), group=node.integer("group", 1), **window)]
 
 
@@ -54,7 +54,7 @@ def transposed_convolution(node: Node) -> list[OperatorDef]:
     kernels = node.integers("kernel_shape")
     if kernels is None:
         kernels = list(node.full_shape(1, "it has no kernel_shape")[2:])
-    window = _window(node, kernels)
+    window = window_arguments(node, kernels)
     sizes = node.integers("output_shape")
     if sizes:
         rank = len(kernels)
@@ -70,7 +70,7 @@ def transposed_convolution(node: Node) -> list[OperatorDef]:
 @converts("MaxPool")
 def max_pool(node: Node) -> list[OperatorDef]:
     """MaxPool, with the indices where someone uses them."""
-    window = _window(node, node.integers("kernel_shape") or [])
+    window = window_arguments(node, node.integers("kernel_shape") or [])
     window["ceil_mode"] = node.integer("ceil_mode", 0)
     if not node.is_read(1):
         return node.unary("MaxPool", **window)
@@ -82,7 +82,7 @@ def max_pool(node: Node) -> list[OperatorDef]:
 @converts("LpPool")
 def lp_pool(node: Node) -> list[OperatorDef]:
     """LpPool; the exponent is a float in opset 1 and an integer from opset 2 on."""
-    window = _window(node, node.integers("kernel_shape") or [])
+    window = window_arguments(node, node.integers("kernel_shape") or [])
     return node.unary("LpPool", p=_exponent(node), ceil_mode=node.integer("ceil_mode", 0), **window)
 
 
@@ -99,7 +99,7 @@ def _exponent(node: Node) -> float:
 @converts("AveragePool")
 def average_pool(node: Node) -> list[OperatorDef]:
     """AveragePool; padding counts only when the model says so."""
-    window = _window(node, node.integers("kernel_shape") or [])
+    window = window_arguments(node, node.integers("kernel_shape") or [])
     return node.unary(
         "AveragePool",
         ceil_mode=node.integer("ceil_mode", 0),

@@ -20,7 +20,13 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.net_file import load_message
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import registered_operators
-from dagexec.frontend.onnx import convolution, elementwise, reduction, shape  # noqa: F401 - registers their converters
+from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
+    convolution,
+    elementwise,
+    quantized,
+    reduction,
+    shape,
+)
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, node_label
 
@@ -146,9 +152,13 @@ class _Conversion:
         self.unsupported.append(f"node {name!r}: {proto.op_type} (domain {domain}, opset {opset}): {reason}")
 
     def _place(self, proto: onnx.NodeProto, operators: list[OperatorDef]) -> None:
-        """Into the init net when every input is a parameter and no output is the model's; else into the net."""
+        """Into the init net when every input is a parameter and no output is the model's; else into the net.
+
+        What dequantises a parameter is put into the net, where a pass can see the integers.
+        """
         produced = {name for operator in operators for name in operator.output}
         once = all(name in self.constant for name in proto.input if name) and not produced & set(self.outputs)
+        once = once and proto.op_type != "DequantizeLinear"
         (self.init_operators if once else self.operators).extend(operators)
         if once:
             self.constant |= produced | {name for name in proto.output if name in self.scope.values}
