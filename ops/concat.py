@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,11 +13,13 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.ops.layout import NHWC, image_order
+from dagexec.ops.pieces import is_same_memory, offsets_along
 from dagexec.ops.shape import copy_cost, integers_of
 
 _AXIS_ARGS = {
     "axis": "the axis to work along; negative counts from the end",
     "order": "NCHW or NCHW16c (axis 1, the default) or NHWC (the last axis), instead of `axis`",
+    "zero_copy": "1: inputs and outputs may share memory where a memory plan finds that nobody sees it (default 0)",
 }
 
 
@@ -59,6 +62,18 @@ def _replaced(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
+def joined_pieces(call: OperatorCall, types: Sequence[TensorType]) -> Mapping[int, int]:
+    """The byte of the result at which each input begins that is one piece of it."""
+    add_axis = call.arguments.bool("add_axis")
+    axis = joint_axis(call, len(call.inputs[0].shape) + add_axis)
+    sizes = [1 if add_axis else kind.shape[axis] for kind in call.inputs]
+    return _in_bytes(offsets_along(types[0].shape, axis, sizes), types[0])
+
+
+def _in_bytes(offsets: Sequence[int | None], kind: TensorType) -> dict[int, int]:
+    return {index: offset * kind.meta.itemsize for index, offset in enumerate(offsets) if offset is not None}
+
+
 def concat_schema(name: str, doc: str) -> OpSchema:
     """The schema of an operator that joins its inputs."""
     return OpSchema(
@@ -71,6 +86,7 @@ def concat_schema(name: str, doc: str) -> OpSchema:
         output_names=("concat_result", "split_info"),
         args=_AXIS_ARGS | {"add_axis": "1: join along a new axis at `axis` of the output (default 0)"},
         cost=copy_cost,
+        joined=joined_pieces,
     )
 
 
@@ -84,14 +100,21 @@ class Concat(Operator):
     """Inputs joined along an axis."""
 
     def prepare(self) -> Step:
-        """One `np.concatenate` into the output, and the sizes."""
+        """One `np.concatenate` into the output, or copies of the inputs that are not there already; and the sizes."""
         call = self.call()
         add_axis = self.arguments.bool("add_axis")
         axis = joint_axis(call, len(call.inputs[0].shape) + add_axis)
         parts = [self.x(index) for index in range(len(self.input_blobs))]
         if add_axis:
             parts = [np.expand_dims(part, axis) for part in parts]
+        ends = np.cumsum([part.shape[axis] for part in parts])
+        places = np.split(self.y(0), [int(end) for end in ends[:-1]], axis)
+        pairs = list(zip(parts, places, strict=True))
+        self.inputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
         steps: list[Step] = [partial(np.concatenate, parts, axis, self.y(0))]
+        if self.inputs_in_place:
+            missing = [pair for index, pair in enumerate(pairs) if index not in self.inputs_in_place and pair[0].size]
+            steps = [partial(np.copyto, place, part) for part, place in missing]
         if len(self.output_blobs) == 2:
             steps.append(partial(np.copyto, self.y(1), np.array([part.shape[axis] for part in parts], np.int32)))
         return in_sequence(steps)
@@ -112,6 +135,13 @@ def infer_split(call: OperatorCall) -> list[TensorType]:
             raise call.fail(f"with 'add_axis' every part must have size 1 along axis {axis}, found {list(sizes)}")
         return [TensorType((*shape[:axis], *shape[axis + 1 :]), meta)] * len(sizes)
     return [TensorType(_replaced(shape, axis, size), meta) for size in sizes]
+
+
+def cut_pieces(call: OperatorCall, _types: Sequence[TensorType]) -> Mapping[int, int]:
+    """The byte of the input at which each output begins that is one piece of it."""
+    shape = call.inputs[0].shape
+    axis = joint_axis(call, len(shape))
+    return _in_bytes(offsets_along(shape, axis, split_sizes(call, axis)), call.inputs[0])
 
 
 def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
@@ -147,13 +177,14 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
         },
         cost=copy_cost,
         value_inputs=(1,),
+        cut=cut_pieces,
     )
 )
 class Split(Operator):
     """One tensor cut along an axis."""
 
     def prepare(self) -> Step:
-        """A copy for each part."""
+        """A copy for each part that is not a view of the input."""
         call = self.call()
         x = self.x(0)
         axis = joint_axis(call, x.ndim)
@@ -161,4 +192,7 @@ class Split(Operator):
         parts = np.split(x, [int(end) for end in ends[:-1]], axis)
         if self.arguments.bool("add_axis"):
             parts = [np.squeeze(part, axis) for part in parts]
-        return in_sequence([partial(np.copyto, self.y(index), part) for index, part in enumerate(parts)])
+        pairs = [(self.y(index), part) for index, part in enumerate(parts)]
+        self.outputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
+        missing = [pair for index, pair in enumerate(pairs) if index not in self.outputs_in_place]
+        return in_sequence([partial(np.copyto, *pair) for pair in missing])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from dagexec.core.device import element_count
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import Index
+from dagexec.ops.pieces import is_same_memory, piece_offset
 from dagexec.ops.shape import copy_cost, distinct_axes, integers_of
 
 
@@ -69,6 +71,12 @@ def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -
     return range(start, end, bounds[2])
 
 
+def cut_piece(call: OperatorCall, _types: Sequence[TensorType]) -> dict[int, int]:
+    """The byte of X at which the slice begins, if it is one piece of it."""
+    offset = piece_offset(call.inputs[0].shape, slice_ranges(call))
+    return {} if offset is None else {0: offset * call.inputs[0].meta.itemsize}
+
+
 @operator(
     OpSchema(
         "Slice",
@@ -87,18 +95,24 @@ def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -
             "axes": "the axes the bounds are for (default: the first ones)",
             "steps": "distance between the positions kept, each (default 1)",
             "onnx_style": "1: bounds as in ONNX (default 0)",
+            "zero_copy": "1: Y may be a view of X where a memory plan finds that nobody sees it (default 0)",
         },
         cost=copy_cost,
         value_inputs=(1, 2),
+        cut=cut_piece,
     )
 )
 class Slice(Operator):
     """A part of a tensor."""
 
     def prepare(self) -> Step:
-        """One strided copy."""
+        """One strided copy, or nothing where Y is that part of X already."""
         kept: Index = (*(_as_slice(positions) for positions in slice_ranges(self.call())), ...)
-        return partial(np.copyto, self.y(0), self.x(0)[kept])
+        part = self.x(0)[kept]
+        if is_same_memory(self.y(0), part):
+            self.outputs_in_place = (0,)
+            return nothing_to_do
+        return partial(np.copyto, self.y(0), part)
 
 
 def _as_slice(kept: range) -> slice:

@@ -90,6 +90,7 @@ def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
         "memories that operators contend for": proof.resources,
         "pairs of accesses checked": proof.pairs_checked,
         "unordered": len(proof.unordered),
+        "overwritten": len(proof.overwritten),
     }
     for what, count in rows.items():
         table.add_row(what, f"{count:,}")
@@ -100,14 +101,17 @@ def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
     if proof.holds:
         console.print("Proved: every pair is ordered or takes turns, on any stream and in any schedule.", style="green")
         return
-    for found in proof.unordered:
+    for found in (*proof.unordered, *proof.overwritten):
         console.print(Text(str(found), "red"), soft_wrap=True)
 
 
 def _as_dict(proof: Proof, seconds: float) -> dict[str, object]:
-    counts = {key: value for key, value in asdict(proof).items() if key != "unordered"}
+    counts = {key: value for key, value in asdict(proof).items() if key not in ("unordered", "overwritten")}
     unordered = [_found(found) for found in proof.unordered]
-    return counts | {"holds": proof.holds, "unordered": unordered, "seconds": seconds}
+    overwritten = [asdict(found) for found in proof.overwritten]
+    return counts | {
+        "holds": proof.holds, "unordered": unordered, "overwritten": overwritten, "seconds": seconds
+    }  # fmt: skip
 
 
 def _found(found: UnorderedAccesses) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """Accesses: what every operator of a net reads and writes, as resources that conflicts are looked for on.
 
-A resource is memory: of one blob, or of several that share it (views, adopted arrays that overlap, activations whose
-memory a plan uses again), or working memory that operators take turns at. Two accesses to one resource of which one
-writes must be ordered. What is read here comes from tensors and operators, not from the plan or its guards: it is
-what the proof holds these against.
+A resource is memory: of one blob, or of several that share it (views, adopted arrays that overlap, activations and
+working memory that a plan puts on the same bytes), or working memory that operators take turns at. Two accesses to one
+resource of which one writes must be ordered. What is read here comes from tensors and operators, not from the plan or
+its guards: it is what the proof holds these against.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dagexec.scheduler.preparation import CheckedStep, dynamic_operators
 
 _Key = TypeVar("_Key", bound=Hashable)
 
+_MOST_NAMED = 6
 _MOST_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
 
 
@@ -72,6 +73,40 @@ class Region:
     def is_packed(self) -> bool:
         """True unless the elements may leave gaps."""
         return self.array is None or bool(self.array.flags.c_contiguous)
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """What an operator names and does not touch, as it is in place already.
+
+    Attributes:
+        inputs: the ids of input blobs.
+        outputs: the indices of outputs that are views of input 0, or of a part of it.
+        kept_parts: the ids of input blobs that are parts of output 0: the operator writes only what lies between.
+    """
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+    kept_parts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The memory of a prepared net.
+
+    Attributes:
+        regions: by blob id, where it is; working memory has negative numbers. Without blobs that a run may move.
+        names: of the blobs by their ids, and of working memory by its number.
+        working: the numbers of each operator's working memory.
+        silent: what each operator does not touch.
+        dynamic: the ids of the blobs that a run may move.
+    """
+
+    regions: Mapping[int, Region]
+    names: Mapping[int, str]
+    working: tuple[tuple[int, ...], ...]
+    silent: tuple[Silent, ...]
+    dynamic: frozenset[int]
 
 
 class _Collection:
@@ -143,49 +178,115 @@ def named_accesses(graph: Graph) -> Accesses:
     return found.finished()
 
 
-def prepared_accesses(graph: Graph, operators: Sequence[Operator], steps: Sequence[Step] | None = None) -> Accesses:
-    """The accesses of a net whose operators are bound to tensors: blobs go by the memory they have.
+def touched_memory(graph: Graph, operators: Sequence[Operator], steps: Sequence[Step] | None = None) -> Touched:
+    """Where the blobs and the working memory of a prepared net are.
 
-    A view that has nothing to do touches nothing. What a run may yet give other memory, since its shape depends on
-    values, goes by name, and so does a tensor without elements. Without the `steps` that were prepared, that is told
-    from the graph.
+    What a run may yet give other memory, since its shape depends on values, is told from the `steps` that were
+    prepared, or without them from the graph.
     """
-    found = _Collection(len(graph))
     if steps is None:
         unsettled = dynamic_operators(graph, frozenset())
     else:
         unsettled = frozenset(index for index, step in enumerate(steps) if isinstance(step, CheckedStep))
-    dynamic = {id(blob) for index in unsettled for blob in operators[index].output_blobs}
+    dynamic = frozenset(id(blob) for index in unsettled for blob in operators[index].output_blobs)
     blobs = {id(blob): blob for operator in operators for blob in (*operator.input_blobs, *operator.output_blobs)}
     regions = {key: region for key, blob in blobs.items() if key not in dynamic and (region := region_of(blob))}
-    numbers = _memory_resources(found, regions, {key: blob.name for key, blob in blobs.items()})
+    names = {key: blob.name for key, blob in blobs.items()}
+    working: list[tuple[int, ...]] = []
+    for index, operator in enumerate(operators):
+        arrays = [array for array in operator.working_arrays if array.size and index not in unsettled]
+        numbers = tuple(-1 - len(regions) - place for place in range(len(arrays)))
+        working.append(numbers)
+        for number, array in zip(numbers, arrays, strict=True):
+            regions[number] = Region("host", *np.lib.array_utils.byte_bounds(array), array)
+            names[number] = f"working memory of {graph.label(index)}"
+    silent = tuple(
+        _silent(index, graph, operator, regions, None if steps is None else steps[index])
+        for index, operator in enumerate(operators)
+    )
+    return Touched(regions, names, tuple(working), silent, dynamic)
+
+
+def _silent(
+    index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], step: Step | None
+) -> Silent:
+    """What operator `index` does not touch: of a view that has nothing to do, all; and what it says and is so."""
+    first_input = id(operator.input_blobs[0]) if operator.input_blobs else 0
+    first_output = id(operator.output_blobs[0]) if operator.output_blobs else 0
+    source, target = regions.get(first_input), regions.get(first_output)
+    if source is None or target is None:
+        return Silent()
+    if index in graph.views and (source.space, source.low, source.high) == (target.space, target.low, target.high):
+        idle = len(operator.output_blobs) == 1 if step is None else step is nothing_to_do
+        return Silent(frozenset(map(id, operator.input_blobs)) if idle else frozenset(), frozenset((0,)))
+    parts = [
+        place
+        for place in operator.inputs_in_place
+        if _lies_within(regions.get(id(operator.input_blobs[place])), target)
+    ]
+    cut = [
+        place
+        for place in operator.outputs_in_place
+        if _lies_within(regions.get(id(operator.output_blobs[place])), source)
+    ]
+    unread = {id(operator.input_blobs[place]) for place in parts}
+    read = [blob for place, blob in enumerate(operator.input_blobs) if place not in parts]
+    if cut and len(cut) == len(operator.output_blobs):
+        read = [blob for blob in read if id(blob) != first_input]
+        unread.add(first_input)
+    return Silent(
+        frozenset(unread - set(map(id, read))),
+        frozenset(cut),
+        tuple(id(operator.input_blobs[place]) for place in parts),
+    )
+
+
+def _lies_within(part: Region | None, whole: Region) -> bool:
+    return (
+        part is not None and part.is_packed and whole.is_packed
+        and part.space == whole.space and whole.low <= part.low and part.high <= whole.high
+    )  # fmt: skip
+
+
+def prepared_accesses(
+    graph: Graph,
+    operators: Sequence[Operator],
+    steps: Sequence[Step] | None = None,
+    touched: Touched | None = None,
+) -> Accesses:
+    """The accesses of a net whose operators are bound to tensors: blobs go by the memory they have.
+
+    What is in place already is not touched, such as a view. What a run may yet give other memory goes by name, and so
+    does a tensor without elements. `touched` defaults to what `touched_memory` finds for the rest.
+    """
+    memory = touched_memory(graph, operators, steps) if touched is None else touched
+    found = _Collection(len(graph))
+    numbers = _memory_resources(found, memory.regions, memory.names)
     origin: dict[int, int] = {}
     for index in sorted(graph.views):
         operator = operators[index]
-        if id(operator.output_blobs[0]) in dynamic:
+        if id(operator.output_blobs[0]) in memory.dynamic:
             origin[id(operator.output_blobs[0])] = id(operator.input_blobs[0])
 
     def resources(key: int) -> list[int]:
         if key in numbers:
             return numbers[key]
-        return [found.resource(key, f"blob {blobs[key].name!r}")]
+        return [found.resource(key, f"blob {memory.names[key]!r}")]
 
     for index, operator in enumerate(operators):
-        outputs = [id(blob) for blob in operator.output_blobs]
-        if index in graph.views and outputs[0] in regions:
-            source = regions.get(id(operator.input_blobs[0]))
-            target = regions[outputs[0]]
-            if source is not None and (source.space, source.low, source.high) == (
-                target.space, target.low, target.high
-            ):  # fmt: skip
-                if len(outputs) == 1 if steps is None else steps[index] is nothing_to_do:
-                    continue
-                outputs = outputs[1:]
+        silent = memory.silent[index]
         for blob in operator.input_blobs:
-            for key in _origins(id(blob), origin):
-                found.read(index, resources(key))
-        for key in outputs:
-            found.write(index, resources(key))
+            if id(blob) not in silent.inputs:
+                for key in _origins(id(blob), origin):
+                    found.read(index, resources(key))
+        for place, blob in enumerate(operator.output_blobs):
+            if place not in silent.outputs:
+                written = set(resources(id(blob)))
+                if place == 0:
+                    written.difference_update(number for part in silent.kept_parts for number in resources(part))
+                found.write(index, sorted(written))
+        for number in memory.working[index]:
+            found.write(index, resources(number))
         found.take_turns(index, turns_of(operator))
     found.order_controls(graph)
     return found.finished()
@@ -226,15 +327,20 @@ def _memory_resources(
     for group in _overlapping(regions):
         parts = _strided_parts(group, regions) if _has_gaps(group, regions) else _packed_parts(group, regions)
         for part in parts:
-            number = found.resource(("memory", part), _named([names[key] for key in part]))
+            blobs = [names[key] for key in part if key >= 0]
+            number = found.resource(("memory", part), _named(blobs, [names[key] for key in part if key < 0]))
             for key in part:
                 numbers.setdefault(key, []).append(number)
     return numbers
 
 
-def _named(names: Iterable[str]) -> str:
-    found = [repr(name) for name in sorted(set(names))]
-    return f"blob {found[0]}" if len(found) == 1 else f"memory of blobs {', '.join(found)}"
+def _named(blobs: Iterable[str], working: Sequence[str]) -> str:
+    names = sorted(set(blobs))
+    shown = [*(repr(name) for name in names[:_MOST_NAMED]), *working[: max(0, _MOST_NAMED - len(names))]]
+    if len(shown) == 1:
+        return shown[0] if working else f"blob {shown[0]}"
+    more = len(names) + len(working) - len(shown)
+    return f"memory of blobs {', '.join(shown)}" + (f" and {more} more" if more else "")
 
 
 def _overlapping(regions: Mapping[int, Region]) -> list[list[int]]:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagexec.core.graph import Graph, Hazard
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses
+from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses, touched_memory
 from dagexec.scheduler.hazards.happens_before import HappensBefore
+from dagexec.scheduler.hazards.overwriting import Overwritten, find_overwritten
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.plan import Plan, build_plan, build_sequence
 from dagexec.scheduler.synchronisation import Synchronisation, finished_chains, synchronise
@@ -60,6 +61,7 @@ class Proof:
         resources: how many there are that two operators touch and one writes.
         pairs_checked: of conflicting accesses.
         unordered: the pairs that are not ordered.
+        overwritten: where memory is planned, the blobs whose values are gone when they are wanted.
     """
 
     operators: int
@@ -71,11 +73,12 @@ class Proof:
     resources: int
     pairs_checked: int
     unordered: tuple[UnorderedAccesses, ...]
+    overwritten: tuple[Overwritten, ...] = ()
 
     @property
     def holds(self) -> bool:
-        """True when every pair is ordered."""
-        return not self.unordered
+        """True when every pair is ordered, and every reader finds the values of its blob."""
+        return not self.unordered and not self.overwritten
 
 
 Pair = tuple[int, int, Hazard]
@@ -131,14 +134,25 @@ def check_plan(
 def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False) -> Proof:
     """Prove that runs of `net`, for the shapes its blobs have now, order all conflicting accesses; prepares if need be.
 
+    Where memory is planned, also that nobody finds another tensor's values in it.
     `streams` are those of each device in all, where the net's own number is not meant. With `by_name` nothing is
     prepared: blobs stand for memory, and views for what they may view. Raises what preparing raises.
     """
     if by_name:
-        accesses, chained = named_accesses(net.graph), build_plan(net.graph, [0.0] * len(net.graph))
-    else:
-        preparation = net.prepared()
-        accesses, chained = prepared_accesses(net.graph, net.operators, preparation.steps), preparation.plan
+        plan = build_plan(net.graph, [0.0] * len(net.graph))
+        return _check_order(net, plan, named_accesses(net.graph), streams)
+    preparation = net.prepared()
+    touched = touched_memory(net.graph, net.operators, preparation.steps)
+    accesses = prepared_accesses(net.graph, net.operators, preparation.steps, touched)
+    proof = _check_order(net, preparation.plan, accesses, streams)
+    if preparation.memory is None:
+        return proof
+    inputs = [binding.blob for binding in preparation.inputs]
+    return replace(proof, overwritten=find_overwritten(net.graph, net.operators, touched, inputs, net.keep))
+
+
+def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int | None) -> Proof:
+    """`check_plan` for the way the kind of `net` runs."""
     if isinstance(net, AsyncDAGNet):
         own = net.num_workers * net.streams.per_worker
         found = net.synchronisation(chained) if streams in (None, own) else synchronise(chained, net.guards(), streams)

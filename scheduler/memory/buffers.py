@@ -143,7 +143,6 @@ class _Search:
         self._plannable = self._find_plannable(inputs)
         self._roots: dict[int, _Root] = {}  # by the id of the blob it was made for
         self._root_of: dict[int, int] = {}
-        self._silent: dict[int, set[int]] = {}  # by blob, the operators that name it and touch nothing of it
 
     def run(self) -> Buffers:
         """Go through the operators in list order."""
@@ -164,9 +163,6 @@ class _Search:
         if place == 0 and index in self._graph.views:
             if source in self._root_of:
                 self._lay_into(self._root_of[source], key, self._offset(source))
-                if len(operator.output_blobs) == 1:
-                    self._silent.setdefault(key, set()).add(index)
-                    self._silent.setdefault(source, set()).add(index)
             else:
                 self._plannable.discard(key)  # a view of memory that is not planned
             return
@@ -282,7 +278,7 @@ class _Search:
             users: set[int] = set()
             for key in root.members:
                 uses = self._uses[key]
-                users.update({*uses.readers, *uses.writers} - self._silent.get(key, set()))
+                users.update(uses.readers, uses.writers)
             first = self._uses[next(iter(root.members))]
             kept = self._is_kept(root.members)
             buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first.blob).context))

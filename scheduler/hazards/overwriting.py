@@ -1,0 +1,157 @@
+"""Overwriting: reads of memory that, though everything is ordered, holds another tensor's values by then.
+
+When all conflicting accesses are ordered, every schedule does to each byte what list order does. So it is enough to
+go through the operators as listed and to note who wrote each byte last: a reader must find the values of its blob, or
+of what the blob is made of without a copy, as they were then; and after the last operator those blobs must still have
+theirs that are wanted after the run or by the next one. Nothing is taken from the memory plan: bytes are the arrays'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dagexec.core.blob import Blob
+from dagexec.core.graph import Graph
+from dagexec.core.operator import Operator
+from dagexec.scheduler.hazards.accesses import Touched
+
+_BEFORE_THE_RUN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """A blob whose values are gone when they are wanted.
+
+    Attributes:
+        blob: its name.
+        reader: the label of the operator that reads it; "the end of the run" for one that is kept.
+        writer: the label of the operator that wrote there meanwhile.
+        value: what that wrote: "blob 'y'", "working memory".
+    """
+
+    blob: str
+    reader: str
+    writer: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"blob {self.blob!r} is overwritten before {self.reader}: by {self.writer}, with {self.value}"
+
+
+class _Stretches:
+    """The bytes between neighbouring ends of regions of one address space, and who wrote each stretch last."""
+
+    def __init__(self, ends: Collection[int]) -> None:
+        self._cuts = np.unique(np.fromiter(ends, np.int64, len(ends)))
+        self.owner = np.zeros(len(self._cuts), np.int64)  # what was written: a key
+        self.writer = np.full(len(self._cuts), _BEFORE_THE_RUN, np.int64)
+
+    def slice(self, low: int, high: int) -> slice:
+        """The stretches from `low` up to `high`."""
+        first, last = np.searchsorted(self._cuts, (low, high))
+        return slice(int(first), int(last))
+
+
+def find_overwritten(
+    graph: Graph,
+    operators: Sequence[Operator],
+    touched: Touched,
+    inputs: Collection[Blob],
+    keep: Collection[str] | None,
+) -> tuple[Overwritten, ...]:
+    """The reads that find something else, in list order, then the blobs that are lost at the end, each once.
+
+    Wanted at the end are the blobs in `keep` (None: all), and `inputs`, which were there before the run.
+    """
+    return _Walk(graph, operators, touched, inputs, keep).run()
+
+
+class _Walk:
+    def __init__(
+        self,
+        graph: Graph,
+        operators: Sequence[Operator],
+        touched: Touched,
+        inputs: Collection[Blob],
+        keep: Collection[str] | None,
+    ) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._touched = touched
+        self._regions = {key: region for key, region in touched.regions.items() if region.is_packed}
+        self._inputs = {id(blob) for blob in inputs}
+        self._keep = keep
+        self._made: dict[int, tuple[int, tuple[int, ...]]] = {}  # by blob: the operator that made it of which others
+        ends: dict[object, set[int]] = {}
+        for region in self._regions.values():
+            ends.setdefault(region.space, set()).update((region.low, region.high))
+        self._spaces = {space: _Stretches(found) for space, found in ends.items()}
+
+    def run(self) -> tuple[Overwritten, ...]:
+        found: dict[tuple[int, int], Overwritten] = {}
+        for index, operator in enumerate(self._operators):
+            silent = self._touched.silent[index]
+            for blob in operator.input_blobs:
+                if id(blob) not in silent.inputs:
+                    self._read(found, id(blob), index)
+            for array in self._touched.working[index]:
+                self._write(array, index, ())
+            for place, blob in enumerate(operator.output_blobs):
+                kept = silent.kept_parts if place == 0 else ()
+                if place in silent.outputs:
+                    self._made[id(blob)] = (index, (id(operator.input_blobs[0]),))
+                    continue
+                if place == 0:
+                    self._made[id(blob)] = (index, kept)
+                self._write(id(blob), index, kept)
+        for operator in self._operators:
+            for blob in (*operator.input_blobs, *operator.output_blobs):
+                if id(blob) in self._inputs or self._keep is None or blob.name in self._keep:
+                    self._read(found, id(blob), len(self._operators))
+        return tuple(found.values())
+
+    def _write(self, key: int, index: int, but: Sequence[int]) -> None:
+        region = self._regions.get(key)
+        if region is None:
+            return
+        stretches = self._spaces[region.space]
+        written = np.zeros(len(stretches.owner), np.bool_)
+        written[stretches.slice(region.low, region.high)] = True
+        for part in but:
+            if part in self._regions:
+                written[stretches.slice(self._regions[part].low, self._regions[part].high)] = False
+        stretches.owner[written] = key
+        stretches.writer[written] = index
+
+    def _read(self, found: dict[tuple[int, int], Overwritten], key: int, index: int) -> None:
+        region = self._regions.get(key)
+        if region is None:
+            return
+        stretches = self._spaces[region.space]
+        own = stretches.slice(region.low, region.high)
+        values = set(zip(stretches.owner[own].tolist(), stretches.writer[own].tolist(), strict=True))
+        right = self._values(key, index)
+        for value, writer in sorted(values):
+            if writer != _BEFORE_THE_RUN and writer >= right.get(value, 0) and (key, writer) not in found:
+                found[key, writer] = Overwritten(
+                    self._touched.names[key],
+                    self._graph.label(index) if index < len(self._graph) else "the end of the run",
+                    self._graph.label(writer),
+                    "working memory" if value < 0 else f"blob {self._touched.names[value]!r}",
+                )
+
+    def _values(self, key: int, index: int) -> Mapping[int, int]:
+        """The blobs whose values a read of `key` by operator `index` may find: each as written before an operator."""
+        right: dict[int, int] = {key: index}
+        waiting = [key]
+        while waiting:
+            made = self._made.get(waiting.pop())
+            if made is not None:
+                for part in made[1]:
+                    if part not in right:
+                        right[part] = min(made[0], index)
+                        waiting.append(part)
+        return right
