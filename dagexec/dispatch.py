@@ -10,6 +10,7 @@ fed, prepared, run, fetched or told, and no other lock is taken under it.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from dagexec.core.device import Device
 from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, WorkerLostError
 from dagexec.core.runtime import runtime_of
 from dagexec.core.threads import ThreadsEndedError, reset_after_fork, threads
-from dagexec.replicas import Outputs, Replica, Replicas
-from dagexec.requests import Request, RequestQueue, outcome_name
+from dagexec.replicas import Replica, Replicas
+from dagexec.requests import Request, RequestQueue, RunHere, outcome_name
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import Run, task
-from dagexec.statistics import ExecutorStatistics, Latencies, Tally
+from dagexec.statistics import OUTCOMES, ExecutorStatistics, Latencies, Tally
 from dagexec.telemetry import Telemetry
+from dagexec.transfers import Outputs, Transfers
 
 WhenFull = Literal["wait", "reject"]
 
@@ -69,6 +71,8 @@ class Dispatcher:
         self._queue, self._door = RequestQueue(), RequestQueue()
         self._pinned = RequestQueue()  # those that wait for a certain replica
         self._running: set[Request] = set()
+        self._runs_here = [RunHere(replica) for replica in replicas.members]
+        self._here: dict[int, RunHere] = {}  # by the thread whose run it is
         self._shut = False
         self._tally = Tally()
         self._begun = [0] * len(replicas.members)
@@ -101,6 +105,84 @@ class Dispatcher:
             self._unassign(request, error)
             raise
 
+    def first_idle(self) -> Transfers | None:
+        """How arrays get into the replica whose turn it is; None when none is idle, or that one was never fed."""
+        try:
+            return self._idle[0].transfers
+        except IndexError:
+            return None
+
+    def begin_here(self, transfers: Transfers) -> RunHere | None:
+        """Take an idle replica for a run in this thread; None when there is none that is fed as `transfers` does.
+
+        Raises what `check_caller` raises. Call `end_here` afterwards, also when this is interrupted.
+        """
+        caller = threading.get_ident()
+        if caller in self._here or caller in self._pool.workers:
+            self.check_caller("run")
+        now = self._now()
+        with self._lock:  # nothing is called that changes something: Ctrl-C comes between calls
+            idle = self._idle
+            if self._shut or not idle:
+                return None
+            replica = idle[0]
+            known = replica.transfers
+            if known is not transfers and (known is None or known.signature != transfers.signature):
+                return None
+            here = self._runs_here[replica.number]
+            here.caller, here.begun, here.stopped = caller, now, None
+            here.running = True
+            self._here[caller] = here
+            del idle[0]
+            self._begun[replica.number] += 1
+        return here
+
+    def end_here(self, outcome: str) -> None:
+        """The run in this thread, if there is one, has ended so: count it, and pass its replica on.
+
+        Called again after an interrupt, it does what is left to do.
+        """
+        caller, now = threading.get_ident(), self._now()
+        here = self._here.get(caller)
+        if here is None:
+            return
+        if outcome != "completed" and here.running:
+            here.replica.settle()
+        with self._lock:
+            if here.running:
+                waiting = self._when_empty or self._queue.waiting or self._door.waiting or self._pinned.waiting
+                handing = self._handing(here) if waiting else None
+                if here.stopped is not None:
+                    here.replica.renew()
+                here.running = False
+                here.handing = handing
+                here.steps = []
+                self._tally.outcomes[outcome] += 1
+                if handing is None:
+                    del self._here[caller]
+                    self._idle += (here.replica,)
+                if outcome == "completed":
+                    self._tally.times.append((0.0, now - here.begun))
+            else:
+                handing = here.handing
+        if handing is not None:
+            self._pool.submit(handing)
+
+    def _handing(self, here: RunHere) -> Run:
+        return task(f"handing on a replica of {self.name}", lambda: self._hand_on(here))
+
+    def _hand_on(self, here: RunHere) -> None:
+        """On a worker: the replica of a run that has ended in its caller's thread serves the next request."""
+        with self._lock:
+            if here.running or self._here.get(here.caller) is not here:
+                return
+            following = self._next(here.replica)
+            del self._here[here.caller]
+        if self._when_empty:
+            self._announce_empty()
+        if following is not None:
+            self._serve(here.replica, following)
+
     def cancel(self, request: Request, error: DagexecError) -> bool:
         """End `request` with `error` as soon as no worker needs its replica.
 
@@ -130,7 +212,7 @@ class Dispatcher:
                 f"net {self.name!r}: the process was forked, and the workers stayed in the parent; "
                 "compile the model again in the child"
             )
-        if self._pool.is_worker():
+        if self._pool.is_worker() or threading.get_ident() in self._here:
             raise DagexecError(
                 f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
             )
@@ -155,6 +237,9 @@ class Dispatcher:
         """Have the runs under way stop at the next chain boundary, and end with ClosedError."""
         with self._lock:
             running = list(self._running)
+            for here in self._here.values():
+                here.stopped = self._closed()
+                here.steps.clear()
         for request in running:
             self.cancel(request, self._closed())
 
@@ -171,8 +256,9 @@ class Dispatcher:
         with self._lock:
             times = list(self._tally.times)
             outcomes = self._tally.outcomes
-            running, queued, at_the_door = len(self._running), len(self._queue), len(self._door)
-            counts = {name: outcomes[name] for name in ("completed", "failed", "cancelled", "timed_out", "rejected")}
+            running = len(self._running) + len(self._here)
+            queued, at_the_door = len(self._queue), len(self._door)
+            counts = {name: outcomes[name] for name in OUTCOMES}
             begun = tuple(self._begun)
         total = Latencies.of(wait + run for wait, run in times)
         return ExecutorStatistics(
@@ -210,12 +296,13 @@ class Dispatcher:
             self._queue.push(request)
         elif self._admission.when_full == "reject":
             self._tally.count("rejected")
+            running = len(self._running) + len(self._here)
             raise QueueFullError(
-                f"net {self.name!r}: the queue is full: {len(self._running)} run(s) in flight on "
+                f"net {self.name!r}: the queue is full: {running} run(s) in flight on "
                 f"{len(self._members)} replica(s), {len(self._queue)} queued, limit {limit}",
                 limit=limit,
                 queued=len(self._queue),
-                running=len(self._running),
+                running=running,
             )
         else:
             self._door.push(request)
@@ -322,7 +409,7 @@ class Dispatcher:
 
         From the moment `request.run` is the run, the way to end the request is to stop that.
         """
-        replica.feed(request.feeds)
+        replica.feed(request.feeds, request.names, request.out)
         if not request.run_net:
             replica.net.prepared()
             return False
@@ -347,7 +434,7 @@ class Dispatcher:
             try:
                 run.check_complete()
                 run.raise_error()
-                result = replica.fetch(request.names)
+                result = replica.fetch(request.names, request.out)
             except ThreadsEndedError:
                 raise
             except BaseException as caught:
@@ -369,6 +456,7 @@ class Dispatcher:
         self, replica: Replica, request: Request, result: Outputs | None, error: BaseException | None
     ) -> Request | None:
         """Settle a request that had a replica; the request that has it now."""
+        replica.settle()
         with self._lock:
             self._running.discard(request)
             request.replica = request.run = None
@@ -380,7 +468,7 @@ class Dispatcher:
     def _settle(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
         """Call with the lock held, and `_tell` afterwards."""
         request.result, request.error, request.over = result, error, True
-        request.feeds = {}
+        request.feeds, request.out = {}, None
         if request.pinned is not None:
             return
         if error is None:
@@ -400,7 +488,7 @@ class Dispatcher:
 
     def _announce_empty(self) -> None:
         with self._lock:
-            if self._running:  # nobody waits while a replica is idle, so this is all there is
+            if self._running or self._here:  # nobody waits while a replica is idle, so this is all there is
                 return
             told, self._when_empty = self._when_empty, []
         for callback in told:
@@ -423,4 +511,5 @@ class Dispatcher:
         self._lock = threads().lock()
         self._queue, self._door, self._pinned = RequestQueue(), RequestQueue(), RequestQueue()
         self._running.clear()
+        self._here.clear()
         self._when_empty.clear()

@@ -18,21 +18,24 @@ from dagexec.compilation import CompileOptions, Precision, compile_model
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
-from dagexec.core.feeds import Feeds, check_feeds
+from dagexec.core.feeds import Feeds, check_feeds, check_out
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import Priority
 from dagexec.core.threads import ThreadWait, threads
+from dagexec.direct import DirectCalls
 from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
-from dagexec.replicas import NetOptions, Outputs, Replica, Replicas, build_replicas
+from dagexec.replicas import NetOptions, Replica, Replicas, build_replicas
 from dagexec.requests import Request
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import task, waiting_time
+from dagexec.scheduler.trace_lines import line_observer
 from dagexec.statistics import ExecutorStatistics
 from dagexec.telemetry import Telemetry
+from dagexec.transfers import Array, Outputs
 from dagexec.waiting import TaskWait
 from dagexec.warm_start import Shapes, zero_feeds
 
@@ -119,6 +122,7 @@ def compile(
     admission = Admission(max_queued, when_full)
     if operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
+    _check_kept(loaded, options.keep)
     compiled = compile_model(loaded, options)
     tracing = None
     if telemetry is not False:
@@ -129,8 +133,9 @@ def compile(
         compiled.intra_op_threads,
         streams_per_worker,
         Priority[stream_priority.upper()],
+        options.keep.union(compiled.model.outputs, compiled.model.inputs) if optimize else None,
     )
-    executor = Executor(compiled.model, net_options, compiled.num_workers, replicas, admission, tracing)
+    executor = Executor(compiled.model, net_options, compiled.num_workers, replicas, admission, tracing, loaded)
     if warm_start is not False:
         try:
             executor._warm_up_with_zeros(None if warm_start is True else warm_start)
@@ -138,6 +143,13 @@ def compile(
             executor.close()
             raise
     return executor
+
+
+def _check_kept(model: Model, names: Iterable[str]) -> None:
+    written = {name for operator in model.net.op for name in operator.output}
+    unknown = sorted(set(names) - written - model.inputs.keys() - model.parameters.keys())
+    if unknown:
+        raise FeedError(f"net {model.name!r}: keep: {unknown} are no blobs that this net writes")
 
 
 def _calibration(feeds: Feeds | Iterable[Feeds] | None) -> tuple[Feeds, ...]:
@@ -160,12 +172,15 @@ class Executor:
         replicas: int,
         admission: Admission,
         telemetry: Telemetry | None,
+        given: Model | None = None,
     ) -> None:
-        """Use `compile`."""
+        """Use `compile`. `given` is the model before it was rewritten, None when it was not."""
         self.model = model
         self.net_type = options.net_type
         self.num_workers = num_workers
-        self._needed = model.needed_inputs()
+        self._keep = options.keep
+        self._needed = (given or model).needed_inputs()
+        self._given = {name for operator in (given or model).net.op for name in operator.output}
         self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
@@ -177,6 +192,11 @@ class Executor:
         self._finalizer.atexit = False
         self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, options.device, admission, telemetry)
         self.graph = self._replicas.graph
+        self._direct: DirectCalls | None = None
+        alone = options.intra_op_threads == 1 and replicas <= num_workers
+        if alone and telemetry is None and line_observer() is None and self.net().on_host:
+            in_sequence = num_workers == 1 or options.net_type == "simple"
+            self._direct = DirectCalls(model.net.name, self._dispatcher, in_sequence)
 
     def __enter__(self) -> Self:
         return self
@@ -209,29 +229,39 @@ class Executor:
         feeds: Feeds,
         *,
         outputs: Iterable[str] | None = None,
+        out: Mapping[str, Array] | None = None,
         timeout: float | None = None,
         priority: int = 0,
         trace: Observer | None = None,
     ) -> Outputs:
-        """Run the model once and block until it is done.
+        """Run the model once and block until it is done. Its operators may run in the calling thread.
 
         Args:
             feeds: an array for every input.
             outputs: names of blobs to return, by default the model's outputs.
+            out: arrays that these results are written to, by name; each has the dtype and shape of its result and no
+                memory in common with an input or another one. What they hold after a run that failed is undefined.
             timeout: seconds until the run is cancelled, waiting for a replica included.
             priority: of the requests that wait for a replica the one with the greatest goes first, among equal ones
                 the oldest; chains of its run go before those of others. A request that has been the oldest while 32
                 others were taken goes next all the same.
             trace: is told what runs when: a `Trace`, or any observer.
 
-        Returns arrays that belong to the caller. Raises FeedError, OperatorError, RunTimeoutError, ClosedError,
-        QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that is no integer, and
-        DagexecError when an operator calls it on the executor that runs it.
+        Returns arrays that belong to the caller, those of `out` where it has them. Raises FeedError, OperatorError,
+        RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
+        is no integer, and DagexecError when an operator calls it on the executor that runs it.
         """
+        names = self.model.outputs if outputs is None else self._fetchable(outputs)
+        if out is not None:
+            check_out(self.model.name, out, names, feeds)
+        if self._direct is not None and timeout is None and trace is None and priority.__class__ is int:
+            results = self._direct.run(feeds, names, out)
+            if results is not None:
+                return results
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         wait = ThreadWait()
-        request = self._request(feeds, outputs, priority, trace, wait)
+        request = self._request(feeds, names, out, priority, trace, wait)
         try:
             self._dispatcher.submit(request, start_here=True)
             in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
@@ -249,19 +279,24 @@ class Executor:
         feeds: Feeds,
         *,
         outputs: Iterable[str] | None = None,
+        out: Mapping[str, Array] | None = None,
         timeout: float | None = None,
         priority: int = 0,
         trace: Observer | None = None,
     ) -> Outputs:
         """Run the model once; the task waits, the event loop (asyncio or trio) does not.
 
-        The arguments and results are those of `run`; the arrays fed must not change until it returns. A cancelled
-        await stops the run at the next chain boundary and returns when no worker uses the replica any more.
+        The arguments and results are those of `run`; the arrays fed, and those of `out`, must be left alone until it
+        returns. A cancelled await stops the run at the next chain boundary and returns when no worker uses the replica
+        any more.
         """
+        names = self.model.outputs if outputs is None else self._fetchable(outputs)
+        if out is not None:
+            check_out(self.model.name, out, names, feeds)
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         wait = TaskWait()
-        request = self._request(feeds, outputs, priority, trace, wait)
+        request = self._request(feeds, names, out, priority, trace, wait)
         try:
             self._dispatcher.submit(request, start_here=False)
             in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))
@@ -363,17 +398,26 @@ class Executor:
     def _request(
         self,
         feeds: Feeds,
-        outputs: Iterable[str] | None,
+        names: Sequence[str],
+        out: Mapping[str, Array] | None,
         priority: int,
         trace: Observer | None,
         wait: ThreadWait | TaskWait,
     ) -> Request:
-        names = self.model.outputs if outputs is None else tuple(outputs)
+        checked = check_feeds(self.model, feeds, self._needed)
+        return Request(checked, names, out=out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+
+    def _fetchable(self, outputs: Iterable[str]) -> tuple[str, ...]:
+        names = tuple(outputs)
         for name in names:
+            if self._keep is not None and name not in self._keep and name in self._given:
+                raise FeedError(
+                    f"net {self.model.name!r}: output {name!r} is not kept, as the net was rewritten for speed; "
+                    f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"
+                )
             if not self._replicas.members[0].workspace.has_blob(name):
                 raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
-        checked = check_feeds(self.model, feeds, self._needed)
-        return Request(checked, names, priority=operator.index(priority), trace=trace, notify=wait.notify)
+        return names
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
         feeds = zero_feeds(self.model, shapes)

@@ -6,12 +6,11 @@ The parameters live in one workspace; a replica's workspace is its child, and ho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from weakref import WeakKeyDictionary
 
-import numpy.typing as npt
-
+from dagexec.core.arithmetic import arithmetic_context
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
@@ -26,10 +25,9 @@ from dagexec.scheduler.copies import insert_copies
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.preparation import Preparation
 from dagexec.scheduler.simple import SimpleNet
-
-Array = npt.NDArray[Any]
-Outputs = dict[str, Array]
+from dagexec.transfers import Array, Outputs, Transfers, deliver
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class NetOptions:
         intra_op_threads: BLAS threads inside one operator.
         streams_per_worker: streams of each device that a worker uses for one replica.
         stream_priority: what a device prefers among the streams of several executors.
+        keep: blobs of which the values are there when a run is over; None for all. The others may share memory.
     """
 
     net_type: str = "dag"
@@ -49,24 +48,74 @@ class NetOptions:
     intra_op_threads: int = 1
     streams_per_worker: int = 1
     stream_priority: Priority = Priority.NORMAL
+    keep: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Replica:
-    """One net in a workspace of its own. `number` counts the replicas of an executor from 0."""
+    """One net in a workspace of its own.
 
-    number: int
-    workspace: Workspace
-    net: BaseNet
+    Attributes:
+        number: counts the replicas of an executor from 0.
+        transfers: how arrays get in and out for the shapes fed last; None before, and for a net on devices.
+        arithmetic: the context for runs in a caller's thread.
+    """
 
-    def feed(self, feeds: Mapping[str, Array]) -> None:
-        """Put the inputs where the net reads them."""
-        for name, array in feeds.items():
-            self.workspace.feed_blob(name, array)
+    __slots__ = ("_known", "_outputs", "arithmetic", "net", "number", "transfers", "workspace")
 
-    def fetch(self, names: Iterable[str]) -> Outputs:
-        """Copies of the blobs called `names`, which the caller may keep."""
-        return {name: self.workspace.fetch_blob(name) for name in names}
+    def __init__(self, number: int, workspace: Workspace, net: BaseNet, outputs: tuple[str, ...]) -> None:
+        """`outputs` are those that runs mostly ask for."""
+        self.number = number
+        self.workspace = workspace
+        self.net = net
+        self.arithmetic = arithmetic_context()
+        self.transfers: Transfers | None = None
+        self._known: WeakKeyDictionary[Preparation, Transfers] = WeakKeyDictionary()
+        self._outputs = outputs
+
+    def feed(
+        self, feeds: Mapping[str, Array], names: Sequence[str] = (), out: Mapping[str, Array] | None = None
+    ) -> None:
+        """Put the inputs where the net reads them, for a run whose results `names` go to `out` or new arrays.
+
+        Raises what the net raises when it is prepared for other shapes, and FeedError when `out` does not fit.
+        """
+        transfers = self.transfers
+        if transfers is not None and transfers.fits(feeds) and transfers.in_place():
+            transfers.feed([feeds[name] for name in transfers.fed], names)
+        else:
+            if transfers is not None:
+                transfers.settle()
+            transfers = self.transfers = None  # its memory may be needed
+            for name, array in feeds.items():
+                self.workspace.feed_blob(name, array)
+            if self.net.on_host:
+                transfers = self.transfers = self._found(feeds)
+        if transfers is not None:
+            transfers.aim(names, out)
+
+    def _found(self, feeds: Mapping[str, Array]) -> Transfers:
+        """The transfers for what the net is prepared for now."""
+        preparation = self.net.prepared()
+        transfers = self._known.get(preparation)
+        if transfers is None or transfers.fed != tuple(feeds):
+            transfers = self._known[preparation] = Transfers(self.net, preparation, tuple(feeds), self._outputs)
+        return transfers
+
+    def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
+        """The blobs called `names`, in arrays of `out` where it has them, else in new ones that the caller may keep."""
+        if self.transfers is not None:
+            return self.transfers.fetch(names, out)
+        return {name: deliver(self.net, name, None if out is None else out.get(name)) for name in names}
+
+    def renew(self) -> None:
+        """Have all steps called again in the next run, after one that was stopped."""
+        if self.transfers is not None:
+            self.transfers.renew_steps()
+
+    def settle(self) -> None:
+        """Let go of the caller's arrays. To be called after each run, however it ended."""
+        if self.transfers is not None:
+            self.transfers.settle()
 
 
 @dataclass(frozen=True)
@@ -115,7 +164,7 @@ def build_replicas(
         for number in range(count):
             workspace = _child(parameters, model.inputs, written)
             net = _make_net(options, net_def, workspace, pool, graph, constants)
-            members.append(Replica(number, workspace, net))
+            members.append(Replica(number, workspace, net, model.outputs))
     except BaseException:
         for replica in members:
             replica.net.close()
@@ -171,6 +220,7 @@ def _make_net(
             workspace,
             graph=graph,
             constants=constants,
+            keep=options.keep,
             intra_op_threads=options.intra_op_threads,
             stream_priority=options.stream_priority,
         )
@@ -181,6 +231,7 @@ def _make_net(
         pool=pool,
         graph=graph,
         constants=constants,
+        keep=options.keep,
         intra_op_threads=options.intra_op_threads,
         streams_per_worker=options.streams_per_worker,
         stream_priority=options.stream_priority,

@@ -9,9 +9,11 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from dagexec.core.errors import ClosedError, DagexecError, RunCancelledError, RunTimeoutError
-from dagexec.replicas import Array, Outputs, Replica
+from dagexec.core.operator import Step
+from dagexec.replicas import Replica
 from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.run import Run
+from dagexec.transfers import Array, Outputs
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -30,6 +32,7 @@ class Request:
     Attributes:
         feeds: checked arrays, let go at the end.
         names: blobs to return.
+        out: arrays of the caller's for some of them, let go at the end; or None.
         priority: higher goes first.
         trace: is told what runs when, or None.
         notify: called from any thread when `outcome` is there to be asked for.
@@ -48,8 +51,8 @@ class Request:
     """
 
     __slots__ = (
-        "begun", "cancelled", "created", "error", "fed", "feeds", "following", "names", "notify", "over", "pinned",
-        "priority", "queue", "replica", "result", "run", "run_net", "span", "trace",
+        "begun", "cancelled", "created", "error", "fed", "feeds", "following", "names", "notify", "out", "over",
+        "pinned", "priority", "queue", "replica", "result", "run", "run_net", "span", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +60,7 @@ class Request:
         feeds: Mapping[str, Array],
         names: Sequence[str] = (),
         *,
+        out: Mapping[str, Array] | None = None,
         priority: int = 0,
         trace: Observer | None = None,
         notify: Callable[[], object],
@@ -65,6 +69,7 @@ class Request:
     ) -> None:
         self.feeds = feeds
         self.names = names
+        self.out = out
         self.priority = priority
         self.trace = trace
         self.notify = notify
@@ -96,6 +101,31 @@ class Request:
         return result
 
 
+class RunHere:
+    """The run of a replica in the thread of its caller. The dispatcher's lock guards what changes.
+
+    Attributes:
+        replica: who serves it.
+        caller: the identifier of the thread.
+        begun: when it began.
+        running: it is under way; False from the moment it is counted.
+        steps: what it calls; to clear the list is to stop it.
+        stopped: why it was stopped.
+        handing: gives the replica to those who wait, on a worker; None while nobody waits.
+    """
+
+    __slots__ = ("begun", "caller", "handing", "replica", "running", "steps", "stopped")
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.caller = 0
+        self.begun = 0.0
+        self.running = False
+        self.steps: list[Step] = []
+        self.stopped: ClosedError | None = None
+        self.handing: Run | None = None
+
+
 def outcome_name(error: BaseException | None) -> str:
     """How statistics and spans call the end of a request: completed, failed, cancelled or timed_out."""
     if error is None:
@@ -111,32 +141,35 @@ class RequestQueue:
     The highest priority goes first, and requests of equal priority in order of arrival. A request that has been the
     oldest while `MOST_OVERTAKEN` others were taken goes next, whatever its priority: one with n older requests before
     it waits for at most (n + 1) * (MOST_OVERTAKEN + 1) others. Every operation takes O(log n), amortised.
+
+    Attributes:
+        waiting: the requests, the oldest first; to look at.
     """
 
-    __slots__ = ("_arrivals", "_heap", "_overtaken", "_waiting")
+    __slots__ = ("_arrivals", "_heap", "_overtaken", "waiting")
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Request, None] = OrderedDict()
+        self.waiting: OrderedDict[Request, None] = OrderedDict()
         self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
         self._arrivals = itertools.count()
         self._overtaken = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def __iter__(self) -> Iterator[Request]:
         """The oldest first."""
-        return iter(self._waiting)
+        return iter(self.waiting)
 
     def push(self, request: Request) -> None:
         """Put `request` behind all of its priority."""
-        self._waiting[request] = None
+        self.waiting[request] = None
         request.queue = self
         heappush(self._heap, (-request.priority, next(self._arrivals), request))
 
     def pop(self) -> Request | None:
         """Take the request whose turn it is; None when none waits."""
-        oldest = next(iter(self._waiting), None)
+        oldest = next(iter(self.waiting), None)
         if oldest is None:
             return None
         request = oldest
@@ -152,23 +185,23 @@ class RequestQueue:
 
     def remove(self, request: Request) -> None:
         """Take `request`, which waits here, out of its turn."""
-        if request is next(iter(self._waiting)):
+        if request is next(iter(self.waiting)):
             self._overtaken = 0
         self._forget(request)
 
     def clear(self) -> list[Request]:
         """Take all, oldest first."""
-        requests = list(self._waiting)
+        requests = list(self.waiting)
         for request in requests:
             request.queue = None
-        self._waiting.clear()
+        self.waiting.clear()
         self._heap.clear()
         self._overtaken = 0
         return requests
 
     def _forget(self, request: Request) -> None:
-        del self._waiting[request]
+        del self.waiting[request]
         request.queue = None
-        if len(self._heap) > 2 * len(self._waiting) + _STALE_ENTRIES_KEPT:
+        if len(self._heap) > 2 * len(self.waiting) + _STALE_ENTRIES_KEPT:
             self._heap = [entry for entry in self._heap if entry[2].queue is self]
             heapify(self._heap)

@@ -11,6 +11,8 @@ from dagexec.scheduler.pool import PoolStatistics
 
 _TIMES_KEPT = 1000
 
+OUTCOMES = ("completed", "failed", "cancelled", "timed_out", "rejected")
+
 
 @dataclass(frozen=True)
 class Latencies:
@@ -71,7 +73,7 @@ class Tally:
     """Counts requests by outcome and remembers the times of completed ones. Its owner's lock guards it."""
 
     def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.times: deque[tuple[float, float]] = deque(maxlen=_TIMES_KEPT)
 
     def count(self, outcome: str) -> None:

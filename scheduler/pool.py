@@ -82,7 +82,11 @@ class _Worker:
 
 
 class WorkerPool:
-    """`num_workers` threads that execute runs; close it, or use it as a context manager."""
+    """`num_workers` threads that execute runs; close it, or use it as a context manager.
+
+    Attributes:
+        workers: the identifiers of its threads.
+    """
 
     def __init__(self, num_workers: int, name: str = "dagexec") -> None:
         """Raises ValueError below 1 worker, ResourceError when the system does not start so many threads."""
@@ -92,6 +96,7 @@ class WorkerPool:
         self.name = name
         self._source = threads()
         self.lock = self._source.owned_lock()
+        self.workers: set[int] = set()
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._runs: list[tuple[int, int, Run]] = []  # heap of (-priority, order, run)
@@ -177,7 +182,7 @@ class WorkerPool:
 
     def is_worker(self) -> bool:
         """True when the calling thread is one of this pool's."""
-        return threading.current_thread() in self._threads
+        return threading.get_ident() in self.workers
 
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""
@@ -208,6 +213,8 @@ class WorkerPool:
 
     def _serve(self, worker: _Worker) -> None:
         """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
+        ident = threading.get_ident()
+        self.workers.add(ident)
         try:
             with operator_arithmetic():
                 self._serve_runs(worker)
@@ -215,6 +222,8 @@ class WorkerPool:
             raise
         except BaseException as error:
             self._replace(worker, error)
+        finally:
+            self.workers.discard(ident)
 
     def _serve_runs(self, worker: _Worker) -> None:
         me = WakeUp(placed=self._source.concurrent and 1 < self.num_workers <= available_cores(), source=self._source)
@@ -409,6 +418,7 @@ class WorkerPool:
             "threads do not survive a fork, so make a new one after it"
         )
         self._workers, self._idle, self._runs, self._threads = [], [], [], []
+        self.workers = set()
 
 
 def _finish(run: Run) -> None:

@@ -313,10 +313,10 @@ def test_what_ends_a_request_first_is_what_its_caller_gets(monkeypatch: pytest.M
     feeding, go_on = threading.Event(), threading.Event()
     feed = Replica.feed
 
-    def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+    def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray], *results: object) -> None:
         feeding.set()
         assert go_on.wait(PATIENCE)
-        feed(replica, feeds)
+        feed(replica, feeds, *results)
 
     monkeypatch.setattr(Replica, "feed", feed_slowly)
     with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
@@ -337,9 +337,9 @@ def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypa
     fed: list[float] = []
     feed = Replica.feed
 
-    def note(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+    def note(replica: Replica, feeds: Mapping[str, np.ndarray], *results: object) -> None:
         fed.append(float(feeds["x"].flat[0]))
-        feed(replica, feeds)
+        feed(replica, feeds, *results)
 
     async def main() -> None:
         async with (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import anyio
 import numpy as np
@@ -130,9 +130,9 @@ def test_the_end_of_a_run_goes_before_the_chains_of_less_urgent_runs(priority: i
             patch.setattr(pool, "submit", submit_behind_others)
             fetch = Replica.fetch
 
-            def noting(replica: Replica, names: Iterable[str]) -> dict[str, np.ndarray]:
+            def noting(replica: Replica, names: Sequence[str], out: None) -> dict[str, np.ndarray]:
                 order.append("end")
-                return fetch(replica, names)
+                return fetch(replica, names, out)
 
             patch.setattr(Replica, "fetch", noting)
             executor.run({"x": rows(1)}, priority=priority)

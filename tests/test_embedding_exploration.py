@@ -13,10 +13,10 @@ from dagexec.core.errors import ClosedError, QueueFullError, RunTimeoutError
 from dagexec.core.sim import simulated
 from dagexec.core.threads import threads
 from dagexec.executor import Executor
-from dagexec.replicas import Outputs
 from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import run
+from dagexec.transfers import Outputs
 from tests.scheduler.scenarios import X, expected, sums
 
 NET = sums([[], [0], [0]])

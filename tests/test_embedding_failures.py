@@ -278,10 +278,10 @@ def test_ctrl_c_while_a_feed_fails_leaves_other_callers_alone(held: Held) -> Non
         feeders: list[threading.Thread] = []
         feed = Replica.feed
 
-        def fail_with_another_behind(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+        def fail_with_another_behind(replica: Replica, feeds: Mapping[str, np.ndarray], *results: object) -> None:
             feeders.append(threading.current_thread())
             if others:
-                feed(replica, feeds)
+                feed(replica, feeds, *results)
                 return
             others.append(threads.submit(executor.run, {"x": rows(2)}))
             while not executor.statistics().queued:
@@ -603,10 +603,10 @@ def test_a_thread_interrupted_while_a_worker_feeds_leaves_the_replica_to_the_wor
 
     feed = Replica.feed
 
-    def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray]) -> None:
+    def feed_slowly(replica: Replica, feeds: Mapping[str, np.ndarray], *results: object) -> None:
         feeding.set()
         assert go_on.wait(PATIENCE)
-        feed(replica, feeds)
+        feed(replica, feeds, *results)
 
     with held_executor(held) as executor:
         submit = executor._pool.submit

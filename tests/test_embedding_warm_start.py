@@ -28,10 +28,10 @@ def preparations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
     real = net_module.Preparation
 
-    def counted(*arguments: object) -> object:
+    def counted(*arguments: object, **options: object) -> object:
         if arguments[0]:
             made.append(None)
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(net_module, "Preparation", counted)
     return made

@@ -282,7 +282,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 def test_an_operator_that_raises_fails_its_run_within_the_chain(
     place: Place, acts: Acts, kind: type[BaseException]
 ) -> None:
-    with place.compile(, optimize=False) as executor:
+    with place.compile() as executor:
         with beside(executor, acts):
             error = kind("on purpose")
             acts.does[1] = raising(error)
@@ -318,7 +318,7 @@ def test_the_first_error_is_kept_and_the_others_are_attached(acts: Acts) -> None
         stop(run, error)
         stopped.inside.release()
 
-    with place.compile(replicas=1, optimize=False) as executor, pytest.MonkeyPatch.context() as patch:
+    with place.compile(replicas=1) as executor, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "stop", stop_and_tell)
         acts.does.update({1: fail_first, 2: fail_second})
         with pytest.raises(OperatorError, match="the first") as caught:
@@ -333,7 +333,7 @@ def test_the_first_error_is_kept_and_the_others_are_attached(acts: Acts) -> None
 def test_memory_that_does_not_suffice_for_a_shape_is_an_error_before_anything_runs(
     host: Place, acts: Acts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with host.compile(, optimize=False) as executor:
+    with host.compile() as executor:
         with beside(executor, acts):
             monkeypatch.setattr(core_device, "memory_bytes", lambda: 100_000)
             with pytest.raises(ResourceError, match=r"needs [\d,]+ bytes; this machine has 100,000"):
@@ -343,7 +343,7 @@ def test_memory_that_does_not_suffice_for_a_shape_is_an_error_before_anything_ru
 
 
 def test_an_operator_that_no_memory_is_left_for_fails_its_run_only(place: Place, acts: Acts) -> None:
-    with place.compile(, optimize=False) as executor:
+    with place.compile() as executor:
         with beside(executor, acts):
             acts.does[1] = raising(MemoryError("no memory"))
             with pytest.raises(OperatorError, match="MemoryError: no memory"):
@@ -355,7 +355,9 @@ def test_a_shape_that_an_operator_refuses_fails_its_run_only(place: Place, acts:
     model = two_branches()
     loose = Model("branches", model.net, parameters=model.parameters, inputs={"x": InputInfo()}, outputs=("y",))
     with (
-        dagexec.compile(loose, optimize=False, device=place.device, net_type=place.net_type, num_workers=2, replicas=2) as executor,
+        dagexec.compile(
+            loose, optimize=False, device=place.device, net_type=place.net_type, num_workers=2, replicas=2
+        ) as executor,
     ):
         with beside(executor, acts), pytest.raises(ShapeError, match=r"Add 'left1' .*do not broadcast"):
             executor.run({"x": np.full((2, 4), PLAIN, np.float32)}, timeout=PATIENCE)
@@ -364,7 +366,7 @@ def test_a_shape_that_an_operator_refuses_fails_its_run_only(place: Place, acts:
 
 def test_a_run_past_its_timeout_ends_when_its_operator_does(place: Place, acts: Acts) -> None:
     hung = Gate()
-    with place.compile(num_workers=3, optimize=False) as executor:
+    with place.compile(num_workers=3) as executor:
         with beside(executor, acts):
             acts.does[1] = hung
             released = release_when_cancelled(executor, hung)
@@ -396,7 +398,7 @@ def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place,
     held = Gate()
 
     async def main() -> None:
-        with place.compile(num_workers=3, optimize=False) as executor, beside(executor, acts):
+        with place.compile(num_workers=3) as executor, beside(executor, acts):
             acts.does[1] = held
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(executor.run_async, feed(LEFT))
@@ -418,7 +420,7 @@ def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place,
 
 def test_closing_lets_runs_in_flight_finish_and_ends_queued_ones(place: Place, acts: Acts) -> None:
     with ThreadPoolExecutor(3) as threads:
-        executor = place.compile(replicas=1, optimize=False)
+        executor = place.compile(replicas=1)
         gate = Gate()
         acts.does[2] = gate
         running = threads.submit(executor.run, feed(RIGHT))
@@ -437,7 +439,7 @@ def test_closing_lets_runs_in_flight_finish_and_ends_queued_ones(place: Place, a
 
 def test_draining_past_its_time_stops_runs_at_the_next_chain(place: Place, acts: Acts) -> None:
     with ThreadPoolExecutor(2) as threads:
-        executor = place.compile(replicas=1, optimize=False, num_workers=1)
+        executor = place.compile(replicas=1, num_workers=1)
         gate = Gate()
         acts.does[1] = gate
         release_when_cancelled(executor, gate)
@@ -466,7 +468,7 @@ def test_a_worker_that_dies_is_replaced_and_only_its_run_ends(
         return failure(run, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Run, "failure", die)
-    with host.compile(, optimize=False) as executor:
+    with host.compile() as executor:
         with beside(executor, acts):
             acts.does[1] = raising(LookupError("deadly"))
             with pytest.raises(WorkerLostError, match="died: MemoryError: the worker dies") as caught:
@@ -489,7 +491,7 @@ def test_a_worker_that_dies_while_it_launches_is_replaced(
 
     monkeypatch.setattr(Run, "failure", die)
     simulate(faults=[Fault("launch", match="Acting 'left'", nth=2)])
-    with device.compile(, optimize=False) as executor:
+    with device.compile() as executor:
         with beside(executor, acts), pytest.raises(WorkerLostError, match="died: MemoryError: the worker dies"):
             executor.run(feed(LEFT), timeout=PATIENCE)
         serves(executor, acts)
@@ -498,7 +500,7 @@ def test_a_worker_that_dies_while_it_launches_is_replaced(
 
 def test_ctrl_c_in_the_caller_stops_its_run_only(place: Place, acts: Acts) -> None:
     hung = Gate()
-    with place.compile(num_workers=3, optimize=False) as executor:
+    with place.compile(num_workers=3) as executor:
         with beside(executor, acts), ThreadPoolExecutor(1) as threads:
             acts.does[1] = hung
             reasons = release_when_cancelled(executor, hung)
@@ -517,7 +519,7 @@ def test_ctrl_c_in_the_caller_stops_its_run_only(place: Place, acts: Acts) -> No
 
 
 def test_a_child_of_fork_is_told_and_the_parent_goes_on(place: Place, acts: Acts) -> None:
-    with place.compile(, optimize=False) as executor:
+    with place.compile() as executor:
         with beside(executor, acts) as gate:
             told = in_a_child(lambda: executor.run(feed(), timeout=PATIENCE))
             assert isinstance(told, ClosedError)
@@ -552,7 +554,7 @@ def test_many_failures_of_all_kinds_at_once_lose_nothing(place: Place, acts: Act
     acts.does[1] = raising(ValueError("left"))
     acts.does[2] = raising(KeyError("right"))
     codes = [PLAIN, LEFT, PLAIN, RIGHT, BOTH]
-    with place.compile(num_workers=3, optimize=False, replicas=3) as executor, ThreadPoolExecutor(6) as threads:
+    with place.compile(num_workers=3, replicas=3) as executor, ThreadPoolExecutor(6) as threads:
         futures: list[tuple[float, Future[dict[str, Array]]]] = [
             (code, threads.submit(executor.run, feed(code), timeout=PATIENCE)) for code in codes * 20
         ]
@@ -583,7 +585,7 @@ def test_a_device_that_fails_fails_one_run(
     armed = [False]
     fault = Fault(kind, match=lambda label: armed[0] and match in label)
     runtime = simulate(faults=[fault])
-    with device.compile(, optimize=False) as executor:
+    with device.compile() as executor:
         with beside(executor, acts):
             armed[0] = True
             with pytest.raises(OperatorError, match=message) as caught:
@@ -599,7 +601,7 @@ def test_a_kernel_that_hangs_is_given_up_when_the_timeout_is_over(
     monkeypatch.setattr(drain, "ABANDON_AFTER", 0.01)
     hang = Fault("hang", match="Acting 'left'", nth=2)
     runtime = simulate(faults=[hang])
-    with device.compile(, optimize=False) as executor:
+    with device.compile() as executor:
         with beside(executor, acts), pytest.raises(RunTimeoutError, match=r"not done within 0\.5 seconds"):
             executor.run(feed(LEFT), timeout=0.5)
         assert runtime.faults.met == {"hang": 1}
@@ -626,7 +628,7 @@ def test_a_cancelled_await_gives_up_a_kernel_that_hangs(
         assert scope.cancelled_caught
         assert executor.statistics().running == 1  # the one beside
 
-    with device.compile(, optimize=False) as executor:
+    with device.compile() as executor:
         with beside(executor, acts):
             anyio.run(main, executor, backend=backend)
         serves(executor, acts)
@@ -636,7 +638,7 @@ def test_memory_of_a_device_that_does_not_suffice_fails_the_run_that_asks_for_it
     device: Place, simulate: Setting, acts: Acts
 ) -> None:
     runtime = simulate(memory_limit=100_000)
-    with device.compile(, optimize=False) as executor:
+    with device.compile() as executor:
         with beside(executor, acts):
             for _ in range(2):
                 with pytest.raises(ResourceError, match=r"sim:0: out of memory: .* of 100,000 bytes"):
@@ -669,7 +671,7 @@ def test_the_first_error_of_two_streams_is_kept_and_the_other_attached(simulate:
         return act
 
     simulate()
-    with place.compile(replicas=1, optimize=False, streams_per_worker=2) as executor:
+    with place.compile(replicas=1, streams_per_worker=2) as executor:
         acts.does.update({1: fail("the left one"), 2: fail("the right one")})
         with pytest.raises(OperatorError, match=r"ValueError: the \w+ one") as caught:
             executor.run(feed(BOTH), timeout=PATIENCE)

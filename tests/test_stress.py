@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.errors import DeviceError, OperatorError, SchemaError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.shared_buffer import create_shared_buffer
-from dagexec.replicas import Outputs, Replica
+from dagexec.replicas import Replica
 from dagexec.scheduler import preparation
 from dagexec.scheduler.plan import Plan, build_plan
 from dagexec.scheduler.pool import WorkerPool
@@ -28,6 +28,7 @@ from dagexec.stress.case import NET_TYPES, Case, make_case
 from dagexec.stress.nets import NetOptions, RandomNet, features_of, random_net, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR, Failure, InjectedError
 from dagexec.stress.runner import CaseFailedError, differences, run_case
+from dagexec.transfers import Array, Outputs
 from tests.command_line import Cli
 from tests.ops.running import operator_def
 
@@ -204,8 +205,8 @@ def spoil_results(patch: pytest.MonkeyPatch) -> None:
     """Change the lowest bit of one element that an executor returns."""
     fetch = Replica.fetch
 
-    def spoilt(self: Replica, names: Sequence[str]) -> Outputs:
-        found = fetch(self, names)
+    def spoilt(self: Replica, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
+        found = fetch(self, names, out)
         largest = max(found.values(), key=lambda array: array.size)
         if largest.size:
             largest.reshape(-1).view(np.uint8)[0] ^= 1

@@ -8,6 +8,7 @@ images. Conversions, which need the buffer, lose nothing down to this size.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,18 @@ def operator_arithmetic() -> Iterator[None]:
     with np.errstate(all="ignore"):  # restores the buffer size too: both are one setting of the thread
         np.setbufsize(_BUFFER_ELEMENTS)
         yield
+
+
+def arithmetic_context() -> contextvars.Context:
+    """A context in which NumPy computes as operators want it: what `run` of it calls, one thread at a time.
+
+    NumPy keeps these settings in a context variable. To enter a context costs a tenth of what it takes to set them.
+    """
+
+    def settle() -> None:
+        np.seterr(all="ignore")
+        np.setbufsize(_BUFFER_ELEMENTS)
+
+    context = contextvars.Context()
+    context.run(settle)
+    return context

@@ -1,8 +1,8 @@
-"""What a caller feeds a model with, checked before anything runs: names, element types and shapes."""
+"""What a caller gives for a run, checked before anything runs: names, element types and shapes of inputs, and `out`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,27 @@ def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array
         problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
         raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds)}")
     return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
+
+
+def check_out(net: str, out: Mapping[str, Array], names: Sequence[str], feeds: Feeds) -> None:
+    """Raise FeedError unless `out` has arrays that results of a run, those called `names`, can be written to.
+
+    They must not have memory in common, neither among each other nor with `feeds`.
+    """
+    prefix = f"net {net!r}"
+    unknown = sorted(set(out) - set(names))
+    if unknown:
+        raise FeedError(f"{prefix}: out: {unknown} are not among the results asked for, {list(names)}")
+    others = [(f"input {name!r}", array) for name, array in feeds.items() if isinstance(array, np.ndarray)]
+    for name, array in out.items():
+        if not isinstance(array, np.ndarray):
+            raise FeedError(f"{prefix}: out[{name!r}] must be a NumPy array, found {type(array).__name__}")
+        if not array.flags.writeable:
+            raise FeedError(f"{prefix}: out[{name!r}] is read-only")
+        for what, other in others:
+            if np.may_share_memory(array, other) and np.shares_memory(array, other):
+                raise FeedError(f"{prefix}: out[{name!r}] has memory in common with {what}")
+        others.append((f"out[{name!r}]", array))
 
 
 def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:

@@ -32,7 +32,6 @@ from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.core.threads import threads
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor
-from dagexec.replicas import Outputs
 from dagexec.scheduler.hazards.detector import Detector
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.simple import SimpleNet
@@ -40,6 +39,7 @@ from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
 from dagexec.stress.devices import Holdings, PreparedDevices, lost, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
+from dagexec.transfers import Outputs
 
 _DEVICE_ERRORS = (OperatorError, DeviceError, ResourceError)
 

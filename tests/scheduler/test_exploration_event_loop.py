@@ -12,9 +12,9 @@ import dagexec
 from dagexec.core.errors import DagexecError, RunTimeoutError
 from dagexec.core.threads import new_gate, threads
 from dagexec.executor import Executor
-from dagexec.replicas import Outputs
 from dagexec.scheduler.exploration import EarliestFirst, explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.event_loop import ControlledEventLoop, run
+from dagexec.transfers import Outputs
 from tests.scheduler.scenarios import X, expected, sums
 
 FORK = [[], [0], [0]]

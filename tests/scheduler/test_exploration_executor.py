@@ -22,10 +22,10 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.sim import Fault, simulated
 from dagexec.core.threads import threads
 from dagexec.executor import Executor
-from dagexec.replicas import Outputs
 from dagexec.scheduler.exploration import RandomStrategy, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import run
+from dagexec.transfers import Outputs
 from tests.scheduler.scenarios import X, expected, sums
 
 NET = sums([[], [], [0, 1], [0, 1], [2, 3]])

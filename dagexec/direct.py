@@ -1,0 +1,91 @@
+"""Direct calls: a run in the thread of its caller, when a replica is idle and workers could not share the work.
+
+Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Nothing else is
+different: the run has a replica of its own, is counted, is waited for by whoever closes the executor, and can be
+stopped before any of its operators.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from dagexec.core.errors import OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.core.feeds import Feeds
+from dagexec.core.operator import Step
+from dagexec.core.threads import ThreadsEndedError
+from dagexec.dispatch import Dispatcher
+from dagexec.requests import outcome_name
+from dagexec.scheduler.run import operator_failure
+from dagexec.transfers import Array, Outputs, Transfers
+
+
+class DirectCalls:
+    """Runs in their callers' threads, with the idle replicas of `dispatcher`."""
+
+    def __init__(self, name: str, dispatcher: Dispatcher, in_sequence: bool) -> None:
+        """`name` is the net's. `in_sequence`: whatever its chains are, no more than one thread works for a run."""
+        self._name = name
+        self._dispatcher = dispatcher
+        self._in_sequence = in_sequence
+
+    def run(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs | None:
+        """The outputs; None when the run has to take the usual way, and nothing has been done.
+
+        `feeds` have to be arrays of the names, dtypes and shapes that the next replica is prepared for. Raises what
+        `Executor.run` does.
+        """
+        transfers = self._dispatcher.first_idle()
+        if transfers is None or not (self._in_sequence or transfers.in_sequence) or feeds.__class__ is not dict:
+            return None
+        signature = transfers.signature
+        if signature is None or len(feeds) != len(signature):
+            return None
+        arrays: list[Array] = []
+        for name, dtype, shape in signature:
+            array = cast("Array", feeds.get(name))
+            if array.__class__ is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                return None
+            arrays.append(array)
+        try:
+            here = self._dispatcher.begin_here(transfers)
+            if here is None:
+                return None
+            replica = here.replica
+            transfers = replica.transfers
+            if transfers is not None and transfers.in_place():
+                transfers.feed(arrays, names)
+                transfers.aim(names, out)
+            else:
+                replica.feed(cast("dict[str, Array]", feeds), names, out)
+                transfers = cast("Transfers", replica.transfers)
+            here.steps = transfers.steps
+            if here.stopped is None:
+                replica.arithmetic.run(self._call, transfers)
+            if here.stopped is not None:
+                raise here.stopped
+            outputs = replica.fetch(names, out)
+            transfers.settle()
+            self._dispatcher.end_here("completed")
+            return outputs
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            self._dispatcher.end_here(outcome_name(error) if isinstance(error, Exception) else "cancelled")
+            raise
+
+    def _call(self, transfers: Transfers) -> None:
+        step: Step | None = None
+        try:
+            for step in transfers.steps:
+                step()
+        except (ThreadsEndedError, RunCancelledError, RunTimeoutError, OperatorError):
+            raise
+        except BaseException as error:
+            thread = threading.current_thread()
+            if step is None or (not isinstance(error, Exception) and thread is threading.main_thread()):
+                raise  # a signal's
+            raise operator_failure(self._name, transfers.label(step), error, thread.name) from error

@@ -1,0 +1,264 @@
+"""Transfers: how arrays get into and out of a replica whose net is prepared for their shapes.
+
+An array is copied to where the net reads it, and a result from where the net writes it. Where every operator that
+touches such a blob offers to work on another array (`Operator.input_moves` and `output_moves`), a large array is not
+copied: the steps are pointed at the caller's for the run, and back at the replica's own when it is over, so that
+nothing holds on to the caller's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.blob import Blob
+from dagexec.core.errors import FeedError
+from dagexec.core.operator import Move, Step
+from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.preparation import Preparation
+
+Array = npt.NDArray[Any]
+Outputs = dict[str, Array]
+Signature = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+
+LEAST_BYTES_MOVED = 1 << 15
+"""Below this a copy is faster than having the steps pointed elsewhere and back."""
+
+
+class Place:
+    """Where a blob's array is: the replica's own, or for a run one of the caller's.
+
+    Attributes:
+        name: the blob's.
+        array: the replica's own array.
+        moves: what points the steps that touch the blob at another array; empty when not all of them can be.
+        away: they may be pointed at another one.
+    """
+
+    __slots__ = ("array", "away", "moves", "name")
+
+    def __init__(self, name: str, array: Array, moves: tuple[Move, ...]) -> None:
+        self.name = name
+        self.array = array
+        self.moves = moves if array.nbytes >= LEAST_BYTES_MOVED else ()
+        self.away = False
+
+    def point_at(self, array: Array) -> None:
+        """Have the steps work on `array`, of the same shape and dtype."""
+        self.away = True  # first: an interrupt may come between two moves
+        for move in self.moves:
+            move(array)
+
+    def point_home(self) -> None:
+        """Have the steps work on the replica's own array."""
+        for move in self.moves:
+            move(self.array)
+        self.away = False
+
+
+class Transfers:
+    """Places of the inputs and outputs of one replica, for one preparation of its net. For one run at a time.
+
+    Attributes:
+        fed: names of the inputs.
+        signature: name, dtype and shape of each input; None when one of them is text.
+        steps: all steps in list order. Whoever wants a run in the caller's thread to stop clears the list.
+        in_sequence: the plan has one chain, so that workers cannot share the work.
+    """
+
+    __slots__ = (
+        "_aimed", "_copies", "_epoch", "_inputs", "_names", "_net", "_outputs", "_preparation", "fed",
+        "in_sequence", "signature", "steps",
+    )  # fmt: skip
+
+    def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
+        """To be made when `preparation` is the net's current one. `outputs` are those that runs mostly ask for."""
+        self._net = net
+        self._preparation = weakref.ref(preparation)
+        self._epoch = -1
+        self.fed = tuple(fed)
+        self._names = frozenset(fed)
+        self.steps = list(preparation.in_order)
+        self.in_sequence = len(preparation.plan.chains) <= 1
+        self._inputs = [self._input(preparation, name) for name in fed]
+        self._outputs: dict[str, Place | None] = {}
+        self._aimed: Outputs = {}
+        arrays = [place.array for place in self._inputs]
+        self.signature: Signature | None = None
+        if all(array.dtype != np.object_ for array in arrays):
+            self.signature = tuple((p.name, p.array.dtype, p.array.shape) for p in self._inputs)
+        self._copies: tuple[tuple[str, ...], list[tuple[str, Callable[[], Array]]]] | None = None
+        places = [self._output(name) for name in outputs]
+        if all(place is not None and not place.moves and place.array.dtype != np.object_ for place in places):
+            self._copies = tuple(outputs), [(place.name, place.array.copy) for place in places if place is not None]
+
+    def in_place(self) -> bool:
+        """True while the net is prepared as it was when these were made."""
+        if self._epoch == binding_epoch():
+            return True
+        preparation = self._preparation()
+        if preparation is None or not preparation.in_place():
+            return False
+        self._epoch = binding_epoch()
+        return True
+
+    def fits(self, feeds: Mapping[str, Array]) -> bool:
+        """True when `feeds` have the names, dtypes and shapes that these are for."""
+        if self.signature is None or len(feeds) != len(self.signature):
+            return False
+        for name, dtype, shape in self.signature:
+            array = feeds.get(name)
+            if array is None or array.dtype != dtype or array.shape != shape:
+                return False
+        return True
+
+    def feed(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
+        """Put the inputs, in the order of the signature, where the net reads them; `names` will be fetched."""
+        for place, array in zip(self._inputs, arrays, strict=True):
+            if place.moves and _is_plain(array) and self._names.isdisjoint(names):
+                place.point_at(array)
+            else:
+                if place.away:
+                    place.point_home()
+                place.array[...] = array
+
+    def aim(self, names: Sequence[str], out: Mapping[str, Array] | None) -> None:
+        """Have large results written to where the caller gets them. To be called before a run.
+
+        Raises FeedError when an array of `out` has not the dtype or shape of its result.
+        """
+        copies = self._copies
+        if out is None and copies is not None and copies[0] == names:
+            return
+        for name in names:
+            place = self._output(name)
+            if place is None:
+                continue
+            target = None if out is None else out.get(name)
+            if target is not None:
+                check_result(self._net.name, name, place.array, target)
+            if place.moves:
+                if target is None:
+                    target = np.empty(place.array.shape, place.array.dtype)
+                elif not _is_plain(target):
+                    continue
+                self._aimed[name] = target
+                place.point_at(target)
+
+    def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
+        """The results of a run, in arrays that are the caller's."""
+        copies = self._copies
+        if out is None and copies is not None and copies[0] == names:
+            return {name: copy() for name, copy in copies[1]}
+        results: Outputs = {}
+        for name in names:
+            aimed = self._aimed.get(name)
+            if aimed is not None:
+                results[name] = aimed
+                continue
+            place = self._output(name)
+            target = None if out is None else out.get(name)
+            results[name] = deliver(self._net, name, target) if place is None else _copied(place.array, target)
+        return results
+
+    def settle(self) -> None:
+        """Let go of all arrays that are not the replica's. To be called after a run, however it ended."""
+        for place in self._inputs:
+            if place.away:
+                place.point_home()
+        if self._aimed:
+            for result in self._outputs.values():
+                if result is not None and result.away:
+                    result.point_home()
+            self._aimed.clear()
+
+    def renew_steps(self) -> None:
+        """Fill `steps` again after it was cleared."""
+        preparation = self._preparation()
+        self.steps = list(preparation.in_order) if preparation is not None else []
+
+    def label(self, step: Step) -> str:
+        """How messages name the operator of `step`."""
+        preparation = self._preparation()
+        if preparation is None or step not in preparation.steps:
+            return f"an operator of net {self._net.name!r}"
+        return self._net.graph.label(preparation.steps.index(step))
+
+    def _input(self, preparation: Preparation, name: str) -> Place:
+        blob = self._net.workspace.get_blob(name)
+        tensor = blob.get(Tensor)
+        moves = _moves(self._net, preparation, blob, written=False) if tensor.is_packed else ()
+        return Place(name, tensor.array, moves)
+
+    def _output(self, name: str) -> Place | None:
+        """The place of blob `name`, None when its array may be another after each run."""
+        if name not in self._outputs:
+            self._outputs[name] = self._find_output(name)
+        return self._outputs[name]
+
+    def _find_output(self, name: str) -> Place | None:
+        preparation = self._preparation()
+        blob = self._net.workspace.get_blob(name)
+        if preparation is None or all(binding.blob is not blob for binding in preparation.outputs):
+            return None
+        tensor = blob.get(Tensor)
+        own = tensor.is_packed and not tensor.is_view and name not in self._names
+        return Place(name, tensor.array, _moves(self._net, preparation, blob, written=True) if own else ())
+
+
+def check_result(net: str, name: str, array: Array, target: Array) -> None:
+    """Raise FeedError unless `target`, which a caller gave for a result, has the dtype and shape of `array`."""
+    if target.dtype != array.dtype or target.shape != array.shape:
+        raise FeedError(
+            f"net {net!r}: out[{name!r}] must be {array.dtype} of shape {array.shape}, "
+            f"found {target.dtype} of shape {target.shape}"
+        )
+
+
+def deliver(net: BaseNet, name: str, target: Array | None) -> Array:
+    """What blob `name` holds, copied to `target` or to a new array. Raises FeedError when `target` does not fit."""
+    if target is None:
+        return net.workspace.fetch_blob(name)
+    tensor = net.workspace.get_blob(name).get(Tensor)
+    array = tensor.array if net.on_host else tensor.fetch()
+    check_result(net.name, name, array, target)
+    return _copied(array, target)
+
+
+def _copied(array: Array, target: Array | None) -> Array:
+    if target is None:
+        return array.copy()
+    target[...] = array
+    return target
+
+
+def _is_plain(array: Array) -> bool:
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
+
+
+def _moves(net: BaseNet, preparation: Preparation, blob: Blob, *, written: bool) -> tuple[Move, ...]:
+    """What moves every step that reads `blob`, and the one that writes it if it is `written`.
+
+    Empty when one of them cannot be moved, works in place, or hands its memory on.
+    """
+    moves: list[Move | None] = []
+    writers = 0
+    for index, operator in enumerate(net.operators):
+        reads = [place for place, other in enumerate(operator.input_blobs) if other is blob]
+        writes = [place for place, other in enumerate(operator.output_blobs) if other is blob]
+        if not reads and not writes:
+            continue
+        writers += len(writes)
+        if (reads and writes) or index in net.graph.views:
+            return ()
+        inputs, outputs = preparation.moves[index]
+        moves += [inputs.get(place) for place in reads] + [outputs.get(place) for place in writes]
+    if writers != int(written) or None in moves:
+        return ()
+    return tuple(move for move in moves if move is not None)
