@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: compare test stress lint proto benchmark fuzz clean
+.PHONY: compare test stress lint proto benchmark benchmark-cnn fuzz clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -35,6 +35,10 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/conv_error.py --json benchmarks/results/conv_error.json
 	$(BIN)/python benchmarks/shared_buffer.py --json benchmarks/results/shared_buffer.json
 
+# Whole networks against onnxruntime and OpenVINO, in about an hour; PyTorch takes part where .venv has it.
+benchmark-cnn: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/cnn.py --write-docs
+
 # The operators on drawn geometries, twenty times as many as in `make test`.
 fuzz: $(VENV)/.installed-test
 	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest tests/ops
@@ -54,6 +58,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+$(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python

@@ -35,6 +35,8 @@ QUICK = Effort(turn_seconds=0.02, rounds=3, settings_rounds=1, serve_seconds=0.0
 
 def main() -> None:
     options = _arguments()
+    if options.write_docs:
+        from cnn_page import write_page  # needs matplotlib: better now than after an hour
     effort = QUICK if options.quick else Effort()
     absent = Absent(print)
     latencies: list[Latency] = []
@@ -58,8 +60,6 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.write_docs:
-        from cnn_page import write_page
-
         RESULTS.write_text(json.dumps(report, indent=1) + "\n")
         write_page(report, ROOT / "docs")
 

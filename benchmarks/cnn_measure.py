@@ -236,11 +236,20 @@ def throughput(load: Workload, file: Path, cores: int, effort: Effort, absent: A
 
 
 def flops(model: onnx.ModelProto, feeds: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Floating-point operations of one run, as dagexec's schemas count them on the model as it is given."""
+    """Floating-point operations of one run, as dagexec's schemas count them on the model as it is given.
+
+    Raises ValueError when that of an operator cannot be told without a run.
+    """
     loaded = load_model(model)
     arrays = {**loaded.parameters, **feeds}
     types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
-    return infer_net(build_graph(loaded.net), types, loaded.parameters).flops
+    if loaded.init_net is not None:
+        found = infer_net(build_graph(loaded.init_net), types, loaded.parameters).blobs
+        types |= {name: kind for name, kind in found.items() if kind is not None}
+    costs = infer_net(build_graph(loaded.net), types, loaded.parameters).costs
+    if None in costs:
+        raise ValueError(f"the cost of {costs.count(None)} operators is not known")
+    return sum(cost.flops for cost in costs if cost is not None)
 
 
 def _peer(column: str) -> str:

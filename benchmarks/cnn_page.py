@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
 from cnn_measure import CALLERS, MATRIX_SIZE, OURS, PEERS, TOLERANCE
 from cnn_models import NAMES, TINY_NAMES
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "dagexec"  # the same file for the same numbers
 
 Row = Mapping[str, Any]
 
@@ -265,12 +270,6 @@ def _threads(count: int) -> str:
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
     """A bar for each network and number of threads: our time over the better peer's; a line at 1. Batch 1 and 8."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "dagexec"
-    import matplotlib.pyplot as plt
-
     rows = [row for row in _large(report["latencies"]) if better_ratio(row)]
     batches = sorted({row["batch"] for row in rows})
     models = [name for name in NAMES if any(row["model"] == name for row in rows)]

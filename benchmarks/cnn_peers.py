@@ -7,6 +7,8 @@ for input and output that are bound once, where it has such a way. All compute i
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -138,6 +140,8 @@ def load_openvino(task: Task, options: Options) -> Loaded:
 def load_torch(task: Task, options: Options) -> Loaded:
     """torch on the processor: eager; with `channels_last`; or with `inductor`, weights frozen into the code."""
     torch = importlib.import_module("torch")
+    if options.get("inductor") and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        raise ImportError("it needs a C++ compiler, and there is none")
     onnx = importlib.import_module("onnx")
     interpreter = importlib.import_module("onnx_in_torch")
     torch.set_num_threads(task.threads)

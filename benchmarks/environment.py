@@ -1,4 +1,4 @@
-"""What a benchmark ran on: processor, cores, and the versions of Python, dagexec and the peers."""
+"""What a benchmark ran on: processor, cores, and the versions of Python, dagexec, oneDNN and the peers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from dagexec.core.device import processor_name
+from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.intra_op import available_cores
 
 PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
@@ -23,4 +24,6 @@ def describe() -> dict[str, str | int]:
             record[package] = version(package)
         except PackageNotFoundError:
             continue
+    if (onednn := library()) is not None:
+        record["onednn"] = ".".join(map(str, onednn.version))
     return record
