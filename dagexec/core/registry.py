@@ -78,9 +78,12 @@ def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
 
 
 def operator_module(operator_type: str) -> str:
-    """The module of the class that computes an operator type on the host; "" when it has no default engine there."""
+    """The module of the class that computes an operator type on the host; "" when it has no default engine there.
+
+    Of a class that `type` made, which Python says is of module abc, it is that of the class it is made from.
+    """
     cls = _operators.get(("cpu", operator_type, ""))
-    return "" if cls is None else cls.__module__
+    return "" if cls is None else next(base.__module__ for base in cls.__mro__ if base.__module__ != "abc")
 
 
 def set_engine_preference(engines: Iterable[str], *, operator_type: str = ANY_OPERATOR, device: str = "cpu") -> None:

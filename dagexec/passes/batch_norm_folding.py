@@ -64,7 +64,8 @@ def _composed(maps: list[Affine], channels: int) -> Affine:
 
 
 def _is_finite(layer: LinearLayer) -> bool:
-    return bool(np.isfinite(layer.weights).all()) and (layer.bias is None or bool(np.isfinite(layer.bias).all()))
+    sums = [np.add.reduce(array, axis=None) for array in (layer.weights, layer.bias) if array is not None]
+    return bool(np.isfinite(sums).all())
 
 
 def _chain_after(draft: Draft, number: int, channels: Channels) -> list[tuple[int, Affine]]:

@@ -31,14 +31,16 @@ def apply(model: Model) -> Rewritten:
     asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in model.net.op)
     types = infer_types(model) if asks_for_shapes else {}
     for number, definition in draft.operators():
-        if not draft.is_free(number) or draft.outputs.intersection(definition.output):
+        if not draft.is_free(number):
+            continue
+        if definition.type == "Reshape" and len(definition.input) == 2:
+            _shape_as_argument(draft, number)
+        if draft.outputs.intersection(definition.output):
             continue
         if definition.type in ("Shape", "Size"):
             _fold_shape(draft, number, types)
         elif is_pure(definition) and all(draft.constant(name) is not None for name in definition.input):
             _fold(draft, number)
-        elif definition.type == "Reshape" and len(definition.input) == 2:
-            _shape_as_argument(draft, number)
     return draft.finish()
 
 

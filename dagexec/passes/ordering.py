@@ -5,6 +5,8 @@ The order is that of the hazards of `dagexec.core.graph`; the times are nominal 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagexec.core.arguments import Arguments
 from dagexec.core.errors import DagexecError
 from dagexec.core.graph import find_hazards
@@ -15,21 +17,25 @@ from dagexec.passes.draft import Draft
 from dagexec.passes.post_operations import Types
 
 _LEAST_SECONDS = 2e-6
+Timed = tuple[OperatorDef, float]
 _JOINING = frozenset({"Concat", "DepthConcat", "Split"})
 
 
 class Ordering:
-    """The order of the operators of a draft as it is now; edits make it out of date."""
+    """The order of the operators of a draft as it is now; edits make it out of date, and `after_edits` a new one."""
 
-    def __init__(self, draft: Draft, types: Types) -> None:
+    def __init__(self, draft: Draft, types: Types, known: Mapping[int, Timed] | None = None) -> None:
+        """`known` are the times of defs that were looked at before, by number of the operator."""
         self._draft = draft
+        self._types = types
         self._numbers = draft.numbers()
         self._place = {number: place for place, number in enumerate(self._numbers)}
         definitions = [draft[number] for number in self._numbers]
         parents: list[list[int]] = [[] for _ in definitions]
         for earlier, later in find_hazards(definitions):
             parents[later].append(earlier)
-        self._seconds = [_nominal_seconds(draft, number, types) for number in self._numbers]
+        self._known = {number: self._timed(number, (known or {}).get(number)) for number in self._numbers}
+        self._seconds = [self._known[number][1] for number in self._numbers]
         self._ancestors: list[int] = []
         self._finish: list[float] = []
         for place, row in enumerate(parents):
@@ -42,6 +48,16 @@ class Ordering:
         for place in reversed(range(len(definitions))):
             for parent in parents[place]:
                 self._rest[parent] = max(self._rest[parent], self._rest[place] + self._seconds[place])
+
+    def _timed(self, number: int, known: Timed | None) -> Timed:
+        definition = self._draft[number]
+        if known is not None and known[0] is definition:
+            return known
+        return definition, _nominal_seconds(self._draft, number, self._types)
+
+    def after_edits(self) -> Ordering:
+        """The order of the draft as it has become since."""
+        return Ordering(self._draft, self._types, self._known)
 
     def is_before(self, earlier: int, later: int) -> bool:
         """True when operator `earlier` has ended whenever operator `later` begins."""

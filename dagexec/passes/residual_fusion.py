@@ -41,7 +41,7 @@ def apply(model: Model) -> Rewritten:
             layer = _fuse_sum(draft, number, types, ordering)
             if layer is not None:
                 fused_layers.append(layer)
-                ordering = Ordering(draft, types)
+                ordering = ordering.after_edits()
     _work_in_place(draft, fused_layers, ordering)
     return draft.finish()
 

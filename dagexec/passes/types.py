@@ -7,8 +7,10 @@ have the same shape when they have it in all probes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
 from dagexec.core.errors import DagexecError
@@ -50,11 +52,24 @@ def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
     return aligned is not None and all(own in (1, size) for own, size in zip(shape, aligned, strict=True))
 
 
+_last: tuple[weakref.ref[Model], Mapping[str, BlobType]] | None = None  # the passes after one that changed nothing ask
+
+
 def infer_types(model: Model) -> Mapping[str, BlobType]:
     """Types of the blobs of which anything is known; of none when the net does not fit together at any probe.
 
     A blob that is written several times has the type of its last value.
     """
+    global _last
+    known = _last
+    if known is not None and known[0]() is model:
+        return known[1]
+    types = MappingProxyType(_infer(model))
+    _last = weakref.ref(model), types
+    return types
+
+
+def _infer(model: Model) -> dict[str, BlobType]:
     graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
     fixed = {name: TensorType(tuple(a.shape), from_numpy(a.dtype)) for name, a in model.parameters.items()}
     stated = {name: info for name in model.inputs if (info := _stated(model, name)) is not None}
