@@ -167,6 +167,10 @@ class Library:
 
 _lock = threading.Lock()
 _found: list[Library | None] = []
+_forked = False
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _mark_forked())
 
 
 def library() -> Library | None:
@@ -184,6 +188,19 @@ def require_library(label: str) -> Library:
     if found is None:
         raise UnsupportedFeatureError(f"{label}: oneDNN cannot be used here; pip install dagexec[onednn]")
     return found
+
+
+def usable_threads(threads: int) -> int:
+    """How many of `threads` threads a primitive may have: 1 in a child made by `os.fork` of a process that had oneDNN.
+
+    libgomp's threads stay behind in the parent, and a primitive would wait for them for ever.
+    """
+    return 1 if _forked else threads
+
+
+def _mark_forked() -> None:
+    global _forked
+    _forked = any(found is not None for found in _found)
 
 
 def _search() -> Library | None:

@@ -17,7 +17,7 @@ from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.layout import NCHW, NCHW16C, ORDERS, logical_shape
-from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -83,6 +83,7 @@ class OneDNNOperator(Operator):
         self.threads = self.arguments.int("threads", 1)
         if self.threads < 1:
             raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
+        self.threads = usable_threads(self.threads)
 
     def prepare(self) -> Step:
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
