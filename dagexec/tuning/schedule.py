@@ -151,19 +151,26 @@ def side_by_side(situation: Situation, width: int) -> Schedule:
 
 
 def mixed(situation: Situation, width: int) -> Schedule:
-    """Each part of the net as `side_by_side` or in list order with all cores, whichever is predicted to be faster."""
+    """Each part of the net as `side_by_side` or in list order with all cores, whichever is predicted to be faster.
+
+    That is `one_after_another` where no part gains from branches.
+    """
     narrow, wide = side_by_side(situation, width), one_after_another(situation)
     threads = list(wide.threads)
     order: list[tuple[int, int]] = []
+    gained = False
     for part in parts(situation.graph):
         if not part.branches:
             continue
         seconds = sum(situation.times[wide.threads[index]][index] for index in part.operators)
         if _part_seconds(situation, part, narrow) < seconds or not _may_be_ordered(situation.graph, part):
+            gained = True
             for index in part.operators:
                 threads[index] = narrow.threads[index]
         else:
             order += _in_list_order(situation.graph, part)
+    if not gained:
+        return wide
     return Schedule("mixed", situation.together, narrow.workers, tuple(threads), tuple(order))
 
 
