@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from dagexec.core.choices import choices, processor_key
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import FeedError, SchemaError
+from dagexec.core.errors import SchemaError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
@@ -145,23 +145,14 @@ class Compiled:
 def compile_model(model: Model, options: CompileOptions) -> Compiled:
     """Rewrite `model`, and choose for it what `options` leave open.
 
-    Raises ArgumentError for a pass that does not exist, FeedError for a blob to keep that the model has not, and what
-    the init net, inference and passes raise.
+    Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
     check_pass_names(options.without_passes, PASSES)
-    _check_kept(model, options)
     if not options.optimize:
         return _as_given(model, options)
     if options.device != CPU:
         return _for_device(model, options)
     return _Compilation(model, options).result()
-
-
-def _check_kept(model: Model, options: CompileOptions) -> None:
-    written = {name for definition in model.net.op for name in definition.output}
-    unknown = sorted(options.keep - written - model.inputs.keys() - set(model.outputs))
-    if unknown:
-        raise FeedError(f"net {model.name!r}: no operator writes {', '.join(map(repr, unknown))}, to be kept")
 
 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:

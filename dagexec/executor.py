@@ -23,6 +23,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import Priority
 from dagexec.core.threads import ThreadWait, threads
+from dagexec.core.workspace import Workspace
 from dagexec.direct import DirectCalls
 from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
@@ -135,7 +136,8 @@ def compile(
         Priority[stream_priority.upper()],
         options.keep.union(compiled.model.outputs, compiled.model.inputs) if optimize else None,
     )
-    executor = Executor(compiled.model, net_options, compiled.num_workers, replicas, admission, tracing, loaded)
+    workers, parameters = compiled.num_workers, compiled.parameters
+    executor = Executor(compiled.model, net_options, workers, replicas, admission, tracing, loaded, parameters)
     if warm_start is not False:
         try:
             executor._warm_up_with_zeros(None if warm_start is True else warm_start)
@@ -173,8 +175,12 @@ class Executor:
         admission: Admission,
         telemetry: Telemetry | None,
         given: Model | None = None,
+        parameters: Workspace | None = None,
     ) -> None:
-        """Use `compile`. `given` is the model before it was rewritten, None when it was not."""
+        """Use `compile`. `given` is the model before it was rewritten, None when it was not.
+
+        `parameters` holds the model's parameters and what was derived from them already; None when nothing was.
+        """
         self.model = model
         self.net_type = options.net_type
         self.num_workers = num_workers
@@ -184,7 +190,7 @@ class Executor:
         self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
-            self._replicas = build_replicas(model, options, replicas, self._pool)
+            self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
         except BaseException:
             self._pool.close()
             raise

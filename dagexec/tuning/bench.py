@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -143,7 +143,8 @@ class Bench:
         if cores < 2:
             return 1.0
         with WorkerPool(cores, name="tuning") as pool:
-            replicas = build_replicas(model, NetOptions("simple"), cores, pool, self.parameters(model))
+            options = NetOptions("simple", keep=_kept(model))
+            replicas = build_replicas(model, options, cores, pool, self.parameters(model))
             try:
                 return self._slowdown(replicas.members, pool, seconds)
             finally:
@@ -217,7 +218,7 @@ class _Runner:
     def _build(self) -> Replica:
         trial = self._trial
         self._pool = WorkerPool(trial.workers, name="tuning")
-        options = replace(NetOptions(trial.net_type), intra_op_threads=trial.intra_op_threads)
+        options = NetOptions(trial.net_type, intra_op_threads=trial.intra_op_threads, keep=_kept(trial.model))
         return build_replicas(trial.model, options, 1, self._pool, self._parameters).members[0]
 
     def close(self) -> None:
@@ -230,6 +231,11 @@ class _Runner:
 def _feed(replica: Replica, inputs: Mapping[str, Array]) -> None:
     for name, array in inputs.items():
         replica.workspace.feed_blob(name, array)
+
+
+def _kept(model: Model) -> frozenset[str]:
+    """The blobs that must be there after a run, as in an executor."""
+    return frozenset((*model.outputs, *model.inputs))
 
 
 def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:

@@ -96,7 +96,7 @@ def test_operators_on_all_cores_never_run_beside_others(seed: int) -> None:
     schedule = mixed(found, 1)
     applied = build_graph(schedule.applied(model_of(*rows)).net, lambda _name: True)
     for index, threads in enumerate(schedule.threads):
-        assert threads == 1 or _comparable(applied, index)
+        assert threads == 1 or schedule.workers == 1 or _comparable(applied, index)
 
 
 @pytest.mark.parametrize("seed", range(10))
