@@ -1,7 +1,7 @@
 """Bench: measures models at the shapes they are tuned for - operators by number of threads, and whole runs.
 
-What is compared runs in turns, so that a machine that is busy for a while slows all of it. The first quartile counts:
-disturbances only ever add.
+What is compared runs in turns, so that a machine that is busy for a while slows all of it. The fastest quarter of the
+runs counts: disturbances only ever add.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Bench:
         self._parameters = {key: kept for key, kept in self._parameters.items() if kept[0] is model.parameters}
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
-        """The first quartile of interleaved runs, from feeding the inputs to the end; infinity where it cannot run."""
+        """The time of interleaved runs, from feeding the inputs to the end; infinity where it cannot run."""
         with ExitStack() as stack:
             ready = {}
             for number, trial in enumerate(trials):
@@ -121,7 +121,7 @@ class Bench:
         return [times.get(number, float("inf")) for number in range(len(trials))]
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
-        """The first quartile of each operator's times under SimpleNet."""
+        """The time of each operator under SimpleNet."""
         with ExitStack() as stack:
             runners = []
             for model in models:
@@ -136,7 +136,7 @@ class Bench:
                     break
                 for runner, trace in zip(runners, traces, strict=True):
                     runner.run(self._inputs, trace)
-        return [_operator_quartiles(trace, len(model.net.op)) for trace, model in zip(traces, models, strict=True)]
+        return [_undisturbed_operators(trace, len(model.net.op)) for trace, model in zip(traces, models, strict=True)]
 
     def slowdown(self, model: Model, cores: int, seconds: float) -> float:
         """The time of as many runs as cores at once over that of one alone; at least 1."""
@@ -166,7 +166,7 @@ class Bench:
                 start = self._clock()
                 _run_at_once(crowd, pool)
                 times.append(self._clock() - start)
-        return max(1.0, _quartile(together) / _quartile(alone))
+        return max(1.0, _undisturbed(together) / _undisturbed(alone))
 
     def _warm(self, runner: _Runner, trial: Trial) -> bool:
         """Prepare and run twice. False for a model that cannot be run so."""
@@ -197,7 +197,7 @@ class Bench:
                 start = self._clock()
                 runner.run(self._inputs)
                 times[number].append(self._clock() - start)
-        return {number: _quartile(row) for number, row in times.items()}
+        return {number: _undisturbed(row) for number, row in times.items()}
 
 
 class _Runner:
@@ -247,14 +247,15 @@ def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
         gate.acquire()
 
 
-def _operator_quartiles(trace: Trace, count: int) -> list[float]:
+def _undisturbed_operators(trace: Trace, count: int) -> list[float]:
     rows: list[list[float]] = [[] for _ in range(count)]
     for span in trace.spans:
         if span.conversion is None:
             rows[span.operator].append(span.seconds)
-    return [_quartile(row) if row else 0.0 for row in rows]
+    return [_undisturbed(row) if row else 0.0 for row in rows]
 
 
-def _quartile(times: Sequence[float]) -> float:
-    """The first quartile, a time that was measured."""
-    return sorted(times)[(len(times) - 1) // 4]
+def _undisturbed(times: Sequence[float]) -> float:
+    """The mean of the fastest quarter."""
+    count = (len(times) + 3) // 4
+    return sum(sorted(times)[:count]) / count
