@@ -21,6 +21,7 @@ from dagexec.passes import (
     in_place,
     inner_products,
     residual_fusion,
+    zero_copy,
 )
 from dagexec.passes.rewriting import Pass
 
@@ -41,7 +42,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 )
 """What makes the net smaller, whatever computes it."""
 
-FINISHING: tuple[Pass, ...] = (in_place.PASS, dead_code.PASS)
+FINISHING: tuple[Pass, ...] = (zero_copy.PASS, in_place.PASS, dead_code.PASS)
 """What comes after engines and layouts are chosen."""
 
 GRAPH_PASSES: tuple[Pass, ...] = (*SIMPLIFYING, *FINISHING)

@@ -3,7 +3,8 @@
 When all conflicting accesses are ordered, every schedule does to each byte what list order does. So it is enough to
 go through the operators as listed and to note who wrote each byte last: a reader must find the values of its blob, or
 of what the blob is made of without a copy, as they were then; and after the last operator those blobs must still have
-theirs that are wanted after the run or by the next one. Nothing is taken from the memory plan: bytes are the arrays'.
+theirs that are wanted after the run or by the next one. Nor may an operator write bytes that it uses by another name.
+Nothing is taken from the memory plan: bytes are the arrays'.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
@@ -26,10 +28,10 @@ class Overwritten:
     """A blob whose values are gone when they are wanted.
 
     Attributes:
-        blob: its name.
+        blob: which: "blob 'x'"; or working memory.
         reader: the label of the operator that reads it; "the end of the run" for one that is kept.
         writer: the label of the operator that wrote there meanwhile.
-        value: what that wrote: "blob 'y'", "working memory".
+        value: what that wrote.
     """
 
     blob: str
@@ -38,7 +40,8 @@ class Overwritten:
     value: str
 
     def __str__(self) -> str:
-        return f"blob {self.blob!r} is overwritten before {self.reader}: by {self.writer}, with {self.value}"
+        when = "within" if self.reader == self.writer else "before"
+        return f"{self.blob} is overwritten {when} {self.reader}: by {self.writer}, with {self.value}"
 
 
 class _Stretches:
@@ -94,6 +97,7 @@ class _Walk:
         found: dict[tuple[int, int], Overwritten] = {}
         for index, operator in enumerate(self._operators):
             silent = self._touched.silent[index]
+            self._check_apart(found, index, operator)
             for blob in operator.input_blobs:
                 if id(blob) not in silent.inputs:
                     self._read(found, id(blob), index)
@@ -113,18 +117,43 @@ class _Walk:
                     self._read(found, id(blob), len(self._operators))
         return tuple(found.values())
 
-    def _write(self, key: int, index: int, but: Sequence[int]) -> None:
+    def _check_apart(self, found: dict[tuple[int, int], Overwritten], index: int, operator: Operator) -> None:
+        """Note what an operator writes over while it uses it by another name."""
+        silent = self._touched.silent[index]
+        written = {number: self._written(number, ()) for number in self._touched.working[index]}
+        for place, blob in enumerate(operator.output_blobs):
+            if place not in silent.outputs:
+                written[id(blob)] = self._written(id(blob), silent.kept_parts if place == 0 else ())
+        used = dict(written)
+        for blob in operator.input_blobs:
+            if id(blob) not in silent.inputs and id(blob) not in used:
+                used[id(blob)] = self._written(id(blob), ())
+        for key, there in used.items():
+            for value, over in written.items():
+                if key != value and self._space(key) == self._space(value) and np.any(there & over):
+                    self._note(found, key, index, index, value)
+
+    def _space(self, key: int) -> object:
+        return self._regions[key].space if key in self._regions else None
+
+    def _written(self, key: int, but: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """The stretches of a blob or of working memory, without those of the blobs `but`."""
         region = self._regions.get(key)
         if region is None:
-            return
+            return np.zeros(0, np.bool_)
         stretches = self._spaces[region.space]
         written = np.zeros(len(stretches.owner), np.bool_)
         written[stretches.slice(region.low, region.high)] = True
         for part in but:
             if part in self._regions:
                 written[stretches.slice(self._regions[part].low, self._regions[part].high)] = False
-        stretches.owner[written] = key
-        stretches.writer[written] = index
+        return written
+
+    def _write(self, key: int, index: int, but: Sequence[int]) -> None:
+        if key in self._regions:
+            stretches, written = self._spaces[self._regions[key].space], self._written(key, but)
+            stretches.owner[written] = key
+            stretches.writer[written] = index
 
     def _read(self, found: dict[tuple[int, int], Overwritten], key: int, index: int) -> None:
         region = self._regions.get(key)
@@ -135,13 +164,18 @@ class _Walk:
         values = set(zip(stretches.owner[own].tolist(), stretches.writer[own].tolist(), strict=True))
         right = self._values(key, index)
         for value, writer in sorted(values):
-            if writer != _BEFORE_THE_RUN and writer >= right.get(value, 0) and (key, writer) not in found:
-                found[key, writer] = Overwritten(
-                    self._touched.names[key],
-                    self._graph.label(index) if index < len(self._graph) else "the end of the run",
-                    self._graph.label(writer),
-                    "working memory" if value < 0 else f"blob {self._touched.names[value]!r}",
-                )
+            if writer != _BEFORE_THE_RUN and writer >= right.get(value, 0):
+                self._note(found, key, index, writer, value)
+
+    def _note(
+        self, found: dict[tuple[int, int], Overwritten], key: int, index: int, writer: int, value: int
+    ) -> None:
+        reader = self._graph.label(index) if index < len(self._graph) else "the end of the run"
+        finding = Overwritten(self._shown(key), reader, self._graph.label(writer), self._shown(value))
+        found.setdefault((key, writer), finding)
+
+    def _shown(self, key: int) -> str:
+        return f"blob {self._touched.names[key]!r}" if key >= 0 else self._touched.names[key]
 
     def _values(self, key: int, index: int) -> Mapping[int, int]:
         """The blobs whose values a read of `key` by operator `index` may find: each as written before an operator."""
