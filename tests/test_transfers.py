@@ -1,0 +1,387 @@
+"""Inputs and results without copies, and results into the caller's arrays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec import NetDef
+from dagexec.core import dtypes, registry
+from dagexec.core.errors import FeedError, OperatorError, RunTimeoutError
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator, Step
+from dagexec.core.schema import OpSchema, one_to_one
+from dagexec.transfers import LEAST_BYTES_MOVED
+from tests.held import PATIENCE, doubled_model, held_operators, rows
+from tests.nets import temporary_operator
+from tests.ops.running import operator_def
+
+NET_TYPES = ("simple", "dag", "async_dag")
+COUNT = LEAST_BYTES_MOVED  # elements, four times as many bytes
+
+
+class Addresses:
+    """Where operators of type Moving, which double, read and wrote, in order. `failing` makes the next one raise."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+        self.written: list[int] = []
+        self.failing = False
+
+
+@pytest.fixture
+def addresses() -> Iterator[Addresses]:
+    found = Addresses()
+    schema = OpSchema(
+        "Moving", inputs=(1, 1), outputs=(1, 1), infer=lambda call: list(call.inputs), doc="Test.", inplace=one_to_one
+    )
+
+    class Moving(Operator):
+        def prepare(self) -> Step:
+            places = [self.x(0), self.y(0)]
+
+            def move(place: int, array: np.ndarray) -> None:
+                places[place] = array
+
+            def step() -> None:
+                found.read.append(places[0].ctypes.data)
+                found.written.append(places[1].ctypes.data)
+                np.multiply(places[0], 2, out=places[1])
+                if found.failing:
+                    raise ValueError("on purpose")
+
+            self.input_moves[0] = lambda array: move(0, array)
+            self.output_moves[0] = lambda array: move(1, array)
+            return step
+
+    registry.operator(schema)(Moving)
+    try:
+        yield found
+    finally:
+        registry._schemas.pop("Moving")
+        registry._operators.pop(("cpu", "Moving", ""))
+
+
+def model_of(*operators: tuple[str, str, str], outputs: tuple[str, ...] = ("y",)) -> Model:
+    net = NetDef(name="transfers", op=[operator_def(kind, [source], [target]) for kind, source, target in operators])
+    return Model("transfers", net, inputs={"x": InputInfo(dtypes.FLOAT32)}, outputs=outputs)
+
+
+MOVING = (("Moving", "x", "y"),)
+
+
+def prepared(model: Model, **options: object) -> dagexec.Executor:
+    """An executor that has been fed with as many elements as are moved."""
+    options = {"net_type": "simple", "num_workers": 1, **options}
+    return dagexec.compile(model, optimize=False, warm_start={"x": (COUNT,)}, **options)  # type: ignore[arg-type]
+
+
+def numbers(value: float = 1, count: int = COUNT) -> np.ndarray:
+    return np.full(count, value, np.float32)
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": PATIENCE}])
+@pytest.mark.parametrize("net_type", NET_TYPES)
+def test_a_large_input_is_read_where_it_is_and_its_result_written_where_it_is_returned(
+    addresses: Addresses, net_type: str, options: dict[str, float]
+) -> None:
+    with prepared(model_of(*MOVING), net_type=net_type) as executor:
+        for value in (1, 2):
+            feed = numbers(value)
+            result = executor.run({"x": feed}, **options)["y"]  # type: ignore[arg-type]
+            np.testing.assert_array_equal(result, 2 * feed)
+            assert addresses.read[-1] == address(feed)
+            assert addresses.written[-1] == address(result)
+
+
+def test_tasks_get_their_results_without_copies_too(addresses: Addresses) -> None:
+    async def main() -> None:
+        async with prepared(model_of(*MOVING), replicas=2, num_workers=2) as executor:
+            out = [numbers(0) for _ in range(20)]
+
+            async def one(value: int) -> None:
+                results = await executor.run_async({"x": numbers(value)}, out={"y": out[value]})
+                assert results["y"] is out[value]
+
+            async with anyio.create_task_group() as tasks:
+                for value in range(20):
+                    tasks.start_soon(one, value)
+            for value, array in enumerate(out):
+                np.testing.assert_array_equal(array, numbers(2 * value))
+
+    anyio.run(main)
+    assert len(set(addresses.written)) >= 20
+
+
+def test_nothing_holds_on_to_the_callers_arrays(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING)) as executor:
+        gc.disable()
+        try:
+            for failing in (False, True):
+                addresses.failing = failing
+                feed, out = numbers(), numbers()
+                alive = weakref.ref(feed), weakref.ref(out)
+                try:
+                    executor.run({"x": feed}, out={"y": out})
+                except OperatorError:
+                    assert failing
+                del feed, out
+                gc.collect()  # the error's traceback
+                assert [reference() for reference in alive] == [None, None]
+        finally:
+            gc.enable()
+        addresses.failing = False
+        executor.net().run()  # on its own arrays again
+        np.testing.assert_array_equal(executor.run({"x": numbers(4)})["y"], numbers(8))
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        numbers(count=COUNT * 2)[::2],
+        numbers(count=16),
+        np.frombuffer(b"\0" + numbers().tobytes(), np.uint8)[1:].view(np.float32),
+    ],
+    ids=["strided", "small", "unaligned"],
+)
+def test_other_inputs_are_copied(addresses: Addresses, feed: np.ndarray) -> None:
+    with prepared(model_of(*MOVING)) as executor:
+        for _ in range(2):
+            np.testing.assert_array_equal(executor.run({"x": feed})["y"], 2 * feed)
+            assert addresses.read[-1] != address(feed)
+        moved = numbers(3)
+        np.testing.assert_array_equal(executor.run({"x": moved})["y"], 2 * moved)
+        np.testing.assert_array_equal(executor.run({"x": feed})["y"], 2 * feed)
+
+
+def test_a_read_only_input_is_not_copied(addresses: Addresses) -> None:
+    feed = numbers(3)
+    feed.flags.writeable = False
+    with prepared(model_of(*MOVING)) as executor:
+        np.testing.assert_array_equal(executor.run({"x": feed})["y"], numbers(6))
+    assert addresses.read[-1] == address(feed)
+
+
+def test_an_input_is_copied_when_one_of_its_readers_cannot_be_moved(addresses: Addresses) -> None:
+    model = model_of(*MOVING, ("Negative", "x", "z"), outputs=("y", "z"))
+    with prepared(model) as executor:
+        for value in (1, 2):
+            feed = numbers(value)
+            results = executor.run({"x": feed})
+            np.testing.assert_array_equal(results["y"], 2 * feed)
+            np.testing.assert_array_equal(results["z"], -feed)
+            assert addresses.read[-1] != address(feed)
+
+
+def test_an_input_that_is_a_result_too_or_asked_for_is_what_was_fed(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING, outputs=("x", "y"))) as executor:
+        for value in (1, 2):
+            results = executor.run({"x": numbers(value)})
+            np.testing.assert_array_equal(results["x"], numbers(value))
+    with prepared(model_of(*MOVING)) as executor:
+        executor.run({"x": numbers(1)})
+        np.testing.assert_array_equal(executor.run({"x": numbers(2)}, outputs=["x"])["x"], numbers(2))
+
+
+def test_an_input_that_the_net_writes_stays_the_callers(addresses: Addresses) -> None:
+    with prepared(model_of(("Moving", "x", "x"), outputs=("x",))) as executor:
+        for value in (1, 2):
+            feed = numbers(value)
+            np.testing.assert_array_equal(executor.run({"x": feed})["x"], 2 * feed)
+            np.testing.assert_array_equal(feed, numbers(value))
+
+
+def test_a_view_of_an_input_or_a_result_sees_what_was_fed(addresses: Addresses) -> None:
+    model = model_of(("Flatten", "x", "flat"), *MOVING, ("Flatten", "y", "z"), outputs=("flat", "y", "z"))
+    with prepared(model) as executor:
+        for value in (1, 2):
+            results = executor.run({"x": numbers(value)})
+            np.testing.assert_array_equal(results["flat"].ravel(), numbers(value))
+            np.testing.assert_array_equal(results["y"], numbers(2 * value))
+            np.testing.assert_array_equal(results["z"].ravel(), numbers(2 * value))
+
+
+def test_a_result_that_later_operators_read_is_right_for_them_too(addresses: Addresses) -> None:
+    chained = (*MOVING, ("Moving", "y", "z"))
+    for last in ("Moving", "Negative"):
+        with prepared(model_of(*chained, (last, "y", "w"), outputs=("y", "z", "w"))) as executor:
+            for value in (1, 2):
+                results = executor.run({"x": numbers(value)})
+                np.testing.assert_array_equal(results["y"], numbers(2 * value))
+                np.testing.assert_array_equal(results["z"], numbers(4 * value))
+                np.testing.assert_array_equal(results["w"], numbers(value * (4 if last == "Moving" else -2)))
+
+
+def test_a_result_written_twice_is_what_was_written_last(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING, ("Moving", "y", "y"), ("Negative", "y", "z"), outputs=("y", "z"))) as executor:
+        for value in (1, 2):
+            results = executor.run({"x": numbers(value)})
+            np.testing.assert_array_equal(results["y"], numbers(4 * value))
+            np.testing.assert_array_equal(results["z"], numbers(-4 * value))
+
+
+@pytest.mark.parametrize("kind", ["Moving", "Negative"])
+@pytest.mark.parametrize("net_type", NET_TYPES)
+def test_results_are_written_to_the_callers_arrays(addresses: Addresses, net_type: str, kind: str) -> None:
+    with prepared(
+        model_of((kind, "x", "y"), ("Negative", "x", "z"), outputs=("y", "z")), net_type=net_type
+    ) as executor:
+        for count in (COUNT, 5, COUNT):
+            feed = np.arange(count, dtype=np.float32)
+            for options in ({}, {"timeout": PATIENCE}):
+                wanted = np.empty(2 * count, np.float32)
+                for out in (np.empty(count, np.float32), wanted[::2]):
+                    results = executor.run({"x": feed}, out={"y": out}, **options)  # type: ignore[arg-type]
+                    assert results["y"] is out
+                    np.testing.assert_array_equal(out, feed * (2 if kind == "Moving" else -1))
+                    np.testing.assert_array_equal(results["z"], -feed)
+
+
+def test_results_on_devices_are_written_to_the_callers_arrays() -> None:
+    out = rows(0)
+    with dagexec.compile(doubled_model(), optimize=False, device="sim:0") as executor:
+        for value in (1, 2):
+            assert executor.run({"x": rows(value)}, out={"y": out})["y"] is out
+            np.testing.assert_array_equal(out, rows(2 * value))
+
+
+def test_many_callers_with_arrays_of_their_own_get_their_own_results(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING), replicas=2, num_workers=2) as executor, ThreadPoolExecutor(6) as threads:
+
+        def call(value: int) -> bool:
+            out = numbers(0)
+            executor.run({"x": numbers(value)}, out={"y": out})
+            return bool((out == 2 * value).all())
+
+        assert all(threads.map(call, range(200)))
+
+
+def test_a_failed_run_leaves_the_executor_as_it_was(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING)) as executor:
+        out = numbers(0)
+        for options in ({}, {"timeout": PATIENCE}):
+            addresses.failing = True
+            with pytest.raises(OperatorError, match="on purpose"):
+                executor.run({"x": numbers(3)}, out={"y": out}, **options)  # type: ignore[arg-type]
+            addresses.failing = False
+            out[...] = 7
+            np.testing.assert_array_equal(executor.run({"x": numbers(1)})["y"], numbers(2))
+            np.testing.assert_array_equal(out, numbers(7))
+
+
+def test_a_run_past_its_time_does_not_write_to_the_callers_array_afterwards() -> None:
+    with held_operators() as held, temporary_operator("After", lambda operator: operator.y(0).fill(5)):
+        model = model_of(("Held", "x", "h"), ("After", "h", "y"))
+        with dagexec.compile(model, optimize=False, net_type="simple", num_workers=1) as executor:
+            stop = executor._pool.stop
+
+            def stop_and_let_go(run: object, error: BaseException) -> None:
+                stop(run, error)  # type: ignore[arg-type]
+                held.go_on.release()
+
+            executor._pool.stop = stop_and_let_go  # type: ignore[method-assign, assignment]
+            out = np.zeros(1, np.float32)
+            with pytest.raises(RunTimeoutError):
+                executor.run({"x": np.ones(1, np.float32)}, out={"y": out}, timeout=0.01)
+            assert out.tolist() == [0]
+            held.go_on.release()
+            assert executor.run({"x": np.ones(1, np.float32)}, out={"y": out})["y"].tolist() == [5]
+
+
+def test_results_of_a_shape_that_the_run_decides_are_checked_at_its_end() -> None:
+    net = NetDef(name="tiled", op=[operator_def("Tile", ["x", "times"], ["y"], axis=0)])
+    inputs = {"x": InputInfo(dtypes.FLOAT32), "times": InputInfo(dtypes.INT32)}
+    with dagexec.compile(Model("tiled", net, inputs=inputs, outputs=("y",)), optimize=False, num_workers=1) as executor:
+        for times in (2, 3, 2):
+            feeds = {"x": np.array([1, 2], np.float32), "times": np.array([times], np.int32)}
+            for _ in range(2):
+                out = np.zeros(2 * times, np.float32)
+                assert executor.run(feeds, out={"y": out})["y"] is out
+                assert out.tolist() == [1, 2] * times
+                with pytest.raises(FeedError, match=rf"must be float32 of shape \({2 * times},\), found float32"):
+                    executor.run(feeds, out={"y": np.zeros(9, np.float32)})
+                assert executor.run(feeds)["y"].tolist() == [1, 2] * times
+
+
+def test_text_is_written_to_the_callers_array() -> None:
+    net = NetDef(name="text", op=[operator_def("Copy", ["x"], ["y"])])
+    model = Model(name="text", net=net, inputs={"x": InputInfo()}, outputs=("y",))
+    with dagexec.compile(model, optimize=False, num_workers=1) as executor:
+        for words in (["a", "b"], ["c", "d"]):
+            out = np.empty(2, np.object_)
+            executor.run({"x": words}, out={"y": out})
+            assert out.tolist() == [word.encode() for word in words]
+
+
+def read_only() -> np.ndarray:
+    array = rows(0)
+    array.flags.writeable = False
+    return array
+
+
+FED = rows(1)
+SHARED = np.zeros((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ({"y": rows(0).tolist()}, r"out\['y'\] must be a NumPy array, found list"),
+        ({"y": read_only()}, r"out\['y'\] is read-only"),
+        ({"y": FED}, r"out\['y'\] has memory in common with input 'x'"),
+        ({"y": FED[::-1]}, r"out\['y'\] has memory in common with input 'x'"),
+        ({"y": SHARED[:2], "h": SHARED[1:3]}, r"out\['h'\] has memory in common with out\['y'\]"),
+        ({"z": rows(0)}, r"out: \['z'\] are not among the results asked for, \['y', 'h'\]"),
+        ({"y": rows(0, 3)}, r"out\['y'\] must be float32 of shape \(2, 3\), found float32 of shape \(3, 3\)"),
+        ({"y": rows(0).astype(np.float64)}, r"out\['y'\] must be float32 of shape \(2, 3\), found float64 of shape"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_an_array_that_a_result_cannot_be_written_to_is_refused(
+    out: dict[str, np.ndarray], message: str, device: str
+) -> None:
+    async def as_a_task() -> None:
+        with pytest.raises(FeedError, match=message):
+            await executor.run_async({"x": FED}, outputs=["y", "h"], out=out)
+
+    with dagexec.compile(doubled_model(), optimize=False, num_workers=1, device=device) as executor:
+        for _ in range(2):
+            with pytest.raises(FeedError, match=message):
+                executor.run({"x": FED}, outputs=["y", "h"], out=out)
+            anyio.run(as_a_task)
+            np.testing.assert_array_equal(executor.run({"x": FED})["y"], rows(2))
+    assert FED.tolist() == rows(1).tolist()
+
+
+def test_interleaved_arrays_have_no_memory_in_common() -> None:
+    both = np.ones((2, 6), np.float32)
+    with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
+        executor.run({"x": both[:, ::2]}, out={"y": both[:, 1::2]})
+    assert both.tolist() == [[1, 2] * 3] * 2
+
+
+def test_steps_are_moved_that_belong_to_the_shapes_fed(addresses: Addresses) -> None:
+    """The net is prepared for a third shape by other hands after it was prepared for the second."""
+    with prepared(model_of(*MOVING)) as executor:
+        net = executor.net()
+        for count in (COUNT, 2 * COUNT, 3 * COUNT):
+            net.workspace.feed_blob("x", numbers(1, count))
+            net.prepared()
+        for count in (2 * COUNT, COUNT, 3 * COUNT, COUNT):
+            for _ in range(2):
+                feed = numbers(count / COUNT, count)
+                result = executor.run({"x": feed})["y"]
+                np.testing.assert_array_equal(result, 2 * feed)
+            assert addresses.read[-1] == address(feed)
+            assert addresses.written[-1] == address(result)
