@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dagexec.core.errors import ArgumentError
+from dagexec.core.graph import build_graph
 from dagexec.core.model import Model
 
 
@@ -70,9 +71,10 @@ def run_passes(model: Model, passes: Sequence[Pass], without: Collection[str] = 
     """Apply `passes` in order, those called one of `without` left out. A name may stand in the list more than once.
 
     Parameters must be arrays already: what an init net computes is unknown to every pass. Raises ArgumentError for a
-    name in `without` that no pass has.
+    name in `without` that no pass has, and what `build_graph` raises for a net that is none.
     """
     check_pass_names(without, passes)
+    build_graph(model.net, _given(model).__contains__)
     outcomes = []
     for step in passes:
         if step.name in without:
@@ -83,3 +85,9 @@ def run_passes(model: Model, passes: Sequence[Pass], without: Collection[str] = 
         seconds = time.perf_counter() - start
         outcomes.append(PassOutcome(step.name, rewritten.changes, before, len(model.net.op), seconds))
     return PassReport(model, tuple(outcomes))
+
+
+def _given(model: Model) -> frozenset[str]:
+    """Blobs that are there before the net runs."""
+    made = () if model.init_net is None else (name for definition in model.init_net.op for name in definition.output)
+    return frozenset((*model.parameters, *model.inputs, *made))

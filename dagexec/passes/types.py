@@ -8,20 +8,23 @@ have the same shape when they have it in all probes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
 from dagexec.core.errors import DagexecError
-from dagexec.core.graph import build_graph
-from dagexec.core.inference import infer_net
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.schema import TensorType
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.passes.draft import Array
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
+Call = tuple[OperatorDef, OpSchema, Arguments]
 _CONVOLUTIONS = ("Conv", "Conv1D", "Conv2D", "Conv3D")
 
 
@@ -56,7 +59,7 @@ _last: tuple[weakref.ref[Model], Mapping[str, BlobType]] | None = None  # the pa
 
 
 def infer_types(model: Model) -> Mapping[str, BlobType]:
-    """Types of the blobs of which anything is known; of none when the net does not fit together at any probe.
+    """Types of the blobs that have one in every probe.
 
     A blob that is written several times has the type of its last value.
     """
@@ -70,16 +73,10 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
 
 
 def _infer(model: Model) -> dict[str, BlobType]:
-    graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
     fixed = {name: TensorType(tuple(a.shape), from_numpy(a.dtype)) for name, a in model.parameters.items()}
     stated = {name: info for name in model.inputs if (info := _stated(model, name)) is not None}
-    found = []
-    for number, probe in enumerate(_probes(stated)):
-        try:
-            found.append(infer_net(graph, {**fixed, **probe}, model.parameters).blobs)
-        except DagexecError:
-            if number == 0:
-                return {}
+    calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in model.net.op]
+    found = [_infer_probe(model, calls, {**fixed, **probe}) for probe in _probes(stated)]
     types = {}
     for name, first in found[0].items():
         seen = [blobs.get(name) for blobs in found]
@@ -88,6 +85,26 @@ def _infer(model: Model) -> dict[str, BlobType]:
         if first is not None and same_rank:
             types[name] = BlobType(first.meta, shapes)
     return types
+
+
+def _infer_probe(model: Model, calls: Sequence[Call], known: dict[str, TensorType]) -> Mapping[str, TensorType | None]:
+    """Types of all blobs for these inputs; None where an operator refuses, and where that is all it depends on.
+
+    A net that refuses a probe may take other sizes, so what one probe does not tell is unknown altogether.
+    """
+    blobs: dict[str, TensorType | None] = dict(known)
+    constants = {name: array for name, array in model.parameters.items() if name not in model.inputs}
+    for definition, schema, arguments in calls:
+        inputs = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
+        outputs: Sequence[TensorType | None] = [None] * len(definition.output)
+        if schema.infer is not None and len(inputs) == len(definition.input):
+            values = tuple(constants.get(name) for name in definition.input)
+            with suppress(DagexecError):
+                outputs = schema.infer(OperatorCall(definition, arguments, tuple(inputs), values, definition.type))
+        for name, kind in zip(definition.output, outputs, strict=False):
+            blobs[name] = kind
+            constants.pop(name, None)
+    return blobs
 
 
 def _stated(model: Model, name: str) -> InputInfo | None:
