@@ -187,6 +187,7 @@ class _Budget:
 _turn = threading.RLock()
 _budgets_lock = threading.Lock()
 _budgets: list[_Budget] = []
+_at_end: list[Callable[[], object]] = []
 
 
 @contextmanager
@@ -202,9 +203,20 @@ def measuring(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        callbacks: list[Callable[[], object]] = []
         with _budgets_lock:
             _budgets.remove(budget)
+            if not _budgets:
+                callbacks, _at_end[:] = list(_at_end), []
+        for callback in callbacks:
+            callback()
         choices.flush()
+
+
+def at_end_of_measuring(callback: Callable[[], object]) -> None:
+    """Call `callback` once when no block of `measuring` is left: for memory that is kept from one key to the next."""
+    with _budgets_lock:
+        _at_end.append(callback)
 
 
 def seconds_left() -> float:

@@ -1,8 +1,8 @@
 """Descriptors and primitives of oneDNN as Python objects, and primitives bound to arrays: steps that a run calls.
 
 A descriptor says shape, dtype and physical layout of a tensor. A primitive is made for descriptors and a number of
-threads; `PrimitiveDescriptor.implementations` walks those that the library offers. Bound to arrays, it becomes a callable
-without arguments that costs about half a microsecond beyond the work itself.
+threads; `PrimitiveDescriptor.implementations` walks those that the library offers. Bound to arrays, it becomes a
+callable without arguments that costs about half a microsecond beyond the work itself.
 """
 
 from __future__ import annotations
@@ -237,13 +237,14 @@ class Primitive:
 class BoundPrimitive:
     """A primitive and its memory. `step` executes it; one thread at a time."""
 
-    __slots__ = ("_arrays", "_memories", "_primitive", "step")
+    __slots__ = ("_arrays", "_memories", "_nbytes", "_primitive", "step")
 
     def __init__(self, primitive: Primitive, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> None:
         library = primitive.library
         ffi, lib = library.ffi, library.lib
         self._primitive = primitive
         self._arrays = {number: array for number, (_, array) in arguments.items()}
+        self._nbytes = {number: descriptor.nbytes for number, (descriptor, _) in arguments.items()}
         self._memories: dict[int, Any] = {}
         packed = ffi.new("exec_arg_t[]", max(1, len(arguments)))
         for position, (number, (descriptor, array)) in enumerate(arguments.items()):
@@ -258,6 +259,10 @@ class BoundPrimitive:
         library.check(lib.dnnl_stream_create(stream, library.engine, 1), f"{label}: a stream")
         owned_stream = ffi.gc(stream[0], lib.dnnl_stream_destroy)
         self.step = self._make_step(owned_stream, packed, len(arguments), label)
+
+    def nbytes(self, number: int) -> int:
+        """Bytes that argument `number` takes."""
+        return self._nbytes[number]
 
     def move(self, number: int, array: Array) -> None:
         """Let argument `number` be at another array of the same layout from now on."""

@@ -1,0 +1,237 @@
+"""Measuring the implementations of a problem: which is fastest, among those that are exact and reproducible.
+
+They run in turns on tensors of random numbers. Weights of a problem that is `cold` are read from memory, not from a
+cache: implementations differ in how many bytes they make of them. An implementation is passed over when its result is
+further from the first one's than rounding explains, and when it gives other bytes on one thread than on the number that
+it is to run with.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dagexec.core.choices import at_end_of_measuring
+from dagexec.core.dtypes import TypeMeta
+from dagexec.core.errors import DagexecError, UnsupportedFeatureError
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, PrimitiveDescriptor, aligned_empty
+from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
+
+logger = logging.getLogger("dagexec")
+
+TOLERANCE = 1e-5
+"""Difference from the first implementation's result, relative to the largest element, that float32 rounding explains.
+
+It is four times what sums over taps in two different orders differ by, and Winograd's F(4x4, 3x3) from them, with 512
+channels. For 16-bit floats it is one unit of rounding instead.
+"""
+
+_GAIN = 0.97  # another implementation than the first must take at most this part of its time: measured times vary
+_ROUNDS = (5, 25)  # at least and at most
+_TRYOUT = 3  # rounds of all
+_SECONDS = 0.01  # for each implementation, unless that is too few or too many rounds
+_HOPELESS = 1.4  # times the best time after the first rounds
+_PERIOD = 65_521  # random numbers, repeated: a prime, so that no two rows of a tensor are alike
+_DEFAULT_CACHE = 32 << 20
+_MOST_WEIGHTS = 64  # places that weights are read from, in turn
+
+
+@dataclass
+class _Trial:
+    """A candidate on tensors of its own."""
+
+    candidate: Candidate
+    assembled: Assembled
+    result: Array
+    samples: list[float]
+    cold: list[Array]
+
+    def seconds(self) -> float:
+        """The time of one run."""
+        if self.cold:
+            self.cold.append(self.cold.pop(0))
+            self.assembled.bound.move(WEIGHTS, self.cold[0])
+        steps = self.assembled.steps
+        start = time.perf_counter()
+        for step in steps:
+            step()
+        return time.perf_counter() - start
+
+    @property
+    def score(self) -> float:
+        """The lower quartile of its times: other work on the machine only ever adds to them."""
+        return sorted(self.samples)[len(self.samples) // 4]
+
+
+def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -> str:
+    """The name of the fastest candidate; the first when none gains enough on that, or `seconds` are not enough."""
+    deadline = time.perf_counter() + seconds
+    arrays = {number: _random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
+    first = _make(problem, candidates[0], arrays)
+    if first is None:
+        return candidates[0].name
+    trials = [first]
+    expected = _values(problem, first.result)
+    for candidate in candidates[1:]:
+        if time.perf_counter() > deadline:
+            break
+        trial = _make(problem, candidate, arrays)
+        if trial is None:
+            continue
+        error = _distance(_values(problem, trial.result), expected)
+        if error > _tolerance(problem):
+            logger.info("%s: %s passed over: it is off by %.1e", problem.label, candidate.name, error)
+            continue
+        trials.append(trial)
+    _take_turns(trials, deadline)
+    ranked = sorted(trials, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
+    chosen = next((trial for trial in ranked if _is_reproducible(problem, trial, arrays)), first)
+    times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in trials}
+    logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen.candidate.name)
+    return chosen.candidate.name
+
+
+def _take_turns(trials: Sequence[_Trial], deadline: float) -> None:
+    """Run all trials in rounds; those that are hopeless are left out soon."""
+    for _ in range(_TRYOUT):
+        for trial in trials:
+            trial.samples.append(trial.seconds())
+    best = min(min(trial.samples) for trial in trials)
+    contenders = [trial for trial in trials if min(trial.samples) < _HOPELESS * best]
+    least, most = _ROUNDS
+    for _ in range(max(least, min(most, int(_SECONDS / best))) if len(contenders) > 1 else 0):
+        if time.perf_counter() > deadline:
+            return
+        for trial in contenders:
+            trial.samples.append(trial.seconds())
+
+
+def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _Trial | None:
+    """A trial that has run once; None when the candidate cannot be made."""
+    try:
+        assembled, result = _assembled(problem, candidate.description, arrays)
+        for step in assembled.steps:
+            step()
+    except (DagexecError, MemoryError) as error:
+        logger.info("%s: %s passed over: %s", problem.label, candidate.name, error)
+        return None
+    cold: list[Array] = []
+    if WEIGHTS in problem.constant and problem.cold:
+        nbytes = assembled.bound.nbytes(WEIGHTS)
+        cold = _places(nbytes, problem.tensors[WEIGHTS][1])
+    return _Trial(candidate, assembled, result.copy(), [], cold)
+
+
+def _assembled(problem: Problem, description: PrimitiveDescriptor, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
+    """The primitive on `arrays`, and a result that holds what it is given to hold."""
+    result = arrays[problem.result].copy()
+
+    def pack(number: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
+        packed = aligned_empty(target.nbytes)
+        ask = (problem.library, description.threads, problem.label)
+        try:
+            step: Step = reorder(*ask, source, target, array, packed, aligned_empty).step
+        except UnsupportedFeatureError:
+            plain, copy = problem.plain[number], aligned_empty(source.nbytes)
+            copied = reorder(*ask, source, plain, array, copy, aligned_empty).step
+            step = in_sequence([copied, reorder(*ask, plain, target, copy, packed, aligned_empty).step])
+        step()
+        return packed, nothing_to_do if number in problem.constant else step
+
+    given = {**arrays, problem.result: result}
+    return assemble(problem, description, given, aligned_empty, pack), result
+
+
+def _is_reproducible(problem: Problem, trial: _Trial, arrays: dict[int, Array]) -> bool:
+    """True when the candidate gives the same bytes on one thread."""
+    if problem.threads == 1:
+        return True
+    alone = problem.named(trial.candidate.name, 1)
+    if alone is None:
+        return False
+    other = _make(problem, alone, arrays)
+    same = other is not None and other.result.tobytes() == trial.result.tobytes()
+    if not same:
+        logger.info(
+            "%s: %s passed over: on %d threads it gives other bytes than on one",
+            problem.label, trial.candidate.name, problem.threads,
+        )  # fmt: skip
+    return same
+
+
+def _random(number: int, layout: Descriptor, meta: TypeMeta, problem: Problem) -> Array:
+    """Memory of a tensor, filled with random numbers that are not close to 0; weights are small."""
+    scale = 1 / math.sqrt(max(1, problem.fan_in)) if number == WEIGHTS else 1.0
+    buffer = aligned_empty(layout.nbytes)
+    buffer.view(meta.numpy)[...] = np.resize(_numbers(number) * scale, layout.nbytes // meta.itemsize)
+    return buffer
+
+
+@lru_cache(maxsize=8)
+def _numbers(seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    values: Array = rng.uniform(0.5, 1.5, _PERIOD) * rng.choice([-1, 1], _PERIOD)
+    return values.astype(np.float32)
+
+
+def _values(problem: Problem, result: Array) -> Array:
+    """A result as float64."""
+    values: Array = result.view(problem.tensors[problem.result][1].numpy).astype(np.float64)
+    return values
+
+
+def _distance(found: Array, expected: Array) -> float:
+    """The largest difference, relative to the largest element; infinite where only one of the two is a number."""
+    if not np.array_equal(np.isfinite(found), np.isfinite(expected)):
+        return math.inf
+    finite = np.isfinite(expected)
+    largest = np.abs(expected[finite]).max(initial=0.0)
+    return float(np.abs(found[finite] - expected[finite]).max(initial=0.0) / max(largest, 1e-30))
+
+
+def _tolerance(problem: Problem) -> float:
+    meta = problem.tensors[problem.result][1]
+    if meta.itemsize == 4:
+        return TOLERANCE
+    return 2.0**-7 if meta.name == "bfloat16" else 2.0**-10
+
+
+def _places(nbytes: int, meta: TypeMeta) -> list[Array]:
+    """Places for so many bytes of weights, one after another in more memory than the caches hold."""
+    pool = _pool(meta)
+    pitch = -(-max(1, nbytes) // 4096) * 4096
+    count = min(len(pool) // pitch, _MOST_WEIGHTS)
+    if count < 2:
+        pool, count = aligned_empty(2 * pitch), 2
+        pool.view(meta.numpy)[...] = np.resize(_numbers(WEIGHTS), len(pool) // meta.itemsize)
+    return [pool[index * pitch : index * pitch + nbytes] for index in range(count)]
+
+
+@lru_cache(maxsize=1)
+def _pool(meta: TypeMeta) -> Array:
+    at_end_of_measuring(_pool.cache_clear)
+    pool = aligned_empty(last_level_cache() * 5 // 4)
+    pool.view(meta.numpy)[...] = np.resize(_numbers(WEIGHTS), len(pool) // meta.itemsize)
+    return pool
+
+
+@lru_cache(maxsize=1)
+def last_level_cache() -> int:
+    """Bytes of the processor's largest cache, as far as the system tells; 32 MiB otherwise."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) << {"K": 10, "M": 20}[text[-1]])
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return max(sizes, default=_DEFAULT_CACHE)

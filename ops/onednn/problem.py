@@ -1,0 +1,188 @@
+"""What one primitive is to compute, the implementations that the library offers for it, and the steps around each.
+
+A Problem is made by an operator for the tensors it has. A Candidate is an implementation that may compute it, in the
+layout of those tensors or in layouts of its own, with copies before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from dagexec.core.dtypes import TypeMeta
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.primitive import (
+    EXEC_ARG_MD,
+    POST_OP,
+    SCRATCHPAD,
+    SCRATCHPAD_MD,
+    Array,
+    BoundPrimitive,
+    Descriptor,
+    PrimitiveDescriptor,
+)
+
+DIRECT, WINOGRAD = "direct", "winograd"
+
+Ask = Callable[[str, int, bool], PrimitiveDescriptor]
+"""Asks the library, for an algorithm, a number of threads, and whether it may choose layouts of its own.
+
+Raises UnsupportedFeatureError when there is none.
+"""
+
+Pack = Callable[[int, Array, Descriptor, Descriptor], tuple[Array, Step]]
+"""A constant argument in another layout, and the step that brings it there in a run: by number, array and layouts."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be computed.
+
+    Attributes:
+        library: oneDNN.
+        label: how messages name the operator.
+        threads: OpenMP threads.
+        key: all that a choice of implementation depends on, beside library, processor and threads.
+        ask: how the library is asked.
+        tensors: by argument number, the layout and element type of each tensor as the operator has it.
+        result: the argument that is computed.
+        plain: of arguments that are `packed`, the layout of a packed copy.
+        packed: arguments that are in another layout for longer than a run when their values never change.
+        constant: those of `packed` whose values never change.
+        taps: elements of the window.
+        fan_in: products that are summed up for one element of the result.
+        algorithms: those that may be asked for, in order of preference when nothing is measured.
+        own_layouts: True when an implementation may use layouts of its own, with copies before and after.
+        limit: the most bytes of scratchpad.
+        cold: True when the weights come from memory in a run, because those of the net do not fit in the caches.
+    """
+
+    library: Library
+    label: str
+    threads: int
+    key: str
+    ask: Ask
+    tensors: Mapping[int, tuple[Descriptor, TypeMeta]]
+    result: int
+    plain: Mapping[int, Descriptor]
+    packed: frozenset[int]
+    constant: frozenset[int]
+    taps: int
+    fan_in: int
+    algorithms: tuple[str, ...] = (DIRECT, WINOGRAD)
+    own_layouts: bool = False
+    limit: int = 1 << 62
+    cold: bool = True
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every implementation once, those for the operator's own layouts first."""
+        for own in (False, True) if self.own_layouts else (False,):
+            for algorithm in self.algorithms:
+                yield from self._offered(algorithm, own, self.threads)
+
+    def named(self, name: str, threads: int) -> Candidate | None:
+        """The candidate of a name, for a number of threads; None when there is none."""
+        for own in (False, True) if self.own_layouts else (False,):
+            for algorithm in self.algorithms:
+                if name.startswith(_prefix(algorithm, own)):
+                    return next((one for one in self._offered(algorithm, own, threads) if one.name == name), None)
+        return None
+
+    def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:
+        try:
+            first = self.ask(algorithm, threads, own)
+        except UnsupportedFeatureError:
+            return
+        seen = set()
+        for description in first.implementations():
+            name = _prefix(algorithm, own) + description.name
+            if name not in seen and description.scratchpad_bytes <= self.limit:
+                yield Candidate(name, description)
+            seen.add(name)
+
+
+def _prefix(algorithm: str, own: bool) -> str:
+    return f"{'own layout, ' if own else ''}{algorithm} "
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An implementation that may compute a problem."""
+
+    name: str
+    description: PrimitiveDescriptor
+
+    @property
+    def has_own_layout(self) -> bool:
+        """True for one with layouts of its own."""
+        return self.name.startswith(_prefix("", True).rstrip())
+
+    @property
+    def is_reference(self) -> bool:
+        """True for the library's plain loops, which are slow."""
+        return self.description.name.startswith("ref")
+
+    @property
+    def is_general(self) -> bool:
+        """True for those that are not made for the geometry: plain loops, and matrix products on unrolled windows."""
+        return self.is_reference or "gemm" in self.description.name
+
+    @property
+    def generation(self) -> int:
+        """How new the instructions are that it needs: of those offered, older ones are never faster."""
+        isa = self.description.name.rpartition(":")[2]
+        return next((number for number, name in ((3, "avx512"), (2, "avx2"), (1, "avx")) if isa.startswith(name)), 0)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A primitive on memory with the copies it needs.
+
+    Attributes:
+        steps: what a run calls, in order.
+        bound: the primitive.
+        direct: the arguments that are the operator's own tensors.
+    """
+
+    steps: list[Step]
+    bound: BoundPrimitive
+    direct: frozenset[int]
+
+
+def assemble(
+    problem: Problem,
+    description: PrimitiveDescriptor,
+    arrays: Mapping[int, Array],
+    memory: Callable[[int], Array],
+    pack: Pack,
+) -> Assembled:
+    """The primitive on `arrays`, by argument number; `memory` gives bytes for copies and working memory."""
+    before: list[Step] = []
+    after: list[Step] = []
+    arguments: dict[int, tuple[Descriptor, Array]] = {}
+    direct = set()
+    for number, array in arrays.items():
+        layout = problem.tensors[number][0]
+        wanted = layout if number >= POST_OP else description.descriptor(EXEC_ARG_MD, number)
+        if wanted == layout:
+            direct.add(number)
+            arguments[number] = (layout, array)
+            continue
+        if number in problem.packed:
+            copy, step = pack(number, array, layout, wanted)
+            before.append(step)
+        else:
+            copy = memory(wanted.nbytes)
+            ends = (wanted, layout, copy, array) if number == problem.result else (layout, wanted, array, copy)
+            moved = reorder(problem.library, description.threads, problem.label, *ends, memory).step
+            (after if number == problem.result else before).append(moved)
+        arguments[number] = (wanted, copy)
+    if description.scratchpad_bytes:
+        scratchpad = description.descriptor(SCRATCHPAD_MD)
+        arguments[SCRATCHPAD] = (scratchpad, memory(scratchpad.nbytes))
+    bound = description.create().bind(arguments, problem.label)
+    steps = [step for step in (*before, bound.step, *after) if step is not nothing_to_do]
+    return Assembled(steps, bound, frozenset(direct))
