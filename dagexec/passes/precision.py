@@ -1,0 +1,69 @@
+"""Which passes give a net another precision than float32, and where they stand among the others.
+
+For int8, models that say themselves what is quantised (QuantizeLinear and DequantizeLinear, or operators on integers)
+are taken at their word, before constants are folded; others need sample inputs. Both are done before layers are fused
+with what follows them: the operators on integers have fusions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from dagexec.calibration import Method
+from dagexec.core.errors import FeedError
+from dagexec.core.feeds import Feeds
+from dagexec.core.model import Model
+from dagexec.passes import bfloat16, quantised_operators
+from dagexec.passes.calibrated import LARGEST_ERROR, with_quantisation
+from dagexec.passes.rewriting import Pass, Rewritten
+
+_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "QuantConv", "QuantFC", "QuantAdd"})
+_BEFORE_FOLDING = "constant-folding"
+_BEFORE_FUSION = "activation-fusion"
+
+
+def with_precision(
+    passes: Sequence[Pass],
+    dtype: str,
+    feeds: Sequence[Feeds] = (),
+    method: Method = "min-max",
+    largest_error: float = LARGEST_ERROR,
+) -> tuple[Pass, ...]:
+    """`passes`, among them those that `dtype` ("float32", "bfloat16" or "int8") needs.
+
+    `feeds` are sample inputs, each for one run, that int8 is calibrated with. Raises ValueError for another dtype.
+    """
+    if dtype == "float32":
+        return tuple(passes)
+    if dtype == "bfloat16":
+        return _inserted(passes, _BEFORE_FUSION, bfloat16.PASS)
+    if dtype != "int8":
+        raise ValueError(f"dtype is one of float32, bfloat16, int8, not {dtype!r}")
+    calibrated = partial(_calibrated, feeds=tuple(feeds), method=method, largest_error=largest_error)
+    precision = Pass("precision", "convolutions and products on 8-bit integers, by calibration", calibrated)
+    return _inserted(_inserted(passes, _BEFORE_FUSION, precision), _BEFORE_FOLDING, quantised_operators.PASS)
+
+
+def _inserted(passes: Sequence[Pass], before: str, added: Pass) -> tuple[Pass, ...]:
+    """`passes` with `added` before the one called `before`, or at the end."""
+    names = [one.name for one in passes]
+    place = names.index(before) if before in names else len(names)
+    return (*passes[:place], added, *passes[place:])
+
+
+def _calibrated(model: Model, feeds: tuple[Feeds, ...], method: Method, largest_error: float) -> Rewritten:
+    """`model` on integers where that loses little; as it is when it says itself what is quantised.
+
+    Raises FeedError when neither it nor `feeds` tell.
+    """
+    if not feeds:
+        if any(definition.type in _QUANTISED for definition in model.net.op):
+            return Rewritten(model)
+        raise FeedError(
+            f"model {model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "
+            "QuantizeLinear and DequantizeLinear"
+        )
+    qdq = with_quantisation(model, feeds, method, largest_error)
+    fused = quantised_operators.apply(qdq.model)
+    return Rewritten(fused.model, (*qdq.changes, *fused.changes))
