@@ -193,7 +193,7 @@ class _Search:
             self._uses[key].writers == [index]
             and not self._is_kept((key,))
             and not self._is_kept(root.members)
-            and self._all_before(self._writers(root.members), index)
+            and self._all_before(self._writers(root.members) - {index}, index)
         )
 
     def _lay_joined(self, index: int, operator: Operator, offsets: Mapping[int, int]) -> None:
