@@ -28,7 +28,8 @@ from dagexec.ops.onednn.binding import library
 from dagexec.parameters import initialised
 from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
 from dagexec.passes.engine import ENGINE
-from dagexec.passes.layout import LAYOUT, LAYOUTS, laid_out, layout_pass
+from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
+from dagexec.passes.precision import PRECISION_PASSES, with_precision
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.scheduler import intra_op
 from dagexec.tuning.bench import Bench, Trial, random_inputs
@@ -147,7 +148,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
-    check_pass_names(options.without_passes, PASSES)
+    check_pass_names(options.without_passes, (*PASSES, *PRECISION_PASSES))
     if not options.optimize:
         return _as_given(model, options)
     if options.device != CPU:
@@ -167,7 +168,8 @@ def _as_given(model: Model, options: CompileOptions, report: CompilationReport |
 def _for_device(model: Model, options: CompileOptions) -> Compiled:
     """On a device, the passes that are not for oneDNN."""
     start = time.perf_counter()
-    passed = _run(_with_kept(initialised(model), options), (*SIMPLIFYING, *FINISHING), options)
+    passes = with_precision((*SIMPLIFYING, *FINISHING), options.dtype, options.calibration)
+    passed = _run(_with_kept(initialised(model), options), passes, options)
     seconds = {"passes": time.perf_counter() - start}
     report = CompilationReport(passed.outcomes, NCHW, None, "estimated", seconds)
     return _as_given(replace(passed.model, outputs=model.outputs), options, report)
@@ -200,8 +202,9 @@ class _Compilation:
 
     def result(self) -> Compiled:
         """The compiled model."""
-        names = [one.name for one in PASSES]
-        before, after = PASSES[: names.index("layout")], PASSES[names.index("layout") + 1 :]
+        passes = with_precision(PASSES, self._options.dtype, self._options.calibration)
+        place = passes.index(LAYOUT)
+        before, after = passes[:place], passes[place + 1 :]
         with self._stage("passes"):
             early = _run(self._model, before, self._options)
         with self._stage("layout"):
@@ -237,12 +240,14 @@ class _Compilation:
 
     def _layout(self, model: Model, after: Sequence[Pass]) -> str:
         """The layout: the first where nothing may be measured or nothing is there to choose."""
-        if "layout" in self._options.without_passes or not laid_out(model, LAYOUTS[0]).changes:
+        if "layout" in self._options.without_passes:
             return NCHW
         key = self._key("layout", model)
         known = choices.find(key)
         if known in LAYOUTS:
             return known
+        if not any(one.changes for one in self._late(model, after, LAYOUTS[0]).outcomes if one.name == LAYOUT.name):
+            return NCHW
         bench = self._measures()
         if bench is None:
             return LAYOUTS[0]
