@@ -148,6 +148,41 @@ def _transposed_convolution(
     )
 
 
+def _quantised_convolution(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """QuantConv with a constant filter M, C/G, kernel; it has no blocked order, and only NHWC is fast."""
+    weights = parameters.get(definition.input[1])
+    if weights is None or weights.ndim < 3:
+        return None
+    axes = weights.ndim - 2
+    result = Image(axes, weights.shape[0])
+    addends = range(3 + arguments.int("bias", 0), len(definition.input))
+    return Role(
+        inputs={0: Image(axes, weights.shape[1] * arguments.int("group", 1)), **dict.fromkeys(addends, result)},
+        outputs={0: result},
+        constants={1: _filter_in_order},
+        arguments=_order_argument,
+        seeks=_has_onednn(definition),
+        blocked=False,
+    )
+
+
+def _on_integers(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Quantisation by one scale, its inverse, and sums of quantised images: of one shape, in NCHW or NHWC."""
+    image = images.get(definition.input[0])
+    if image is None:
+        return None
+    if definition.type == "QuantAdd":
+        same = images.get(definition.input[1]) == image
+        return Role({0: image, 1: image}, {0: image}, blocked=False) if same else None
+    if any(name not in parameters or parameters[name].size != 1 for name in definition.input[1:]):
+        return None
+    return Role({0: image}, {0: image}, blocked=False)
+
+
 def _has_onednn(definition: OperatorDef) -> bool:
     return "ONEDNN" in definition.engine.split(",")
 
@@ -315,6 +350,8 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("PRelu", "SpatialBN"), _normalised_by_channel),
     **dict.fromkeys(("Concat", "DepthConcat"), _joined_channels),
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduced),
+    **dict.fromkeys(("DequantizeLinear", "QuantAdd", "QuantizeLinear"), _on_integers),
+    "QuantConv": _quantised_convolution,
     "Split": _cut_channels,
 }  # fmt: skip
 

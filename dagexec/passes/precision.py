@@ -18,6 +18,9 @@ from dagexec.passes import bfloat16, quantised_operators
 from dagexec.passes.calibrated import LARGEST_ERROR, with_quantisation
 from dagexec.passes.rewriting import Pass, Rewritten
 
+PRECISION_PASSES: tuple[Pass, ...] = (quantised_operators.PASS, bfloat16.PASS)
+"""Those that some dtype adds, for their names."""
+
 _QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "QuantConv", "QuantFC", "QuantAdd"})
 _BEFORE_FOLDING = "constant-folding"
 _BEFORE_FUSION = "activation-fusion"
