@@ -33,12 +33,11 @@ def model_of(
     inputs: Mapping[str, tuple[int | None, ...]] | None = None,
     **parameters: Array,
 ) -> Model:
-    """A model with input `x` of shape (2, 4, 6, 6), unless `inputs` says otherwise. `w__a` in a name stands for `w/a`."""
-    named = {name.replace("__", "/"): array for name, array in parameters.items()}
+    """A model with input `x` of shape (2, 4, 6, 6), unless `inputs` says otherwise."""
     shapes = {"x": (2, 4, 6, 6)} if inputs is None else inputs
-    net = NetDef(name="net", op=list(operators), external_input=[*shapes, *named])
+    net = NetDef(name="net", op=list(operators), external_input=[*shapes, *parameters])
     given = {name: InputInfo(FLOAT32, shape) for name, shape in shapes.items()}
-    return Model("model", net, None, named, given, (outputs,) if isinstance(outputs, str) else tuple(outputs))
+    return Model("model", net, None, parameters, given, (outputs,) if isinstance(outputs, str) else tuple(outputs))
 
 
 def feeds_for(model: Model, seed: int = 0) -> dict[str, Array]:
@@ -50,8 +49,10 @@ def feeds_for(model: Model, seed: int = 0) -> dict[str, Array]:
     }
 
 
-def outputs_of(model: Model, feeds: Mapping[str, Array], order: Sequence[int] | None = None) -> dict[str, Array]:
-    """The outputs of the second of two runs by the default engines, operators in list order or in `order`."""
+def outputs_of(
+    model: Model, feeds: Mapping[str, Array], order: Sequence[int] | None = None, runs: int = 2
+) -> dict[str, Array]:
+    """The outputs of the last of so many runs by the default engines, operators in list order or in `order`."""
     net = NetDef()
     net.CopyFrom(model.net)
     if order is not None:
@@ -62,13 +63,13 @@ def outputs_of(model: Model, feeds: Mapping[str, Array], order: Sequence[int] | 
     for name, array in model.parameters.items():
         workspace.adopt_blob(name, array)
     for name in model.inputs:
-        workspace.feed_blob(name, feeds[name])
+        workspace.create_blob(name)
     built = workspace.build_net(net, "simple")
     try:
-        built.run()
-        for name in model.inputs:
-            workspace.feed_blob(name, feeds[name])
-        built.run()
+        for _ in range(runs):
+            for name in model.inputs:
+                workspace.feed_blob(name, feeds[name])
+            built.run()
     finally:
         built.close()
     return {name: workspace.fetch_blob(name) for name in model.outputs}
