@@ -31,7 +31,7 @@ def assign_engine(model: Model) -> Rewritten:
         return Rewritten(model)
     net = NetDef()
     net.CopyFrom(model.net)
-    preferred = {kind for device, kind in engine_preferences() if device == "cpu"}
+    preferred = {kind for (device, kind), engines in engine_preferences().items() if device == "cpu" and engines}
     changed: Counter[str] = Counter()
     for definition in net.op:
         if definition.engine or preferred & {definition.type, ANY_OPERATOR} or not _suits(definition, net, model):
