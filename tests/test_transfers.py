@@ -40,7 +40,7 @@ class Addresses:
 def addresses() -> Iterator[Addresses]:
     found = Addresses()
     schema = OpSchema(
-        "Moving", inputs=(1, 1), outputs=(1, 1), infer=lambda call: list(call.inputs), doc="Test.", inplace=one_to_one
+        "Moving", inputs=(1, 2), outputs=(1, 1), infer=lambda call: [call.inputs[0]], doc="Test.", inplace=one_to_one
     )
 
     class Moving(Operator):
@@ -200,6 +200,47 @@ def test_an_input_that_the_net_writes_stays_the_callers(addresses: Addresses) ->
             feed = numbers(value)
             np.testing.assert_array_equal(executor.run({"x": feed})["x"], 2 * feed)
             np.testing.assert_array_equal(feed, numbers(value))
+
+
+def test_an_input_that_the_net_writes_later_stays_the_callers(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING, ("Moving", "y", "x"), outputs=("x", "y"))) as executor:
+        for outputs in (["y"], ["x", "y"]):
+            feed = numbers(3)
+            results = executor.run({"x": feed}, outputs=outputs)
+            np.testing.assert_array_equal(results["y"], numbers(6))
+            np.testing.assert_array_equal(results.get("x", numbers(12)), numbers(12))
+            np.testing.assert_array_equal(feed, numbers(3))
+
+
+def test_a_parameter_that_the_net_updates_is_updated_in_its_own_memory(addresses: Addresses) -> None:
+    net = NetDef(name="update", op=[operator_def("Moving", ["w"], ["w"])])
+    model = Model("update", net, parameters={"w": numbers(1)}, outputs=("w",))
+    with dagexec.compile(model, optimize=False, net_type="simple", num_workers=1) as executor:
+        for expected in (2, 4, 8):
+            np.testing.assert_array_equal(executor.run({}, out={"w": numbers(0)})["w"], numbers(expected))
+
+
+def test_an_operator_that_is_prepared_in_the_run_finds_what_was_fed(addresses: Addresses) -> None:
+    """It was prepared for other shapes before, and its steps of then could be moved."""
+    net = NetDef(name="late", op=[operator_def("Tile", ["x", "n"], ["t"]), operator_def("Moving", ["x", "t"], ["y"])])
+    inputs = {"x": InputInfo(dtypes.FLOAT32), "n": InputInfo(dtypes.INT32)}
+    with dagexec.compile(Model("late", net, inputs=inputs, outputs=("y",)), optimize=False, num_workers=1) as executor:
+        for count in (COUNT, 2 * COUNT, COUNT):
+            for value in (1, 2):
+                feeds = {"x": numbers(value, count), "n": np.array([1], np.int32)}
+                np.testing.assert_array_equal(executor.run(feeds)["y"], numbers(2 * value, count))
+        executor.net().workspace.feed_blob("x", numbers(1, 9))
+        np.testing.assert_array_equal(executor.run(feeds)["y"], numbers(4))
+
+
+def test_whoever_feeds_a_replica_again_and_again_needs_not_settle_it(addresses: Addresses) -> None:
+    with prepared(model_of(*MOVING)) as executor:
+        [replica] = executor._replicas.members
+        for feed in (numbers(1), numbers(2, 2 * COUNT)[::2], numbers(3)):
+            replica.feed({"x": feed})
+            replica.net.run()
+            np.testing.assert_array_equal(replica.fetch(("y",), None)["y"], 2 * feed)
+        replica.settle()
 
 
 def test_a_view_of_an_input_or_a_result_sees_what_was_fed(addresses: Addresses) -> None:
