@@ -1,0 +1,220 @@
+"""What all convolutions by oneDNN share: the problem put to the library, and the steps of what is chosen for it.
+
+Weights that never change are packed once and shared by all operators that read them; others are copied into the layout
+of the implementation in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.dtypes import FLOAT16, from_numpy
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.ops.conv.problem import DEFAULT_LIMIT
+from dagexec.ops.geometry import Axis, tap_count
+from dagexec.ops.layout import NCHW, NCHW16C, NHWC, logical_shape
+from dagexec.ops.onednn.implementation import choose_implementation
+from dagexec.ops.onednn.operator import OneDNNOperator, PackedForms
+from dagexec.ops.onednn.primitive import (
+    BIAS,
+    DIFF_WEIGHTS,
+    WEIGHTS,
+    Array,
+    Descriptor,
+    PrimitiveDescriptor,
+    aligned_empty,
+    describe,
+)
+from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, Problem, assemble
+
+CONVOLUTION = {DIRECT: 1, WINOGRAD: 2}
+"""dnnl_alg_kind_t of convolutions, by algorithm."""
+
+Image = tuple[Array, str]
+"""An image tensor and its order."""
+
+Operands = Mapping[int, tuple[Descriptor, Array]]
+"""Further arguments of an execution, as they are: by number, layout and array."""
+
+Request = Callable[[str, Mapping[int, Descriptor]], Sequence[object]]
+"""What the library is asked with after the engine, for an algorithm and the layouts of the arguments."""
+
+
+def tail_of(axis: Axis) -> int:
+    """Padding at the end that the last window needs; negative where the windows do not reach the end."""
+    return axis.covered - axis.head - axis.size
+
+
+def require_window(axes: Sequence[Axis], label: str) -> None:
+    """Raise UnsupportedFeatureError for a window that starts behind the first pixel (SAME with a wide stride)."""
+    for axis in axes:
+        if axis.head < 0 or not axis.out:
+            raise UnsupportedFeatureError(f"{label}: oneDNN has no convolution with padding {axis.head}")
+
+
+def grouped(weights: Array, group: int, channels_last: bool) -> Array:
+    """A view of the filter as M, C/G, kernel, or with groups as G, M/G, C/G, kernel."""
+    logical = np.moveaxis(weights, -1, 1) if channels_last else weights
+    return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
+
+
+class ConvolutionFamily(OneDNNOperator):
+    """What all convolutions by oneDNN share: the choice of an implementation and the steps around it."""
+
+    def require_wide_sums(self) -> None:
+        """Raise UnsupportedFeatureError when float16 is to be rounded at every operation, which oneDNN does not do."""
+        if self.arguments.bool("float16_compute") and self.input(0).meta is FLOAT16:
+            raise UnsupportedFeatureError(f"{self.label}: float16_compute asks for sums rounded to float16")
+
+    def geometry(self, axes: Sequence[Axis]) -> tuple[object, ...]:
+        """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
+        dims = self.onednn.dims
+        return (
+            dims(axis.stride for axis in axes),
+            dims(axis.dilation - 1 for axis in axes),
+            dims(axis.head for axis in axes),
+            dims(tail_of(axis) for axis in axes),
+        )
+
+    def is_constant(self, index: int) -> bool:
+        """True when input `index` never changes."""
+        return self.input(index).constant is not None
+
+    @property
+    def scratchpad_limit(self) -> int:
+        """The most bytes of working memory that an implementation may take."""
+        return self.arguments.int("ws_nbytes_limit", DEFAULT_LIMIT)
+
+    @property
+    def weights_are_cold(self) -> bool:
+        """False when the weights of the net stay in a cache from one run to the next: argument `cold_weights`=0."""
+        return self.arguments.bool("cold_weights", True)
+
+    def implementation(self, problem: Problem) -> Candidate:
+        """The implementation that computes `problem`, as `exhaustive_search` and `deterministic` have it chosen."""
+        search = self.arguments.bool("exhaustive_search")
+        return choose_implementation(
+            problem,
+            reference=self.needs_onednn(),
+            search=search and not self.arguments.bool("deterministic"),
+            given_only=self.arguments.bool("deterministic"),
+        )
+
+    def parameter(self, index: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
+        """As in the base; a layout that the library cannot reach from `source` is reached from a packed copy."""
+        try:
+            return super().parameter(index, array, source, target)
+        except UnsupportedFeatureError:
+            pass
+        constant = self.input(index).constant
+        memory = self.working_memory if constant is None else aligned_empty
+        plain = memory(array.nbytes).view(array.dtype).reshape(array.shape)
+        copied = partial(np.copyto, plain, array)
+        if constant is None:
+            packed, step = super().parameter(index, plain, self.packed(plain), target)
+            return packed, in_sequence([copied, step])
+        copied()
+        forms = constant.derived("onednn", PackedForms)
+        return forms.get(source, target, lambda: self._reordered(self.packed(plain), target, plain)), nothing_to_do
+
+    def assembled(self, problem: Problem, arrays: Mapping[int, Array], inputs: Mapping[int, int]) -> Assembled:
+        """The steps of the implementation chosen for `problem`; `inputs` gives the input number of an argument."""
+        chosen = self.implementation(problem)
+        return assemble(
+            problem,
+            chosen.description,
+            arrays,
+            self.working_memory,
+            lambda number, array, source, target: self.parameter(inputs[number], array, source, target),
+        )
+
+    def convolution(
+        self,
+        function: str,
+        request: Request,
+        axes: Sequence[Axis],
+        images: Mapping[int, Image],
+        parameters: Mapping[int, Array],
+        inputs: Mapping[int, int],
+        result: int,
+        *,
+        operands: Operands | None = None,
+        key: str = "",
+        own_layouts: bool = True,
+        algorithms: tuple[str, ...] = (DIRECT, WINOGRAD),
+    ) -> Assembled:
+        """The steps that compute argument `result` by `dnnl_{function}`.
+
+        `images` are the image tensors and `parameters` the filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) and
+        the bias, by argument number; `inputs` gives the input number of each that is an input. `key` says what else
+        the choice of an implementation depends on.
+        """
+        library, further = self.onednn, operands or {}
+        meta = from_numpy(next(iter(images.values()))[0].dtype)
+        tensors = {number: self.image(*image) for number, image in images.items()}
+        tensors |= {number: self.packed(array) for number, array in parameters.items()}
+        tensors |= {number: descriptor for number, (descriptor, _) in further.items()}
+        (filters,) = (number for number in parameters if number in (WEIGHTS, DIFF_WEIGHTS))
+        weights = parameters[filters]
+        wanted = {filters: Descriptor.any_layout(library, weights.shape, meta)}
+        free = {
+            number: Descriptor.any_layout(library, logical_shape(order, array.shape), meta)
+            for number, (array, order) in images.items()
+        }
+        orders = {order for _, order in images.values()}
+
+        def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
+            if own and algorithm == DIRECT and NHWC in orders:
+                raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC as it is")
+            arguments = request(algorithm, {**tensors, **wanted, **(free if own else {})})
+            return describe(library, threads, self.label, function, library.engine, *arguments)
+
+        constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
+        shapes = [f"{list(logical_shape(order, array.shape))} {order}" for array, order in images.values()]
+        fed = "" if filters == result else "constant " if filters in constant else "fed "
+        window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
+        bias = "bias" if len(parameters) > 1 else "no bias"
+        parts = [f"{function} {meta}", *shapes, f"{fed}filter {list(weights.shape)}", f"window {window}", bias, key]
+        problem = Problem(
+            library=library,
+            label=self.label,
+            threads=self.threads,
+            key=" | ".join(parts),
+            ask=ask,
+            tensors={number: (descriptor, meta) for number, descriptor in tensors.items()},
+            result=result,
+            plain={filters: Descriptor.of_order(library, weights.shape, meta, NCHW)},
+            packed=frozenset({WEIGHTS, BIAS}),
+            constant=constant,
+            taps=tap_count(axes),
+            fan_in=weights[0].size if weights.ndim == len(axes) + 2 else weights[0, 0].size,
+            algorithms=algorithms,
+            own_layouts=own_layouts and NCHW16C not in orders,
+            limit=self.scratchpad_limit,
+            cold=self.weights_are_cold,
+        )
+        arrays = {number: array for number, (array, _) in images.items()}
+        arrays |= parameters
+        arrays |= {number: array for number, (_, array) in further.items()}
+        return self.assembled(problem, arrays, inputs)
+
+    def offer(self, assembled: Assembled, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
+        """Offer moves of the tensors that the primitive itself reads or writes, and nothing else does.
+
+        `inputs` and `outputs` give the number of each by argument number.
+        """
+        names = list(self.definition.input)
+        direct = assembled.direct
+        self.offer_moves(
+            assembled.bound,
+            {
+                index: number
+                for number, index in inputs.items()
+                if number in direct and names.count(names[index]) == 1 and not self.is_constant(index)
+            },
+            {index: number for number, index in outputs.items() if number in direct},
+        )
