@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,38 +67,51 @@ def fc_matrices(call: OperatorCall, transposed: bool) -> tuple[Matrix, Matrix, i
     return folded_x, folded_w, axis
 
 
+FC_ARGS = {
+    "axis": "first axis of X that is summed over (default 1)",
+    "axis_w": "where W is folded to a matrix (default 1)",
+    "float16_compute": "accepted; 16-bit floats are always computed in float32",
+}
+
+
+def infer_fc(call: OperatorCall, transposed: bool = False) -> TensorType:
+    """The leading axes of X and one of W's units. Raises ShapeError when X, W and b do not fit."""
+    call.require_types(0, *FLOAT_TYPES)
+    meta = call.require_same_type()
+    call.arguments.bool("float16_compute")
+    _, w, axis = fc_matrices(call, transposed)
+    units = w[1] if transposed else w[0]
+    call.require_shape(2, (units,), "one element for each unit of W")
+    return TensorType((*call.inputs[0].shape[:axis], units), meta)
+
+
+def fc_cost(call: OperatorCall, outputs: Sequence[TensorType], transposed: bool = False) -> Cost:
+    """Cost of the product."""
+    return _cost(call, outputs, fc_matrices(call, transposed)[0][1])
+
+
 def _fc_schema(name: str, doc: str, transposed: bool) -> OpSchema:
-    def infer(call: OperatorCall) -> list[TensorType]:
-        call.require_types(0, *FLOAT_TYPES)
-        meta = call.require_same_type()
-        call.arguments.bool("float16_compute")
-        _, w, axis = fc_matrices(call, transposed)
-        units = w[1] if transposed else w[0]
-        call.require_shape(2, (units,), "one element for each unit of W")
-        return [TensorType((*call.inputs[0].shape[:axis], units), meta)]
-
-    def cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-        return _cost(call, outputs, fc_matrices(call, transposed)[0][1])
-
     return OpSchema(
         name,
         inputs=(3, 3),
         outputs=(1, 1),
-        infer=infer,
+        infer=lambda call: [infer_fc(call, transposed)],
         doc=f"{doc} X is folded to M x K at `axis`, whose leading axes the output keeps; W is folded at `axis_w`.",
         input_names=("X", "W", "b"),
         output_names=("Y",),
-        args={
-            "axis": "first axis of X that is summed over (default 1)",
-            "axis_w": "where W is folded to a matrix (default 1)",
-            "float16_compute": "accepted; 16-bit floats are always computed in float32",
-        },
-        cost=cost,
+        args=FC_ARGS,
+        cost=lambda call, outputs: fc_cost(call, outputs, transposed),
     )
 
 
-class _FullyConnected(Operator):
-    transposed: bool
+class FullyConnected(Operator):
+    """Base of the fully connected layers.
+
+    Attributes:
+        transposed: W is K x N.
+    """
+
+    transposed: ClassVar[bool] = False
 
     def prepare(self) -> Step:
         """A product and the bias."""
@@ -110,14 +124,12 @@ class _FullyConnected(Operator):
 
 
 @operator(_fc_schema("FC", "Y = X W^T + b, with W of N x K.", transposed=False))
-class FC(_FullyConnected):
+class FC(FullyConnected):
     """Fully connected layer."""
-
-    transposed = False
 
 
 @operator(_fc_schema("FCTransposed", "Y = X W + b, with W of K x N.", transposed=True))
-class FCTransposed(_FullyConnected):
+class FCTransposed(FullyConnected):
     """Fully connected layer whose weights are stored transposed."""
 
     transposed = True
@@ -137,7 +149,8 @@ def _meet(call: OperatorCall, a: Matrix, b: Matrix) -> Matrix:
     return a[0], b[1]
 
 
-def _matmul_matrices(call: OperatorCall) -> tuple[Matrix, Matrix]:
+def matmul_matrices(call: OperatorCall) -> tuple[Matrix, Matrix]:
+    """A and B as matrices, before they are transposed. Raises ShapeError for a bad axis."""
     a, b = call.inputs[0].shape, call.inputs[1].shape
     return (
         _fold(a, call.axis("axis_a", 1, len(a), end=True)),
@@ -149,7 +162,7 @@ def infer_matmul(call: OperatorCall) -> list[TensorType]:
     """The output is a matrix, or has the shape of input 2."""
     call.require_types(0, *PRODUCT_TYPES)
     meta = call.require_same_type(0, 1)
-    a, b = _matmul_matrices(call)
+    a, b = matmul_matrices(call)
     trans_a, trans_b = call.arguments.bool("trans_a"), call.arguments.bool("trans_b")
     shape: tuple[int, ...] = _meet(call, _transposed(a, trans_a), _transposed(b, trans_b))
     if len(call.inputs) == 3:
@@ -161,7 +174,7 @@ def infer_matmul(call: OperatorCall) -> list[TensorType]:
 
 
 def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-    a, _ = _matmul_matrices(call)
+    a, _ = matmul_matrices(call)
     return _cost(call, outputs, _transposed(a, call.arguments.bool("trans_a"))[1])
 
 
@@ -184,7 +197,7 @@ class MatMul(Operator):
 
     def prepare(self) -> Step:
         """One product."""
-        a_matrix, b_matrix = _matmul_matrices(self.call())
+        a_matrix, b_matrix = matmul_matrices(self.call())
         a, b = self.x(0).reshape(a_matrix), self.x(1).reshape(b_matrix)
         a = a.T if self.arguments.bool("trans_a") else a
         b = b.T if self.arguments.bool("trans_b") else b
