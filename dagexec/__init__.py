@@ -11,6 +11,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor, compile
+from dagexec.precision import PrecisionReport, precision_report
 
 __version__ = version("dagexec")
 
@@ -19,12 +20,14 @@ __all__ = [
     "Executor",
     "NetDef",
     "OperatorDef",
+    "PrecisionReport",
     "Workspace",
     "compile",
     "create_shared_buffer",
     "force_shared_buffer",
     "load_choices",
     "load_net",
+    "precision_report",
     "save_choices",
     "save_net",
 ]

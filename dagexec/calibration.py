@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.errors import FeedError
-from dagexec.core.feeds import Feeds
+from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.model import Model
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
@@ -88,12 +88,13 @@ def calibrate(
 def run_each(model: Model, feeds: Sequence[Feeds], visit: Visit) -> None:
     """Run the operators of `model` one by one on each of `feeds`, telling `visit` of each operator after it ran.
 
-    Operators that oneDNN can compute are computed by it, where it is there.
+    Operators that oneDNN can compute are computed by it, where it is there. Raises FeedError for inputs that do not
+    fit the model, and what preparing and running the operators raises.
     """
     prepared: list[_Prepared] = []
     held: dict[str, Array] = {}
     for sample in feeds:
-        inputs = {name: np.asarray(array) for name, array in sample.items() if name in model.inputs}
+        inputs = check_feeds(model, sample, model.needed_inputs())
         if {name: (array.shape, array.dtype) for name, array in held.items()} != {
             name: (array.shape, array.dtype) for name, array in inputs.items()
         }:
@@ -136,9 +137,6 @@ def _run_first(model: Model, inputs: Mapping[str, Array], visit: Visit) -> list[
         workspace.adopt_blob(name, array)
     prepared = []
     for index, definition in enumerate(model.net.op):
-        absent = [name for name in definition.input if name in model.inputs and name not in inputs]
-        if absent:
-            raise FeedError(f"model {model.name!r}: input {absent[0]!r} is not among the sample inputs")
         operator = create_operator(by_onednn(definition), workspace, index=index, net=model.net.name)
         step = operator.bind(operator.infer())
         inputs_now, outputs = (
@@ -172,9 +170,9 @@ def _observe(model: Model, feeds: Sequence[Feeds], names: Collection[str], see: 
                 see(name, array)
 
     for sample in feeds:
-        for name, array in sample.items():
+        for name, array in check_feeds(model, sample, model.needed_inputs()).items():
             if name in names:
-                see(name, np.asarray(array))
+                see(name, array)
     run_each(model, feeds, visit)
 
 

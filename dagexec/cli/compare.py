@@ -17,8 +17,10 @@ from dagexec.cli.arguments import ChoicesOption, OptimizeOption, SetOption, kept
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import plot_comparison
+from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
 from dagexec.comparison import Comparison, compare
 from dagexec.core.errors import SchemaError
+from dagexec.precision import RANDOM_INPUTS, LowPrecision, precision_report
 from dagexec.what_if import LAUNCH_SECONDS
 
 
@@ -47,9 +49,15 @@ def compare_command(
         float, typer.Option("--launch-us", min=0, help="Microseconds that a launch on a stream is taken to cost.")
     ] = LAUNCH_SECONDS * 1e6,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the times as bars.")] = None,
+    dtype: DtypeOption = None,
+    samples: SamplesOption = RANDOM_INPUTS,
+    layers: LayersOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
+    if dtype is not None:
+        _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, as_json)
+        return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
     workers = _parse_counts("--num-workers", num_workers)
     other_workers = _parse_counts("--what-if", what_if) if what_if is not None else []
@@ -86,6 +94,37 @@ def compare_command(
     if not comparison.agrees:
         Console(stderr=True).print("results differ from SimpleNet's", style="red")
         raise typer.Exit(1)
+
+
+def _compare_precision(
+    source: str,
+    dtype: str,
+    samples: int,
+    layers: bool,
+    repeat: int,
+    input_file: Path | None,
+    shape: list[str] | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """The report of `--dtype`: on random inputs, calibrated on others, or all on those of a file."""
+    if dtype not in ("bfloat16", "int8"):
+        raise SchemaError(f"--dtype {dtype!r}: expected bfloat16 or int8")
+    loaded = read_model(source)
+    count = 1 if input_file is not None else samples
+    feeds, others = (
+        [read_feeds(loaded, input_file, shape, seed + start + number) for number in range(count)]
+        for start in (0, count)
+    )
+    with Console(stderr=True).status(Text(f"Comparing {dtype} with float32")):
+        kind: LowPrecision = "int8" if dtype == "int8" else "bfloat16"
+        report = precision_report(loaded, kind, feeds, calibration=others, repeat=repeat, per_layer=layers)
+    if as_json:
+        print_json(report.as_dict())
+        return
+    Console().print(precision_table(report))
+    if layers:
+        Console().print(layers_table(report.layers))
 
 
 def _parse_counts(option: str, text: str) -> list[int]:

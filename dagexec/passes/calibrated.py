@@ -9,7 +9,7 @@ so do the results of such layers that are added to others. A layer that loses to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from dagexec.calibration import (
     through_8_bits,
     weights_through_8_bits,
 )
-from dagexec.core.dtypes import FLOAT32
+from dagexec.core.dtypes import BFLOAT16, FLOAT32
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
@@ -66,7 +66,7 @@ def with_quantisation(
         return Rewritten(model)
     ranges = calibrate(model, feeds, _Groups(draft, layers, types).names(), method)
     kept = []
-    for number, found in zip(layers, layer_errors(draft, layers, feeds, ranges), strict=True):
+    for number, found in zip(layers, layer_errors(draft, layers, feeds, in_8_bits(ranges)), strict=True):
         if found.error <= largest_error:
             kept.append(number)
         else:
@@ -92,29 +92,55 @@ def _is_layer(draft: Draft, number: int, types: Types) -> bool:
     return plain and all(constants) and draft.is_free(number) and draft.is_single(definition.input[0])
 
 
-def layer_errors(
-    draft: Draft, layers: Sequence[int], feeds: Sequence[Feeds], ranges: Mapping[str, Range]
-) -> list[LayerError]:
-    """What each layer loses alone: its input and weights through 8 bits, everything before it in float32."""
-    model = draft.model
+Rounding = Callable[[OperatorDef, Sequence[Array]], Sequence[Array]]
+"""The inputs of a layer as few bits leave them, in float32."""
+
+
+def in_8_bits(ranges: Mapping[str, Range]) -> Rounding:
+    """Inputs of those ranges as uint8, weights as int8, biases as they are."""
+
+    def rounded(definition: OperatorDef, inputs: Sequence[Array]) -> Sequence[Array]:
+        x, weights, *others = inputs
+        return [through_8_bits(x, ranges[definition.input[0]]), weights_through_8_bits(weights), *others]
+
+    return rounded
+
+
+def in_bfloat16(_definition: OperatorDef, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Everything rounded to bfloat16."""
+    return [array.astype(BFLOAT16.numpy).astype(np.float32) for array in inputs]
+
+
+def layer_errors(draft: Draft, layers: Sequence[int], feeds: Sequence[Feeds], rounded: Rounding) -> list[LayerError]:
+    """What each layer loses alone: its input and weights in fewer bits, everything before it in float32."""
     indices = {index: number for index, number in enumerate(draft.numbers()) if number in set(layers)}
     squares = {number: [0.0, 0.0] for number in layers}
 
     def visit(index: int, definition: OperatorDef, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if index not in indices:
             return
-        rounded = [
-            through_8_bits(inputs[0], ranges[definition.input[0]]), weights_through_8_bits(inputs[1]), *inputs[2:]
-        ]  # fmt: skip
-        found = computed(definition, rounded)
+        found = computed(definition, rounded(definition, inputs))
         sums = squares[indices[index]]
         sums[0] += float(np.square(found - outputs[0], dtype=np.float64).sum())
         sums[1] += float(np.square(outputs[0], dtype=np.float64).sum())
 
-    run_each(model, feeds, visit)
-    return [
-        LayerError(draft.label(number), draft[number].output[0], relative(*squares[number])) for number in layers
-    ]
+    run_each(draft.model, feeds, visit)
+    return [LayerError(draft.label(number), draft[number].output[0], relative(*squares[number])) for number in layers]
+
+
+def errors_by_layer(
+    model: Model, dtype: str, feeds: Sequence[Feeds], calibration: Sequence[Feeds], method: Method = "min-max"
+) -> list[LayerError]:
+    """The layers of `model` that `dtype` ("bfloat16" or "int8") may change, with what each loses alone over `feeds`.
+
+    Parameters must be arrays already. For int8 `calibration` gives the ranges. Raises what `calibrate` raises.
+    """
+    draft, types = Draft(model), infer_types(model)
+    layers = [number for number in draft.numbers() if _is_layer(draft, number, types)]
+    if dtype == "bfloat16":
+        return layer_errors(draft, layers, feeds, in_bfloat16)
+    ranges = calibrate(model, calibration, {draft[number].input[0] for number in layers}, method)
+    return layer_errors(draft, layers, feeds, in_8_bits(ranges))
 
 
 def relative(difference: float, whole: float) -> float:

@@ -70,3 +70,9 @@ def _calibrated(model: Model, feeds: tuple[Feeds, ...], method: Method, largest_
     qdq = with_quantisation(model, feeds, method, largest_error)
     fused = quantised_operators.apply(qdq.model)
     return Rewritten(fused.model, (*qdq.changes, *fused.changes))
+
+
+def before_precision(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Those of `passes` that come before a net gets another precision."""
+    names = [one.name for one in passes]
+    return tuple(passes[: names.index(_BEFORE_FUSION)] if _BEFORE_FUSION in names else passes)
