@@ -1,5 +1,35 @@
 """Engine ONEDNN: operators computed by oneDNN's primitives, where the library is installed."""
 
-from dagexec.ops.onednn import convolution, elementwise, pooling, product, quantized, reorder
+from dagexec.ops.onednn import (
+    concat,
+    convolution,
+    elementwise,
+    gradient,
+    normalization,
+    pooling,
+    product,
+    quantized,
+    reduction,
+    reorder,
+    resampling,
+    shuffle,
+    softmax,
+    transposed,
+)
 
-__all__ = ["convolution", "elementwise", "pooling", "product", "quantized", "reorder"]
+__all__ = [
+    "concat",
+    "convolution",
+    "elementwise",
+    "gradient",
+    "normalization",
+    "pooling",
+    "product",
+    "quantized",
+    "reduction",
+    "reorder",
+    "resampling",
+    "shuffle",
+    "softmax",
+    "transposed",
+]

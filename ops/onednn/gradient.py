@@ -1,0 +1,134 @@
+"""The gradients of convolutions by oneDNN: backward data for the input, backward weights for the filter.
+
+The gradient of the bias comes with that of the filter, or is a sum by NumPy where that is not wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Step, in_sequence
+from dagexec.core.registry import operator, schema_of
+from dagexec.ops.conv.convolution import SPATIAL_AXES, conv_window
+from dagexec.ops.conv.gradient import ConvolutionGradient, bias_gradient
+from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
+from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
+from dagexec.ops.geometry import Axis
+from dagexec.ops.layout import BLOCK_CHANNELS, NCHW16C, NHWC
+from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.primitive import (
+    DIFF_BIAS,
+    DIFF_DST,
+    DIFF_SRC,
+    DIFF_WEIGHTS,
+    SRC,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
+
+
+class GradientFamily(ConvolutionFamily):
+    """What the gradients of convolutions and of transposed convolutions share."""
+
+    def data_gradient(self, axes: Sequence[Axis], group: int, order: str, gradient: Array, result: Array) -> Step:
+        """The step that computes `result`, the gradient of a convolution's input, from that of its output, input 2."""
+        weights = grouped(self.x(1), group, order == NHWC)
+        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+
+        def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            handles = (layouts[DIFF_SRC].handle, layouts[WEIGHTS].handle, layouts[DIFF_DST].handle)
+            return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
+
+        assembled = self.convolution(
+            "convolution_backward_data",
+            request,
+            axes,
+            {DIFF_DST: (gradient, order), DIFF_SRC: (result, order)},
+            {WEIGHTS: weights},
+            {DIFF_DST: 2, WEIGHTS: 1},
+            DIFF_SRC,
+        )
+        return in_sequence(assembled.steps)
+
+    def filter_gradient(
+        self,
+        axes: Sequence[Axis],
+        group: int,
+        order: str,
+        x: tuple[int, Array],
+        gradient: tuple[int, Array],
+        result: Array,
+        bias: Array | None = None,
+    ) -> Step:
+        """The step that computes `result`, the gradient of a convolution's filter, and of its bias if there is one.
+
+        `x` and `gradient` are the convolution's input and the gradient of its output, with their input numbers.
+        """
+        weights = grouped(result, group, order == NHWC)
+        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+        parameters = {DIFF_WEIGHTS: weights} | ({} if bias is None else {DIFF_BIAS: bias})
+
+        def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            sums = none if bias is None else layouts[DIFF_BIAS].handle
+            handles = (layouts[SRC].handle, layouts[DIFF_WEIGHTS].handle, sums, layouts[DIFF_DST].handle)
+            return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
+
+        assembled = self.convolution(
+            "convolution_backward_weights",
+            request,
+            axes,
+            {SRC: (x[1], order), DIFF_DST: (gradient[1], order)},
+            parameters,
+            {SRC: x[0], DIFF_DST: gradient[0]},
+            DIFF_WEIGHTS,
+        )
+        return in_sequence(assembled.steps)
+
+    def bias_gradient(self, order: str, gradient: Array, result: Array) -> Step:
+        """The step that sums a gradient over images and pixels."""
+        if order != NCHW16C:
+            return bias_gradient(self, gradient, result, order == NHWC)  # type: ignore[arg-type]
+        blocks = gradient.reshape(*gradient.shape[:2], -1, BLOCK_CHANNELS)
+        wide = self.scratch((gradient.shape[1], BLOCK_CHANNELS), np.float32)
+        total = partial(np.add.reduce, blocks, axis=(0, 2), dtype=np.float32, out=wide)
+        return in_sequence([total, partial(np.copyto, result, wide.reshape(result.shape), casting="same_kind")])
+
+    def require_work(self, axes: Sequence[Axis]) -> None:
+        """Raise UnsupportedFeatureError for what oneDNN does not compute: an empty tensor, or a window."""
+        require_window(axes, self.label)
+        self.require_wide_sums()
+        if any(not self.x(index).size for index in range(3)):
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
+
+
+class OnednnConvolutionGradient(GradientFamily, ConvolutionGradient):
+    """The gradients of a convolution."""
+
+    def prepare_primitive(self) -> Step:
+        """A primitive for the input, and one for filter and bias."""
+        call = self.call()
+        window, axes = conv_window(call)
+        self.require_work(axes)
+        wanted, group = wanted_gradients(call), call.arguments.int("group", 1)
+        results = {name: self.y(index) for index, name in enumerate(wanted)}
+        steps: list[Step] = []
+        if FILTER in results:
+            images = (0, self.x(0)), (2, self.x(2))
+            bias = results.get(BIAS_GRADIENT)
+            steps.append(self.filter_gradient(axes, group, window.order, *images, results[FILTER], bias))
+        elif BIAS_GRADIENT in results:
+            steps.append(self.bias_gradient(window.order, self.x(2), results[BIAS_GRADIENT]))
+        if INPUT in results:
+            steps.append(self.data_gradient(axes, group, window.order, self.x(2), results[INPUT]))
+        return in_sequence(steps)
+
+
+for _suffix in SPATIAL_AXES:
+    operator(schema_of(f"Conv{_suffix}Gradient"), engine="ONEDNN")(
+        type(f"Conv{_suffix}GradientOnednn", (OnednnConvolutionGradient,), {"__doc__": "The gradients of Conv."})
+    )

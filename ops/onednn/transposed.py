@@ -1,0 +1,103 @@
+"""Transposed convolutions by oneDNN, which calls them deconvolutions, and their gradients.
+
+The gradients are those of the convolution that is transposed, with its input and output exchanged: the gradient of the
+input is that convolution of dY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Step, in_sequence
+from dagexec.core.registry import operator, schema_of
+from dagexec.ops.conv.convolution import SPATIAL_AXES
+from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
+from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
+from dagexec.ops.conv.transposed import TransposedConvolution, TransposedConvolutionGradient, transposed_window
+from dagexec.ops.geometry import Axis
+from dagexec.ops.layout import NHWC
+from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.gradient import GradientFamily
+from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
+from dagexec.ops.onednn.problem import DIRECT
+
+_DECONVOLUTION_DIRECT = 0xA
+
+
+class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
+    """Y = the transposed convolution of X, + bias."""
+
+    def prepare_primitive(self) -> Step:
+        """One primitive."""
+        call = self.call()
+        window, axes = transposed_window(call)
+        require_window(axes, self.label)
+        self.require_wide_sums()
+        if not (self.x(0).size and self.x(1).size):
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
+        filters = grouped(self.x(1), call.arguments.int("group", 1), window.channels_last)
+        parameters = {WEIGHTS: filters.swapaxes(-len(axes) - 2, -len(axes) - 1)}
+        inputs = {SRC: 0, WEIGHTS: 1}
+        if len(call.inputs) == 3:
+            parameters[BIAS], inputs[BIAS] = self.x(2), 2
+        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+
+        def request(_algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            bias = layouts[BIAS].handle if BIAS in layouts else none
+            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
+            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *handles, *geometry, attributes.handle]
+
+        assembled = self.convolution(
+            "deconvolution_forward",
+            request,
+            axes,
+            {SRC: (self.x(0), window.order), DST: (self.y(0), window.order)},
+            parameters,
+            inputs,
+            DST,
+            algorithms=(DIRECT,),
+        )
+        self.offer(assembled, inputs, {DST: 0})
+        return in_sequence(assembled.steps)
+
+
+class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionGradient):
+    """The gradients of a transposed convolution: of the convolution whose input is dY and whose output is X."""
+
+    def prepare_primitive(self) -> Step:
+        """A primitive for the input, one for the filter, and a sum for the bias."""
+        call = self.call()
+        window, axes = transposed_window(call)
+        self.require_work(axes)
+        group, order = call.arguments.int("group", 1), window.order
+        steps: list[Step] = []
+        for index, name in enumerate(wanted_gradients(call)):
+            result = self.y(index)
+            if name == FILTER:
+                steps.append(self.filter_gradient(axes, group, order, (2, self.x(2)), (0, self.x(0)), result))
+            elif name == INPUT:
+                steps.append(self._input_gradient(axes, group, order, result))
+            elif name == BIAS_GRADIENT:
+                steps.append(self.bias_gradient(order, self.x(2), result))
+        return in_sequence(steps)
+
+    def _input_gradient(self, axes: Sequence[Axis], group: int, order: str, result: Array) -> Step:
+        """The convolution of dY."""
+        weights = grouped(self.x(1), group, order == NHWC)
+        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+
+        def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, none, layouts[DST].handle)
+            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+
+        images = {SRC: (self.x(2), order), DST: (result, order)}
+        inputs = {SRC: 2, WEIGHTS: 1}
+        assembled = self.convolution("convolution_forward", request, axes, images, {WEIGHTS: weights}, inputs, DST)
+        return in_sequence(assembled.steps)
+
+
+for _suffix in SPATIAL_AXES:
+    for _gradient, _class in (("", DeconvolutionOperator), ("Gradient", OnednnTransposedConvolutionGradient)):
+        _name = f"ConvTranspose{_suffix}{_gradient}"
+        operator(schema_of(_name), engine="ONEDNN")(type(f"{_name}Onednn", (_class,), {"__doc__": _class.__doc__}))
