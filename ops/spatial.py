@@ -92,8 +92,8 @@ class ResizeNearest(ImageOperator):
         if height.is_integer() and width.is_integer():
             return self._repeat(x, y, first, int(height), int(width))
         rows = self.scratch((*x.shape[:first], y.shape[first], *x.shape[first + 1 :]), x.dtype)
-        row_index = _nearest(y.shape[first], height)
-        column_index = _nearest(y.shape[first + 1], width)
+        row_index = nearest_pixels(y.shape[first], height)
+        column_index = nearest_pixels(y.shape[first + 1], width)
         return in_sequence(
             [
                 partial(np.take, x, row_index, axis=first, out=rows, mode="clip"),
@@ -109,7 +109,7 @@ class ResizeNearest(ImageOperator):
         return partial(np.copyto, target, source)
 
 
-def _nearest(out: int, scale: float) -> npt.NDArray[np.intp]:
+def nearest_pixels(out: int, scale: float) -> npt.NDArray[np.intp]:
     """The input pixel for each output pixel, in float32 arithmetic; rounding may put the last behind the image."""
     return (np.arange(out, dtype=np.float32) / np.float32(scale)).astype(np.intp)
 

@@ -1,0 +1,67 @@
+"""Reductions by oneDNN: sums, means and extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.ops import reduction
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.primitive import DST, SRC
+
+_MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)
+
+ALGORITHMS: Mapping[type[Operator], int] = {
+    reduction.ReduceSum: _SUM,
+    reduction.ReduceMean: _MEAN,
+    reduction.ReduceMax: _MAX,
+    reduction.ReduceMin: _MIN,
+    reduction.ReduceFrontSum: _SUM,
+    reduction.ReduceFrontMean: _MEAN,
+    reduction.ReduceFrontMax: _MAX,
+    reduction.ReduceBackSum: _SUM,
+    reduction.ReduceBackMean: _MEAN,
+    reduction.ReduceBackMax: _MAX,
+}
+"""oneDNN's algorithm of each operator; NumPy computes the others."""
+
+
+class Reducing(OneDNNOperator):
+    """Base of the reductions."""
+
+    def prepare_primitive(self) -> Step:
+        """One reduction, of neighbouring axes as one. oneDNN has fast code where the last axes are reduced."""
+        x = self.x(0)
+        if x.size == 0:
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to reduce")
+        assert isinstance(self, reduction.Reduction)
+        axes, _ = type(self).axes(self.call())
+        algorithm = next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
+        shape, kept = merged(x.shape, axes)
+        source, target = self.packed(x.reshape(shape)), self.packed(self.y(0).reshape(kept))
+        attributes = self.attributes()
+        tensors = (source.handle, target.handle, 0.0, 0.0, attributes.handle)
+        found = self.describe("reduction", self.onednn.engine, algorithm, *tensors)
+        if found.name.startswith("ref"):
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has only its reference implementation")
+        bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
+        self.offer_moves(bound, {0: SRC}, {0: DST})
+        return bound.step
+
+
+def merged(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`shape` with neighbouring axes as one that are all reduced or all kept; and that with the reduced ones as 1."""
+    sizes, reduced = [1], [False]
+    for axis, size in enumerate(shape):
+        if (axis in axes) != reduced[-1]:
+            sizes.append(1)
+            reduced.append(axis in axes)
+        sizes[-1] *= size
+    return tuple(sizes), tuple(1 if gone else size for size, gone in zip(sizes, reduced, strict=True))
+
+
+for _default in ALGORITHMS:
+    _members = {"__doc__": _default.__doc__, "__module__": __name__}
+    operator(_default.schema, engine="ONEDNN")(type(_default.__name__, (Reducing, _default), _members))

@@ -1,0 +1,46 @@
+"""Softmax and LogSoftmax by oneDNN."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.operator import Step
+from dagexec.core.registry import operator
+from dagexec.ops import softmax
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
+
+_SOFTMAX, _LOG_SOFTMAX = 0x30000, 0x30001
+
+
+class _Normalising(OneDNNOperator):
+    algorithm: ClassVar[int]
+
+    def prepare_primitive(self) -> Step:
+        """One softmax along the middle axis of outer x group x inner."""
+        outer, group, inner = softmax.grouping(self.call())
+        shape = (outer, group) if inner == 1 else (outer, group, inner)
+        x, y = self.x(0).reshape(shape), self.y(0).reshape(shape)
+        layout, attributes = self.packed(x), self.attributes()
+        handles = (layout.handle, layout.handle, 1, attributes.handle)
+        found = self.describe("softmax_forward", self.onednn.engine, FORWARD_INFERENCE, self.algorithm, *handles)
+        if found.name.startswith("ref"):
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has only its reference implementation")
+        bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+        self.offer_moves(bound, {0: SRC}, {0: DST})
+        return bound.step
+
+
+@operator(softmax.Softmax.schema, engine="ONEDNN")
+class Softmax(_Normalising, softmax.Softmax):
+    """Softmax."""
+
+    algorithm = _SOFTMAX
+
+
+@operator(softmax.LogSoftmax.schema, engine="ONEDNN")
+class LogSoftmax(_Normalising, softmax.LogSoftmax):
+    """Logarithm of Softmax."""
+
+    algorithm = _LOG_SOFTMAX
