@@ -96,23 +96,28 @@ class SpatialBN(ImageOperator):
     def prepare(self) -> Step:
         """Y = X * factor + shift, with a factor and shift a channel that each run computes anew."""
         x, call = self.x(0), self.call()
-        scale, bias, mean, variance = (self.x(index) for index in range(1, 5))
-        work = compute_dtype(x.dtype)
-        factor, shift = self.scratch(scale.shape, work), self.scratch(scale.shape, work)
-        constants = [
-            partial(np.add, variance, np.asarray(epsilon_of(call), work), out=factor),
-            partial(np.sqrt, factor, out=factor),
-            partial(np.divide, scale, factor, out=factor),
-            partial(np.multiply, mean, factor, out=shift),
-            partial(np.subtract, bias, shift, out=shift),
-        ]
+        factor, shift, constants = self.affine()
         channels = channel_axis(call)
-        view = (scale.size, *(1,) * (x.ndim - channels - 1))
+        view = (factor.size, *(1,) * (x.ndim - channels - 1))
         factors, shifts = factor.reshape(view), shift.reshape(view)
         if not is_narrow(x.dtype):
             y = self.y(0)
             return in_sequence([*constants, partial(np.multiply, x, factors, out=y), partial(np.add, y, shifts, out=y)])
         return in_sequence([*constants, self._narrow_step(factors, shifts)])
+
+    def affine(self) -> tuple[Array, Array, list[Step]]:
+        """The factor and shift of each channel, and the steps that compute them."""
+        scale, bias, mean, variance = (self.x(index) for index in range(1, 5))
+        work = compute_dtype(self.x(0).dtype)
+        factor, shift = self.scratch(scale.shape, work), self.scratch(scale.shape, work)
+        steps: list[Step] = [
+            partial(np.add, variance, np.asarray(epsilon_of(self.call()), work), out=factor),
+            partial(np.sqrt, factor, out=factor),
+            partial(np.divide, scale, factor, out=factor),
+            partial(np.multiply, mean, factor, out=shift),
+            partial(np.subtract, bias, shift, out=shift),
+        ]
+        return factor, shift, steps
 
     def _narrow_step(self, factors: Array, shifts: Array) -> Step:
         """The affine map of 16-bit floats, piece by piece in float32."""
