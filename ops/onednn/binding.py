@@ -113,6 +113,8 @@ _OPENMP_DECLARATIONS = "void omp_set_num_threads(int); int omp_get_max_threads(v
 
 _SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION = range(5)
 _OPENMP_RUNTIME = 2
+_RUNTIMES = {1: "one thread", _OPENMP_RUNTIME: "OpenMP", 4: "TBB"}
+_OTHER_RUNTIMES = {8: "a thread pool of the caller", 256: "OpenCL", 512: "SYCL"}
 
 _SPINS = "10000"  # iterations of libgomp's waiting loop, 20 ns each
 
@@ -256,12 +258,16 @@ def load(path: str) -> Library:
     version = (found.major, found.minor, found.patch)
     if version[:2] < OLDEST_VERSION or version[0] != OLDEST_VERSION[0]:
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))}; 3.1 or a newer 3.x is needed")
+    if found.cpu_runtime not in _RUNTIMES:
+        runtime = _OTHER_RUNTIMES.get(found.cpu_runtime, f"runtime {found.cpu_runtime}")
+        known = ", ".join(_RUNTIMES.values())
+        raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} is built for {runtime}; expected {known}")
     engine = ffi.new("h *")
     if lib.dnnl_engine_create(engine, 1, 0) != _SUCCESS:
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} has no CPU engine here")
     lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation for ever when it caches; we keep our own
     return Library(
-        path, version, int(lib.dnnl_get_effective_cpu_isa()), ffi, lib, engine[0], _openmp(found.cpu_runtime)
+        path, version, int(lib.dnnl_get_effective_cpu_isa()), ffi, lib, engine[0], _openmp(path, found.cpu_runtime)
     )
 
 
@@ -291,8 +297,8 @@ def _is_loaded(library: str) -> bool:
         return False
 
 
-def _openmp(runtime: int) -> Any:
-    """The OpenMP that the library uses: loading it by name gives the one that is loaded. None for other threading."""
+def _openmp(path: str, runtime: int) -> Any:
+    """The OpenMP that the library at `path` uses, which is found among what it was linked to. None without one."""
     if runtime != _OPENMP_RUNTIME:
         return None
     from cffi import FFI
@@ -300,6 +306,8 @@ def _openmp(runtime: int) -> Any:
     ffi = FFI()
     ffi.cdef(_OPENMP_DECLARATIONS)
     try:
-        return ffi.dlopen("libgomp.so.1")
-    except OSError:
+        openmp = ffi.dlopen(path)
+        openmp.omp_get_max_threads()
+    except (OSError, AttributeError):
         return None
+    return openmp
