@@ -1,7 +1,7 @@
 """in-place: an element-wise operator whose input dies there writes its result over it.
 
-It touches half the memory then. Only operators that compute each element from the one at its place may, as their
-schemas say; and only where all other readers of the input come before in any case, so that nobody waits for it.
+It touches half the memory then. Only operators that compute each element from the one at its place may, where their
+schemas allow it; and only where all other readers of the input come before in any case, so that nobody waits for it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 from dagexec.core.model import Model
 from dagexec.core.registry import schema_of
 from dagexec.passes.draft import Draft
-from dagexec.passes.ordering import Ordering, shares_memory
-from dagexec.passes.post_operations import Types
+from dagexec.passes.fusion import FUSED_CHAIN
+from dagexec.passes.ordering import Ordering
+from dagexec.passes.post_operations import OF_SEVERAL, UNARY, Types
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import infer_types
+
+_ELEMENTWISE = frozenset({FUSED_CHAIN, "Pow", "PRelu", "SpatialBN", *UNARY, *OF_SEVERAL})
 
 
 def apply(model: Model) -> Rewritten:
@@ -38,7 +41,7 @@ def apply(model: Model) -> Rewritten:
 
 def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     definition = draft[number]
-    if len(definition.output) != 1 or not definition.input or not draft.is_free(number) or shares_memory(definition):
+    if definition.type not in _ELEMENTWISE or len(definition.output) != 1 or not draft.is_free(number):
         return False
     inplace = schema_of(definition.type).inplace
     return any(inplace(index, 0) for index in range(len(definition.input)))
@@ -54,7 +57,7 @@ def _dying_input(
     for index, name in enumerate(definition.input):
         if not inplace(index, 0) or list(definition.input).count(name) != 1 or name in names:
             continue
-        if definition.type == "FusedElementwise" and index > 0:
+        if definition.type == FUSED_CHAIN and index > 0:
             continue
         if name in types and types[name] == types.get(result) and ordering.may_be_overwritten(name, number):
             return name

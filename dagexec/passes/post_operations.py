@@ -89,6 +89,7 @@ UNARY: Mapping[str, Unary] = {
 
 _COMMUTATIVE = {"Add": "add", "Sum": "add", "Mean": "add", "Mul": "mul", "Max": "max", "Min": "min"}
 _OF_TWO = frozenset({"Add", "Sub", "Mul", "Div"})
+OF_SEVERAL = _OF_TWO | _COMMUTATIVE.keys()
 
 
 def unary_links(definition: OperatorDef, meta: TypeMeta) -> tuple[Link, ...]:
@@ -112,7 +113,7 @@ def operand_links(draft: Draft, number: int, source: str, types: Types) -> tuple
     definition, kind = draft[number], types.get(source)
     if kind is None or kind.meta not in FUSED_TYPES or len(definition.output) != 1 or len(definition.input) < 2:
         return ()
-    if definition.type not in _COMMUTATIVE and definition.type not in _OF_TWO:
+    if definition.type not in OF_SEVERAL:
         return ()
     position = list(definition.input).index(source)
     others = [name for place, name in enumerate(definition.input) if place != position]

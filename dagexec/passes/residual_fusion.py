@@ -42,7 +42,7 @@ def apply(model: Model) -> Rewritten:
             if layer is not None:
                 fused_layers.append(layer)
                 ordering = ordering.after_edits()
-    _work_in_place(draft, fused_layers, ordering)
+    _work_in_place(draft, [number for number in fused_layers if number in draft], ordering)
     return draft.finish()
 
 

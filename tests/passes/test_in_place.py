@@ -47,10 +47,11 @@ def not_in_place() -> dict[str, list[OperatorDef]]:
         "joined": [first, op("Relu", ["a"], ["b"]), op("Concat", ["b", "b"], ["y"], axis=1), other],
         "another type": [first, op("Cast", ["a"], ["y"], to=11), other],
         "both operands": [first, op("FusedElementwise", ["a", "a"], ["y"], post_ops=["mul:1"]), other],
+        "a layer": [first, op("FusedConv", ["x", "w", "a"], ["y"], kernel=1, post_ops=["add:2"]), other],
         "a neighbour": [first, op("Softmax", ["a"], ["y"]), other],
     }
 
 
 @pytest.mark.parametrize("why", not_in_place())
 def test_it_is_not_done_for(why: str) -> None:
-    assert unchanged(PASS, model_of(not_in_place()[why], ["y", "z"]))
+    assert unchanged(PASS, model_of(not_in_place()[why], ["y", "z"], w=normal(4, 4, 1, 1)))

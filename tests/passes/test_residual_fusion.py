@@ -98,6 +98,11 @@ def test_a_layer_does_not_wait_for_a_branch_as_long_as_its_own() -> None:
     assert rewritten(PASS, model_of(longer, inputs=size, **given))[-1] == "FusedConv f w3 b y -> y"
 
 
+def test_sums_in_a_row_go_into_one_layer() -> None:
+    operators = [op("Relu", ["x"], ["r"]), conv("r", "c"), op("Add", ["c", "r"], ["d"]), op("Add", ["d", "x"], ["y"])]
+    assert fused_post_ops(operators) == [["add:3", "add:4"]]
+
+
 def test_a_fully_connected_layer_adds_too() -> None:
     operators = [op("Relu", ["x"], ["r"]), op("FC", ["r", "w", "b"], ["c"]), op("Tanh", ["c"], ["t"])]
     operators += [op("FC", ["t", "w", "b"], ["d"]), op("Add", ["r", "d"], ["y"])]
