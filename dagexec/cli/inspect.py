@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from rich.text import Text
 from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.json_output import print_json
+from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.plot import draw_graph
 from dagexec.comparison import random_feeds
 from dagexec.core.dtypes import from_numpy
@@ -33,6 +34,9 @@ def inspect_command(
         Path | None,
         typer.Option("--draw", metavar="FILE.png", help="Draw the DAG coloured by chain (.png, .svg, .dot)."),
     ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show the memory plan for each net type; see docs/memory.md.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
@@ -45,9 +49,11 @@ def inspect_command(
     plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])
     if draw is not None:
         draw_graph(plan, draw)
+    rows = memory_rows(loaded, parse_shapes(shape or ())) if memory else []
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
-        print_json(_as_dict(loaded, graph, plan, types, parameters))
+        found = _as_dict(loaded, graph, plan, types, parameters)
+        print_json(found | ({"memory": {row.net_type: asdict(row) for row in rows}} if rows else {}))
         return
     console = Console()
     console.print(_table(graph, plan, types))
@@ -61,6 +67,8 @@ def inspect_command(
     )
     for name, info in loaded.inputs.items():
         console.print(f"input  {name}: {info}", markup=False)
+    if rows:
+        console.print(memory_table(rows))
     for name in loaded.outputs:
         console.print(f"output {name}: {types.blobs.get(name) or 'unknown until it runs'}", markup=False)
 

@@ -2,12 +2,14 @@
 
 The buffers lie in the first block, at the offsets of their placement. Working memory comes after them, operator by
 operator: into the smallest gap between the buffers that are alive while the operator runs and the working memory of
-those that may run beside it; then behind the end, where the host's block has room that costs nothing until it is
-touched; and, where that is used up, into blocks more.
+those that may run beside it; then behind the end, where the host's block has addresses that cost nothing until they
+are touched; and, where those are used up, into further blocks.
 """
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Context
+from dagexec.core.device import CPU, Context, check_fits
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.placement import Integers, aligned, smallest_gap
 
 Array = npt.NDArray[Any]
 
-_LEAST_SPARE = 1 << 20  # bytes behind the buffers
+_SPARE = 1 << 30  # bytes of addresses behind the buffers
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ class Arena:
         self._context = context
         self._lifetimes = lifetimes
         self._members = np.array(members, np.intp)
-        self._extents = [int((offsets + self.sizes).max(initial=0))]
-        self._blocks = [self._allocate(self._extents[0])]
+        self._extents: list[int] = []
+        extent = int((offsets + self.sizes).max(initial=0))
+        self._blocks = [self._allocate(extent)]
+        self._extents.append(extent)
 
     @property
     def extent(self) -> int:
@@ -73,7 +78,9 @@ class Arena:
         if block == len(self._blocks):
             self._extents.append(0)
             self._blocks.append(self._allocate(size))
-        self._extents[block] = max(self._extents[block], offset + size)
+        grown = max(self._extents[block], offset + size) - self._extents[block]
+        check_fits(self.extent + grown, f"the arena of a memory plan, with working memory of {nbytes:,} bytes,")
+        self._extents[block] += grown
         self.working.append(WorkingMemory(operator, block, offset, nbytes))
         return self._context.host_view(self._blocks[block][offset : offset + nbytes])
 
@@ -104,5 +111,20 @@ class Arena:
         return smallest_gap(starts, room, size)
 
     def _allocate(self, nbytes: int) -> Array:
-        spare = max(_LEAST_SPARE, nbytes // 2) if self._context.device == CPU else 0
-        return self._context.allocate(nbytes + spare)
+        check_fits(self.extent + nbytes, "the arena of a memory plan")
+        reserved = reserve(nbytes) if self._context.device == CPU else None
+        return self._context.allocate(nbytes) if reserved is None else reserved
+
+
+def reserve(nbytes: int) -> Array | None:
+    """Host memory of `nbytes` bytes and addresses behind; None where they are not to be had.
+
+    It begins on a page, and pages are taken when they are touched first.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        return np.frombuffer(mmap.mmap(-1, nbytes + _SPARE, flags=flags), np.uint8)
+    except OSError:
+        return None

@@ -24,7 +24,7 @@ from dagexec.core.schema import OpSchema, same_as_input
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards import check_net, detecting
-from dagexec.scheduler.memory import MemoryPlan
+from dagexec.scheduler.memory import MemoryPlan, arena
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.preparation import CheckedStep
 from dagexec.scheduler.simple import SimpleNet
@@ -332,7 +332,10 @@ def test_two_operators_with_working_memory_at_work_at_one_time_do_not_disturb_ea
     np.testing.assert_array_equal(workspace.fetch_blob("zy"), np.arange(1000) + 5)
 
 
-def test_working_memory_larger_than_the_room_behind_the_buffers_gets_a_block_of_its_own() -> None:
+def test_working_memory_larger_than_the_room_behind_the_buffers_gets_a_block_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arena, "reserve", lambda _nbytes: None)
     workspace = Workspace()
     workspace.feed_blob("x", np.arange(1 << 19, dtype=np.float32))
     definition = NetDef(
@@ -344,6 +347,16 @@ def test_working_memory_larger_than_the_room_behind_the_buffers_gets_a_block_of_
         assert memory_of(net).working_bytes == 3 << 21
         for name in "abc":
             np.testing.assert_array_equal(workspace.fetch_blob(name), np.arange(1 << 19))
+
+
+def test_working_memory_that_the_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition, workspace = two_users()
+    with SimpleNet(definition, workspace, keep=frozenset({"xy", "zy"})) as net:
+        monkeypatch.setattr(device, "memory_bytes", lambda: 9000)
+        with pytest.raises(ResourceError, match=r"working memory of 4,000 bytes, needs 12,096 bytes"):
+            net.run()
+        monkeypatch.undo()
+        net.run()
 
 
 def test_a_run_of_a_planned_net_allocates_nothing_of_the_size_of_a_tensor() -> None:

@@ -1,0 +1,100 @@
+"""What `dagexec inspect --memory` shows: the memory plans of a model as it runs when it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from rich.table import Table
+
+from dagexec.comparison import random_feeds, require_inputs
+from dagexec.compilation import CompileOptions, compile_model
+from dagexec.core.errors import ArgumentError
+from dagexec.core.model import Model
+from dagexec.core.workspace import Workspace
+from dagexec.parameters import parameter_workspace
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.simple import SimpleNet
+
+_NETS: Mapping[str, type[BaseNet]] = {"simple": SimpleNet, "dag": DAGNet, "async_dag": AsyncDAGNet}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """The plan of one net type, in bytes.
+
+    Attributes:
+        peak_bytes: what one replica takes for what it computes.
+        working_bytes: of that, what working memory adds to the buffers.
+        lower_bound: the most bytes that may be in use at one time.
+        unshared_bytes: if no buffer shared memory, nor any working memory.
+        own_bytes: of blobs that are not planned, beside the peak.
+        buffers: how many are planned.
+        joined: operands that lie where they are joined, or cut from, without a copy.
+    """
+
+    net_type: str
+    peak_bytes: int
+    working_bytes: int
+    lower_bound: int
+    unshared_bytes: int
+    own_bytes: int
+    buffers: int
+    joined: int
+
+
+def memory_rows(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[MemoryRow]:
+    """A row for each net type; the model is compiled without measuring.
+
+    Raises FeedError when the shape of an input is not known, and what compiling and preparing raise.
+    """
+    require_inputs(model, dict(shapes))
+    compiled = compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes)).model
+    return [_row(compiled, net_type, shapes) for net_type in _NETS]
+
+
+def _row(model: Model, net_type: str, shapes: Mapping[str, tuple[int, ...]]) -> MemoryRow:
+    workspace = Workspace(parent=parameter_workspace(model))
+    for name, array in random_feeds(model, dict(shapes)).items():
+        workspace.create_local_blob(name)
+        workspace.feed_blob(name, array)
+    written = {name for definition in model.net.op for name in definition.output}
+    constants = frozenset(model.parameters) - written - set(model.inputs)
+    make = partial(_NETS[net_type], model.net, workspace, constants=constants)
+    with make(keep=frozenset(model.outputs) | frozenset(model.inputs)) as net:
+        memory = net.prepared().memory
+        if memory is None:
+            raise ArgumentError(f"net {net.name!r} has no memory plan")
+        return MemoryRow(
+            net_type,
+            memory.peak_bytes,
+            memory.working_bytes,
+            memory.lower_bound,
+            memory.unshared_bytes + memory.unshared_working_bytes,
+            memory.own_bytes,
+            len(memory.buffers),
+            sum(len(operator.inputs_in_place) + len(operator.outputs_in_place) for operator in net.operators),
+        )
+
+
+def memory_table(rows: list[MemoryRow]) -> Table:
+    """The rows for the terminal, a column each."""
+    table = Table(title="memory of what one replica computes, in bytes")
+    table.add_column("net type")
+    for row in rows:
+        table.add_column(row.net_type, justify="right")
+    lines = {
+        "peak": "peak_bytes",
+        "of it working memory": "working_bytes",
+        "lower bound": "lower_bound",
+        "without sharing": "unshared_bytes",
+        "beside it, not planned": "own_bytes",
+        "buffers": "buffers",
+        "operands joined or cut in place": "joined",
+    }
+    for what, name in lines.items():
+        table.add_row(what, *(f"{getattr(row, name):,}" for row in rows))
+    return table
