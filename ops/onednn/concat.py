@@ -43,7 +43,7 @@ class Joining(OneDNNOperator):
         layouts, target = [self.packed(matrix) for matrix in matrices], self.packed(y.reshape(rows, -1))
         handles = self.onednn.ffi.new("h[]", [layout.handle for layout in layouts])
         attributes = self.attributes()
-        found = self.describe(
+        found = self.describe_fast(
             "concat", self.onednn.engine, target.handle, len(layouts), 1, handles, attributes.handle
         )
         sources = {MULTIPLE_SRC + index: pair for index, pair in enumerate(zip(layouts, matrices, strict=True))}

@@ -47,7 +47,7 @@ class Pooling(OneDNNOperator):
             attributes.binary(_MULTIPLY, layout)
             arguments[POST_OP | SRC_1] = (layout, factor)
         dims = self.onednn.dims
-        found = self.describe(
+        found = self.describe_fast(
             "pooling_forward",
             self.onednn.engine,
             FORWARD_INFERENCE,

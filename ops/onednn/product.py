@@ -59,9 +59,7 @@ class FullyConnected(OneDNNOperator, product.FullyConnected):
         if not self._is_packed_worth_while(rows, w):
             wanted = layout
         handles = (source.handle, wanted.handle, bias.handle, target.handle, attributes.handle)
-        found = self.describe("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *handles)
-        if found.name.startswith("ref"):
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN has only its reference implementation")
+        found = self.describe_fast("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *handles)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, weights, layout, packed)
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
@@ -119,9 +117,7 @@ class Product(OneDNNOperator):
         constant = self.input(1).constant is not None
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
         handles = (source.handle, wanted.handle, self.onednn.ffi.NULL, target.handle)
-        found = self.describe("matmul", self.onednn.engine, *handles, attributes.handle)
-        if found.name.startswith("ref"):
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN has only its reference implementation")
+        found = self.describe_fast("matmul", self.onednn.engine, *handles, attributes.handle)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, b, layout, packed)
         bound = self.bound(found, {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further})

@@ -34,7 +34,7 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
                 raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} takes other pixels than oneDNN does")
         source, target, attributes = self.image(x, order), self.image(y, order), self.attributes()
         tensors = (self.onednn.ffi.NULL, source.handle, target.handle, attributes.handle)
-        found = self.describe("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
+        found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})
         return bound.step

@@ -45,7 +45,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         """The primitive, whose groups are what the operator's groups have of channels."""
         layout, attributes = self.image(x, NCHW16C), self.attributes()
         shuffled = (FORWARD_INFERENCE, layout.handle, layout.handle, 1, width, attributes.handle)
-        found = self.describe("shuffle_forward", self.onednn.engine, *shuffled)
+        found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})
         return bound.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -95,7 +96,8 @@ def test_a_matrix_is_normalised_by_numpy() -> None:
 def test_responses_are_normalised_across_channels(order: str, window: int, beta: float) -> None:
     image = normal(9, 2, 32, 5, 4)
     arguments: dict[str, ArgumentValue] = {"size": window, "alpha": 0.3, "beta": beta, "bias": 1.5, "order": order}
-    (found,) = run_onednn("LRN", [in_order(image, order)], **arguments)
+    runs = run_onednn if (window, beta) == (5, 0.75) else partial(run_operator, engine="ONEDNN")
+    (found,) = runs("LRN", [in_order(image, order)], **arguments)
     wide = image.astype(np.float64)
     expected = np.empty_like(wide)
     for channel in range(32):
