@@ -47,7 +47,9 @@ PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
 
 DEFAULT_TUNING_SECONDS = 10.0
 
-_LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.15, 0.3  # of the seconds for tuning; a search for each net tried
+_SMALL = 16  # operators
+
+_LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds for tuning
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ class _Compilation:
     """A model on its way: every stage is timed, and measures only what is not known already."""
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
+        self._started = time.perf_counter()
         self._outputs = model.outputs
         self._options = options
         self._seconds: dict[str, float] = {}
@@ -242,7 +245,8 @@ class _Compilation:
         """The layout: the first where nothing may be measured or nothing is there to choose."""
         if "layout" in self._options.without_passes:
             return NCHW
-        key = self._key("layout", model)
+        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else intra_op.available_cores())
+        key = self._key("layout", model, threads)
         known = choices.find(key)
         if known in LAYOUTS:
             return known
@@ -252,13 +256,14 @@ class _Compilation:
         if bench is None:
             return LAYOUTS[0]
         self._origin = "measured"
-        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else intra_op.available_cores())
+        quiet = bench.quiet()
+        plain = len(model.net.op) <= _SMALL  # in larger nets NCHW is out of the question, and slow to find that of
         found = fastest_layout(
-            [name for name in LAYOUTS if name != NCHW],
+            [name for name in LAYOUTS if plain or name != NCHW],
             lambda name: self._late(model, after, name).model,
             bench,
-            self._tuning * _LAYOUT_SHARE,
-            lambda candidate: Trial(with_threads(candidate, threads)),
+            min(self._tuning * _LAYOUT_SHARE, self._left()),
+            lambda candidate: Trial(with_threads(candidate, threads if quiet else 1)),
         )
         layout = choices.keep(key, found or LAYOUTS[0])
         bench.keep_only(self._late(model, after, layout).model)
@@ -268,15 +273,16 @@ class _Compilation:
         options = self._options
         cores = intra_op.available_cores()
         wishes = Wishes(cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads)
-        key = self._key("schedule", model)
-        known = choices.find(key)
+        key = self._key("schedule", model, wishes)
+        known = choices.find(key) if options.replicas == 1 else None
         schedule = None if known is None else from_text(known, model.net)
         if schedule is not None:
             return Choice(schedule)
         bench = self._measures()
-        choice = choose_schedule(model, wishes, bench, self._tuning * _SCHEDULE_SHARE, self._inputs)
+        seconds = min(self._tuning * _SCHEDULE_SHARE, self._left())
+        choice = choose_schedule(model, wishes, bench, seconds, self._inputs)
         self._origin = "estimated" if bench is None else "measured"
-        if bench is not None:
+        if bench is not None and options.replicas == 1:
             choices.keep(key, to_text(choice.schedule))
             choices.flush()
         return choice
@@ -289,15 +295,17 @@ class _Compilation:
             self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE)
         return self._bench
 
-    def _key(self, what: str, model: Model) -> str:
+    def _left(self) -> float:
+        """What is left of the seconds for tuning."""
+        return max(0.0, self._tuning - (time.perf_counter() - self._started))
+
+    def _key(self, what: str, model: Model, asked: object) -> str:
         """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""
         found = library()
-        options = self._options
         shapes = sorted((name, array.shape, str(array.dtype)) for name, array in model.parameters.items())
         sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
-        asked = (options.net_type, options.num_workers, options.intra_op_threads, min(options.replicas, 1 << 10))
         digest = hashlib.sha256(fingerprint(model.net))
-        digest.update(repr((shapes, sizes, asked, sorted(options.without_passes), options.dtype)).encode())
+        digest.update(repr((shapes, sizes, asked, sorted(self._options.without_passes))).encode())
         version = "none" if found is None else ".".join(map(str, found.version))
         cores = intra_op.available_cores()
         return f"{what} | {processor_key()} | {cores} cores | onednn {version} | {model.name} {digest.hexdigest()[:32]}"

@@ -1,7 +1,9 @@
 """Bench: measures models at the shapes they are tuned for - operators by number of threads, and whole runs.
 
 What is compared runs in turns, so that a machine that is busy for a while slows all of it. The fastest quarter of the
-runs counts: disturbances only ever add.
+runs counts: disturbances only ever add. Work of one thread is timed by what the thread computed for it, so that
+operators and layouts are judged alike on a machine that others use; whole runs on several threads can be judged on a
+quiet one only (`Bench.quiet`).
 """
 
 from __future__ import annotations
@@ -16,22 +18,27 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.choices import measuring
+from dagexec.core.arguments import Arguments
+from dagexec.core.arithmetic import operator_arithmetic
+from dagexec.core.choices import measuring, seconds_left
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
+from dagexec.core.proto import OperatorDef
 from dagexec.core.threads import new_gate
 from dagexec.core.workspace import Workspace
 from dagexec.parameters import parameter_workspace
 from dagexec.replicas import NetOptions, Replica, build_replicas
 from dagexec.scheduler.calibration import SchedulingCosts, measure_costs
+from dagexec.scheduler.intra_op import available_cores
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.trace import Trace
+from dagexec.tuning.load import free_share
 
 logger = logging.getLogger("dagexec")
 
 Array = npt.NDArray[Any]
 
+_QUIET = 0.8
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
 
@@ -48,6 +55,9 @@ class Trial:
 
 class Measures(Protocol):
     """What choices are made from."""
+
+    def quiet(self) -> bool:
+        """True when nobody else uses the machine: times of runs by the clock say what they take."""
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         """The time of a run of each trial, measured within about `seconds`; infinity for one that cannot run."""
@@ -91,11 +101,16 @@ class Bench:
     def __init__(
         self, inputs: Mapping[str, Array], search_seconds: float, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Each net that is prepared may spend `search_seconds` on choosing its operators' implementations."""
+        """All nets together may spend `search_seconds` on choosing their operators' implementations, one a third."""
         self._inputs = inputs
         self._search_seconds = search_seconds
+        self._search_share = search_seconds / 3
         self._clock = clock
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
+
+    def quiet(self) -> bool:
+        """True when this process gets nearly all of the cores at this moment."""
+        return free_share(available_cores()) >= _QUIET
 
     def parameters(self, model: Model) -> Workspace:
         """The workspace of the model's parameters, which all nets on the same parameters share."""
@@ -121,22 +136,22 @@ class Bench:
         return [times.get(number, float("inf")) for number in range(len(trials))]
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
-        """The time of each operator under SimpleNet."""
+        """The time of each operator, run one after another in this thread; see `_Stopwatch` for a busy machine."""
         with ExitStack() as stack:
             runners = []
             for model in models:
                 runners.append(_Runner(Trial(model), self.parameters(model)))
                 stack.callback(runners[-1].close)
-                with measuring(self._search_seconds):
-                    runners[-1].run(self._inputs)
-            traces = [Trace() for _ in models]
+                self._prepare(runners[-1])
+            times: list[list[list[float]]] = [[[] for _ in model.net.op] for model in models]
             end = self._clock() + seconds
             for count in range(_MOST_ROUNDS):
                 if count >= _LEAST_ROUNDS and self._clock() > end:
                     break
-                for runner, trace in zip(runners, traces, strict=True):
-                    runner.run(self._inputs, trace)
-        return [_undisturbed_operators(trace, len(model.net.op)) for trace, model in zip(traces, models, strict=True)]
+                for runner, rows in zip(runners, times, strict=True):
+                    for row, took in zip(rows, runner.run_operators(self._inputs), strict=True):
+                        row.append(took)
+        return [[_undisturbed(row) for row in rows] for rows in times]
 
     def slowdown(self, model: Model, cores: int, seconds: float) -> float:
         """The time of as many runs as cores at once over that of one alone; at least 1."""
@@ -171,13 +186,19 @@ class Bench:
     def _warm(self, runner: _Runner, trial: Trial) -> bool:
         """Prepare and run twice. False for a model that cannot be run so."""
         try:
-            with measuring(self._search_seconds):
-                runner.run(self._inputs)
+            self._prepare(runner)
             runner.run(self._inputs)
         except Exception as error:
             logger.info("net %r cannot be measured (%s): %s", trial.model.name, type(error).__name__, error)
             return False
         return True
+
+    def _prepare(self, runner: _Runner) -> None:
+        """The first run, in which operators choose how to compute."""
+        allowed = min(self._search_share, self._search_seconds)
+        with measuring(allowed):
+            runner.run(self._inputs)
+            self._search_seconds -= allowed - min(allowed, seconds_left())
 
     def _interleaved(self, runners: dict[int, _Runner], seconds: float) -> dict[int, float]:
         times: dict[int, list[float]] = {number: [] for number in runners}
@@ -194,10 +215,36 @@ class Bench:
                     if min(times[number]) <= best * _OUT_OF_THE_RUNNING
                 }
             for number, runner in running.items():
-                start = self._clock()
-                runner.run(self._inputs)
-                times[number].append(self._clock() - start)
+                times[number].append(runner.timed(self._inputs))
         return {number: _undisturbed(row) for number, row in times.items()}
+
+
+class _Stopwatch:
+    """Times work by the clock, and by what the process computed for it where that is less.
+
+    While others use the cores, the clock goes on but the process does not. Threads of a team that wait for each other
+    spin, so a team's processor time over its threads is about the time that the work takes when nobody disturbs.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._computed = time.process_time if threads > 1 else time.thread_time
+        self._clock_start = self._start = 0.0
+
+    def start(self) -> None:
+        self._start, self._clock_start = self._computed(), time.perf_counter()
+
+    def stop(self) -> float:
+        passed = time.perf_counter() - self._clock_start
+        return min(passed, (self._computed() - self._start) / self._threads)
+
+
+class _Clock(_Stopwatch):
+    """Times work by the clock."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._computed = time.perf_counter
 
 
 class _Runner:
@@ -209,11 +256,36 @@ class _Runner:
         self._pool: WorkerPool | None = None
         self._replica: Replica | None = None
 
-    def run(self, inputs: Mapping[str, Array], trace: Trace | None = None) -> None:
+    def run(self, inputs: Mapping[str, Array]) -> None:
+        """Feed the inputs and run the net once."""
+        self._fed(inputs).net.run()
+
+    def timed(self, inputs: Mapping[str, Array]) -> float:
+        """Seconds that a run takes; by the clock where several threads compute."""
+        trial = self._trial
+        alone = trial.net_type == "simple" and all(_threads(one) == 1 for one in trial.model.net.op)
+        watch = _Stopwatch(1) if alone else _Clock()
+        watch.start()
+        self.run(inputs)
+        return watch.stop()
+
+    def run_operators(self, inputs: Mapping[str, Array]) -> list[float]:
+        """Run the operators in list order in this thread, and say what each took."""
+        net = self._fed(inputs).net
+        watches = [_Stopwatch(_threads(operator.definition)) for operator in net.operators]
+        found = []
+        with operator_arithmetic():
+            for step, watch in zip(net.prepared().steps, watches, strict=True):
+                watch.start()
+                step()
+                found.append(watch.stop())
+        return found
+
+    def _fed(self, inputs: Mapping[str, Array]) -> Replica:
         if self._replica is None:
             self._replica = self._build()
         _feed(self._replica, inputs)
-        self._replica.net.run(trace=trace)
+        return self._replica
 
     def _build(self) -> Replica:
         trial = self._trial
@@ -238,6 +310,10 @@ def _kept(model: Model) -> frozenset[str]:
     return frozenset((*model.outputs, *model.inputs))
 
 
+def _threads(definition: OperatorDef) -> int:
+    return Arguments(definition, definition.type).int("threads", 1)
+
+
 def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
     """Run each replica on a worker of its own, and wait for all."""
     gates = [new_gate() for _ in members]
@@ -245,14 +321,6 @@ def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
         pool.submit(replica.net.new_run(gate.release))
     for gate in gates:
         gate.acquire()
-
-
-def _undisturbed_operators(trace: Trace, count: int) -> list[float]:
-    rows: list[list[float]] = [[] for _ in range(count)]
-    for span in trace.spans:
-        if span.conversion is None:
-            rows[span.operator].append(span.seconds)
-    return [_undisturbed(row) if row else 0.0 for row in rows]
 
 
 def _undisturbed(times: Sequence[float]) -> float:

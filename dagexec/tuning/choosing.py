@@ -35,7 +35,7 @@ logger = logging.getLogger("dagexec")
 
 _MEASURED_CANDIDATES = 3
 _TEAM_SECONDS = 3e-6  # what several threads cost a primitive, where nothing is measured
-_PARALLEL_SHARE = 0.9  # of an operator's work, likewise
+_PARALLEL_SHARE = 0.95  # of an operator's work, likewise
 _NOMINAL = SchedulingCosts(wake_seconds=40e-6, chain_seconds=5e-6)
 _NOMINAL_SLOWDOWN = 1.15
 
@@ -87,22 +87,37 @@ def choose_schedule(
         situation = _situation(graph, wishes, _estimated_times(graph, model, widths, inputs))
         predicted = _considered(situation)
         return Choice(predicted[0].schedule, tuple(predicted))
+    if not measures.quiet():
+        logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
+        (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
+        predicted = _considered(_situation(graph, wishes, _scaled_times(graph, alone, widths)))
+        chosen = predicted[0].schedule
+        measures.run_seconds([trial_of(model, chosen, wishes.threads or 1)], 0.0)  # its operators choose how to compute
+        return Choice(chosen, tuple(predicted))
     times = _measured_times(model, widths, measures, seconds * 0.3)
     slowdown = measures.slowdown(model, wishes.cores, seconds * 0.1) if wishes.cores > 1 else 1.0
     costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
-    situation = _situation(graph, wishes, times, costs, slowdown)
-    predicted = _considered(situation)
+    predicted = _considered(_situation(graph, wishes, times, costs, slowdown))
+    return _fastest(model, wishes, predicted, measures, seconds * 0.6)
+
+
+def _fastest(
+    model: Model, wishes: Wishes, predicted: Sequence[Considered], measures: Measures, seconds: float
+) -> Choice:
+    """The fastest of the candidates that are predicted to be best, by measurement; there may be one only."""
+    if len(predicted) == 1:
+        return Choice(predicted[0].schedule, tuple(predicted))
     tried = predicted[:_MEASURED_CANDIDATES]
     trials = [trial_of(model, one.schedule, wishes.threads or 1) for one in tried]
-    found = measures.run_seconds(trials, seconds * 0.6) if len(trials) > 1 else [predicted[0].predicted]
+    found = measures.run_seconds(trials, seconds)
     rows = [Considered(one.schedule, one.predicted, time) for one, time in zip(tried, found, strict=True)]
-    best = min(rows, key=lambda row: row.measured or 0.0)
-    for row in rows:
+    for row, time in zip(rows, found, strict=True):
         logger.info(
-            "schedule %s on %d worker(s): predicted %.3f ms, measured %.3f ms",
-            row.schedule.kind, row.schedule.workers, row.predicted * 1e3, (row.measured or 0.0) * 1e3,
+            "net %r: %s on %d worker(s): predicted %.3f ms, measured %.3f ms",
+            model.name, row.schedule.kind, row.schedule.workers, row.predicted * 1e3, time * 1e3,
         )  # fmt: skip
-    return Choice(best.schedule, (*rows, *predicted[_MEASURED_CANDIDATES:]))
+    best = found.index(min(found))
+    return Choice(rows[best].schedule, (*rows, *predicted[_MEASURED_CANDIDATES:]))
 
 
 def trial_of(model: Model, schedule: Schedule, intra_op_threads: int = 1) -> Trial:
@@ -199,7 +214,11 @@ def _estimated_times(
         costs = infer_net(graph, types, model.parameters).costs
     except DagexecError:
         costs = (None,) * len(graph)
-    alone = [10e-6 if cost is None else cost.seconds for cost in costs]
+    return _scaled_times(graph, [10e-6 if cost is None else cost.seconds for cost in costs], widths)
+
+
+def _scaled_times(graph: Graph, alone: Sequence[float], widths: Sequence[int]) -> dict[int, list[float]]:
+    """Times on several threads, from those on one."""
 
     def wide(index: int, width: int) -> float:
         if _threads_of(graph, index, width) == 1:

@@ -25,6 +25,10 @@ class Invented:
         self.operators = operators
         self.runs = runs
         self.asked: list[Trial] = []
+        self.alone = True
+
+    def quiet(self) -> bool:
+        return self.alone
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         self.asked += trials
@@ -51,6 +55,15 @@ def test_what_is_measured_goes_before_what_is_predicted() -> None:
     assert choice.schedule.workers == 2
     measures.runs["simple", 1] = 2.3 * MS
     assert choose_schedule(model_of(*FORK), Wishes(2), measures, 1.0, None).schedule.kind == "one after another"
+
+
+def test_on_a_busy_machine_prediction_decides_alone() -> None:
+    measures = Invented({1: [1 * MS] * 4}, {("simple", 1): 9.0})
+    measures.alone = False
+    choice = choose_schedule(model_of(*CHAIN), Wishes(2), measures, 1.0, None)
+    assert choice.schedule == Schedule("one after another", "simple", 1, (2, 2, 2, 2))
+    assert [_threads(trial.model) for trial in measures.asked] == [[2] * 4]  # run for its own choices, not for its time
+    assert [row.measured for row in choice.considered] == [None] * len(choice.considered)
 
 
 def test_a_chain_has_one_candidate_that_needs_no_run() -> None:
