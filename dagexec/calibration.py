@@ -1,9 +1,8 @@
 """Calibration: in which range each value of a model lies over sample inputs, and what 8 bits lose there.
 
-A range gives the scale and zero point of a value (`Range.parameters`). Where few values lie far out, a narrower range
-loses less: `percentile` leaves out the outermost, `entropy` takes the range whose 8-bit distribution is closest to the
-observed one by Kullback-Leibler divergence (Migacz 2017, "8-bit inference with TensorRT"). Weights have a scale for
-each output channel, symmetric about 0.
+A range gives the scale and zero point of a value (`Range.parameters`): from its extremes (`min-max`), or, where few
+values lie far out and their exact size does not matter, without the outermost 0.01% (`percentile`). Weights have a
+scale for each output channel, symmetric about 0.
 
 The model is run operator by operator on the host, in list order; `dagexec.passes.precision` uses what is found here.
 """
@@ -27,7 +26,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 
 Array = npt.NDArray[Any]
-Method = Literal["min-max", "percentile", "entropy"]
+Method = Literal["min-max", "percentile"]
 Visit = Callable[[int, OperatorDef, Sequence[Array], Sequence[Array]], object]
 """Is told the index of an operator, its definition, its inputs and its outputs; it must not keep the arrays."""
 
@@ -35,7 +34,6 @@ LEVELS = 255
 """Steps between the least and the largest 8-bit integer."""
 _BINS = 2048
 _PERCENTILE = 99.99
-_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,7 @@ def calibrate(
     if method == "min-max":
         return ranges
     histograms = _histograms(model, feeds, ranges)
-    narrow = _percentile_range if method == "percentile" else _entropy_range
-    return {name: narrow(histograms[name], ranges[name]) for name in ranges}
+    return {name: _percentile_range(histograms[name], ranges[name]) for name in ranges}
 
 
 def run_each(model: Model, feeds: Sequence[Feeds], visit: Visit) -> None:
@@ -215,40 +212,6 @@ def _percentile_range(counts: Array, span: Range) -> Range:
     above = int(np.searchsorted(np.cumsum(counts[::-1]), outside, side="right"))
     low, high = span.low + below * width, span.high - above * width
     return Range(min(low, 0.0), max(high, 0.0)) if low < high else span
-
-
-def _entropy_range(counts: Array, span: Range) -> Range:
-    """The range cut at the distance from 0 that has the smallest divergence from the whole distribution."""
-    if not counts.any():
-        return span
-    width = (span.high - span.low) / _BINS
-    furthest = max(-span.low, span.high)
-    best, least = span, np.inf
-    for share in np.linspace(1.0, 0.1, _CANDIDATES):
-        low, high = max(span.low, -furthest * share), min(span.high, furthest * share)
-        first, last = round((low - span.low) / width), round((high - span.low) / width)
-        if last - first <= LEVELS:
-            break
-        divergence = _divergence(counts, first, last)
-        if divergence < least:
-            best, least = Range(low, high), divergence
-    return best
-
-
-def _divergence(counts: Array, first: int, last: int) -> float:
-    """Of the distribution, outliers counted to the outermost bins, from its 8-bit form over bins first to last - 1."""
-    inside = counts[first:last].astype(np.float64)
-    reference = inside.copy()
-    reference[0] += counts[:first].sum()
-    reference[-1] += counts[last:].sum()
-    level = np.arange(last - first) * (LEVELS + 1) // (last - first)
-    mass = np.bincount(level, inside)
-    filled = np.bincount(level, inside > 0)
-    quantised = np.where(inside > 0, mass[level] / np.maximum(filled[level], 1), 0.0)
-    p, q = reference / reference.sum(), quantised / max(quantised.sum(), 1.0)
-    tiny = 1e-10
-    p, q = np.maximum(p, tiny), np.maximum(q, tiny)
-    return float((p * np.log(p / q)).sum())
 
 
 def quantised_weights(weights: Array) -> tuple[Array, npt.NDArray[np.float32]]:

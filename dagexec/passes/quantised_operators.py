@@ -2,6 +2,7 @@
 
 A model with these two around its operators says in which precision each value is (the QDQ form of ONNX). Here
 
+- what is only concatenated is quantised with the scale that the concatenation is quantised with;
 - operators that only move elements, and maxima, are done on integers, and the dequantisation comes after them;
 - a quantisation that undoes a dequantisation goes away;
 - a convolution or product with a quantised input and quantised weights becomes QuantConv or QuantFC, with the
@@ -70,6 +71,8 @@ def apply(model: Model) -> Rewritten:
     for number, definition in draft.operators():
         if not draft.is_free(number):
             continue
+        if definition.type in _SEVERAL_INPUTS:
+            _share_scale(draft, number)
         if definition.type == QUANTIZE:
             _cancel(draft, number)
         elif moved_inputs(definition, draft, number):
@@ -97,6 +100,41 @@ def _cancel(draft: Draft, number: int) -> None:
     draft.redirect(definition.output[0], before[0])
     draft.changed(f"{draft.label(number)}: the integers are there already")
     draft.remove(number)
+
+
+def _share_scale(draft: Draft, number: int) -> None:
+    """Inputs of a concatenation that are quantised for it alone are quantised with its own scale instead."""
+    definition = draft[number]
+    reader = draft.only_reader(definition.output[0])
+    result = linear_of(draft, reader, QUANTIZE)
+    if reader is None or result is None:
+        return
+    pairs = [_pair_for(draft, name, number) for name in dict.fromkeys(definition.input)]
+    if any(pair is None for pair in pairs) or len(draft[reader].input) < 3:
+        return
+    constants = draft[reader].input[1:]
+    changed = False
+    for pair in pairs:
+        for one in pair or ():
+            if linear_of(draft, one, draft[one].type) != result:
+                other = copied(draft[one])
+                other.input[1:] = constants
+                draft.replace(one, other)
+                changed = True
+    if changed:
+        draft.changed(f"{draft.label(number)}: its inputs have its scale")
+
+
+def _pair_for(draft: Draft, name: str, number: int) -> tuple[int, int] | None:
+    """The quantisation and dequantisation that `name` comes through, for operator `number` alone."""
+    after = draft.producer(name)
+    if linear_of(draft, after, DEQUANTIZE) is None or after is None or draft.only_reader(name) != number:
+        return None
+    integers = draft[after].input[0]
+    before = draft.producer(integers)
+    if linear_of(draft, before, QUANTIZE) is None or before is None or draft.only_reader(integers) != after:
+        return None
+    return before, after
 
 
 def _move_integers(draft: Draft, number: int) -> None:
