@@ -15,6 +15,7 @@ from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
+from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
 from dagexec.cli.plot import draw_graph
 from dagexec.comparison import random_feeds
 from dagexec.core.dtypes import from_numpy
@@ -37,6 +38,13 @@ def inspect_command(
     memory: Annotated[
         bool, typer.Option("--memory", help="Show the memory plan for each net type; see docs/memory.md.")
     ] = False,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="Show what each pass of compilation changes; see docs/passes.md.")
+    ] = False,
+    without_pass: Annotated[
+        list[str] | None,
+        typer.Option("--without-pass", metavar="NAME", help="Leave a pass out; may be given several times."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
@@ -50,10 +58,13 @@ def inspect_command(
     if draw is not None:
         draw_graph(plan, draw)
     rows = memory_rows(loaded, parse_shapes(shape or ())) if memory else []
+    wants_passes = passes or without_pass
+    outcomes = pass_outcomes(loaded, parse_shapes(shape or ()), without_pass or ()) if wants_passes else []
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
         found = _as_dict(loaded, graph, plan, types, parameters)
-        print_json(found | ({"memory": {row.net_type: asdict(row) for row in rows}} if rows else {}))
+        found |= {"memory": {row.net_type: asdict(row) for row in rows}} if rows else {}
+        print_json(found | ({"passes": passes_as_list(outcomes)} if wants_passes else {}))
         return
     console = Console()
     console.print(_table(graph, plan, types))
@@ -71,6 +82,8 @@ def inspect_command(
         console.print(memory_table(rows))
     for name in loaded.outputs:
         console.print(f"output {name}: {types.blobs.get(name) or 'unknown until it runs'}", markup=False)
+    if wants_passes:
+        console.print(pass_table(outcomes))
 
 
 def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:
