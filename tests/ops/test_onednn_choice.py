@@ -1,0 +1,315 @@
+"""Which of oneDNN's implementations computes a convolution: by rule, by measurement, from a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.choices import choices, measuring
+from dagexec.core.errors import ResourceError
+from dagexec.ops.onednn import measuring as measurement
+from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.onednn.measuring import fastest, last_level_cache
+from dagexec.ops.onednn.problem import Candidate, Problem, assemble
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.test_onednn_conv import Layer, from_order, net_of
+from tests.ops.windows import Geometry
+
+pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+
+LAYER = Layer(Geometry((14, 14), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), channels=32, filters=32)
+
+
+@pytest.fixture(autouse=True)
+def no_choices() -> Iterator[None]:
+    choices.forget()
+    yield
+    choices.forget()
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds by a part of a candidate's name, which stand for its time; 1 for the others."""
+    found: dict[str, float] = {}
+
+    def seconds(trial: measurement._Trial) -> float:
+        return next((time for part, time in found.items() if part in trial.candidate.name), 1.0)
+
+    monkeypatch.setattr(measurement._Trial, "seconds", seconds)
+    return found
+
+
+def run(layer: Layer = LAYER, order: str = "NHWC", **arguments: ArgumentValue) -> np.ndarray:
+    """Y as N, C, spatial, of constant weights."""
+    workspace, net = net_of(layer, order, constant=True, **arguments)
+    with SimpleNet(net, workspace) as running:
+        running.run()
+    return from_order(workspace.fetch_blob("y"), order)
+
+
+def computed_by(monkeypatch: pytest.MonkeyPatch, **arguments: ArgumentValue) -> str:
+    """The name of the implementation that computes the layer."""
+    names: list[str] = []
+    chosen = ConvolutionFamily.implementation
+
+    def watched(self: ConvolutionFamily, problem: Problem) -> Candidate:
+        candidate = chosen(self, problem)
+        names.append(candidate.name)
+        return candidate
+
+    monkeypatch.setattr(ConvolutionFamily, "implementation", watched)
+    run(**arguments)
+    monkeypatch.setattr(ConvolutionFamily, "implementation", chosen)
+    (name,) = names
+    return name
+
+
+def problem_of(**arguments: ArgumentValue) -> Problem:
+    """The problem that the layer is."""
+    found: list[Problem] = []
+    with pytest.MonkeyPatch.context() as patch:
+        chosen = ConvolutionFamily.implementation
+
+        def watched(self: ConvolutionFamily, problem: Problem) -> Candidate:
+            found.append(problem)
+            return chosen(self, problem)
+
+        patch.setattr(ConvolutionFamily, "implementation", watched)
+        run(**arguments)
+    return found[0]
+
+
+def slowest(problem: Problem) -> Candidate:
+    """One that no rule takes."""
+    return [one for one in problem.candidates() if not one.is_reference][-1]
+
+
+def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagexec.ops.onednn.implementation.fastest", lambda *_: pytest.fail("measured"))
+    first = computed_by(monkeypatch)
+    assert computed_by(monkeypatch) == first
+    assert choices.all() == {}
+
+
+def test_every_implementation_that_is_offered_computes_the_same() -> None:
+    problem = problem_of()
+    names = [one.name for one in problem.candidates()]
+    assert len(names) == len(set(names)) > 2
+    arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
+    results = {}
+    for candidate in problem.candidates():
+        trial = measurement._make(problem, candidate, arrays)
+        assert trial is not None
+        results[candidate.name] = trial.result.view(np.float32)
+    largest = max(np.abs(result).max() for result in results.values())
+    for name, result in results.items():
+        np.testing.assert_allclose(result, results[names[0]], atol=measurement.TOLERANCE * largest, err_msg=name)
+
+
+def test_within_a_budget_the_fastest_is_taken_and_kept(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
+) -> None:
+    problem = problem_of()
+    direct = [one.name for one in problem.candidates() if not one.is_general and "avx512" in one.name]
+    wanted = direct[-1]
+    times[wanted] = 0.5
+    with measuring(60):
+        assert computed_by(monkeypatch) == wanted
+    assert list(choices.all().values()) == [wanted]
+    times[wanted] = 2.0
+    assert computed_by(monkeypatch) == wanted, "what was measured holds"
+
+
+def test_a_gain_within_the_noise_leaves_the_first(monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
+    first = next(iter(problem_of().candidates())).name
+    times["winograd"] = 0.98
+    with measuring(60):
+        assert computed_by(monkeypatch) == first
+
+
+def test_an_inexact_implementation_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    times["winograd"] = 0.1
+    made = measurement._make
+
+    def spoiled(problem: Problem, candidate: Candidate, arrays: dict[int, np.ndarray]) -> measurement._Trial | None:
+        trial = made(problem, candidate, arrays)
+        if trial is not None and "winograd" in candidate.name:
+            values = trial.result.view(np.float32)
+            values[7] += 2e-5 * np.abs(values).max()
+        return trial
+
+    monkeypatch.setattr(measurement, "_make", spoiled)
+    with caplog.at_level(logging.INFO, "dagexec"), measuring(60):
+        assert "winograd" not in computed_by(monkeypatch)
+    assert any("winograd" in line and "passed over: it is off by" in line for line in caplog.messages)
+
+
+def test_nan_where_there_should_be_a_number_is_inexact() -> None:
+    assert measurement._distance(np.array([1, np.nan]), np.array([1.0, 2.0])) == np.inf
+    assert measurement._distance(np.array([1, np.nan, 2.0]), np.array([1.0, np.nan, 1.0])) == 1
+
+
+def test_other_bytes_on_more_threads_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    times["winograd"] = 0.1
+    made = measurement._make
+
+    def spoiled(problem: Problem, candidate: Candidate, arrays: dict[int, np.ndarray]) -> measurement._Trial | None:
+        trial = made(problem, candidate, arrays)
+        if trial is not None and "winograd" in candidate.name and candidate.description.threads == 1:
+            trial.result.view(np.uint8)[0] ^= 1
+        return trial
+
+    monkeypatch.setattr(measurement, "_make", spoiled)
+    with caplog.at_level(logging.INFO, "dagexec"), measuring(60):
+        assert "winograd" not in computed_by(monkeypatch, threads=2)
+    assert any("on 2 threads it gives other bytes than on one" in line for line in caplog.messages)
+
+
+def test_what_has_no_room_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    times["winograd"] = 0.1
+    assembled = measurement._assembled
+
+    def full(problem: Problem, description: object, arrays: object) -> object:
+        if "wino" in description.name:  # type: ignore[attr-defined]
+            raise ResourceError("no room")
+        return assembled(problem, description, arrays)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measurement, "_assembled", full)
+    with caplog.at_level(logging.INFO, "dagexec"), measuring(60):
+        assert "winograd" not in computed_by(monkeypatch)
+    assert any("passed over: no room" in line for line in caplog.messages)
+
+
+def test_a_budget_that_is_over_at_once_leaves_the_first(times: dict[str, float]) -> None:
+    problem = problem_of()
+    candidates = list(problem.candidates())
+    assert fastest(problem, candidates, 0.0) == candidates[0].name
+
+
+def test_scratchpads_beyond_the_limit_are_not_offered() -> None:
+    problem = problem_of(order="NCHW16c")
+    most = max(one.description.scratchpad_bytes for one in problem.candidates())
+    assert most > 1
+    small = problem_of(order="NCHW16c", ws_nbytes_limit=most - 1)
+    assert {one.name for one in small.candidates()} < {one.name for one in problem.candidates()}
+
+
+KEYS: dict[str, Callable[[], str]] = {
+    "as it is": lambda: problem_of().key,
+    "order": lambda: problem_of(order="NCHW16c").key,
+    "batch": lambda: problem_of(layer=Layer(LAYER.geometry, 32, 32, batch=3)).key,
+    "filters": lambda: problem_of(layer=Layer(LAYER.geometry, 32, 64)).key,
+    "groups": lambda: problem_of(layer=Layer(LAYER.geometry, 32, 32, 2)).key,
+    "type": lambda: problem_of(layer=Layer(LAYER.geometry, 32, 32, dtype="bfloat16")).key,
+    "window": lambda: problem_of(layer=Layer(Geometry((14, 14), (3, 3), (1, 1), (1, 1), (1, 1, 1, 2)), 32, 32)).key,
+    "post-ops": lambda: problem_of(post_ops=("relu",)).key,
+    "output order": lambda: problem_of(output_order="NCHW").key,
+}
+
+
+def test_every_part_of_the_geometry_is_in_the_key() -> None:
+    keys = {name: make() for name, make in KEYS.items()}
+    assert len(set(keys.values())) == len(keys), keys
+
+
+def test_threads_limits_and_cold_weights_are_chosen_for_by_themselves(times: dict[str, float]) -> None:
+    with measuring(600):
+        for arguments in ({}, {"threads": 2}, {"ws_nbytes_limit": 1 << 20}, {"cold_weights": 0}):
+            run(**arguments)
+    assert len(choices.all()) == 4
+
+
+def test_a_choice_of_another_version_leaves_the_rule(monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
+    usual = computed_by(monkeypatch)
+    with measuring(60):
+        run()
+    (key,) = choices.all()
+    choices.forget()
+    choices.keep(key, "direct jit:something_new")
+    assert computed_by(monkeypatch) == usual
+
+
+def test_a_file_carries_the_choice_to_another_process(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float], tmp_path: Path
+) -> None:
+    wanted = slowest(problem_of()).name
+    with measuring(60):
+        run()
+    (key,) = choices.all()
+    choices.forget()
+    choices.keep(key, wanted)
+    choices.save(tmp_path / "choices.json")
+    choices.forget()
+    choices.load(tmp_path / "choices.json")
+    assert computed_by(monkeypatch) == wanted
+    assert computed_by(monkeypatch, deterministic=1) == wanted
+
+
+def test_exhaustive_search_needs_no_budget_and_deterministic_forbids_it(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
+) -> None:
+    times["winograd"] = 0.1
+    assert "winograd" in computed_by(monkeypatch, exhaustive_search=1)
+    assert len(choices.all()) == 1
+    choices.forget()
+    usual = computed_by(monkeypatch)
+    assert computed_by(monkeypatch, exhaustive_search=1, deterministic=1) == usual
+    assert choices.all() == {}
+
+
+def test_measuring_leaves_the_operators_tensors_alone() -> None:
+    held = np.ones((2, 14, 14, 32), np.float32)
+    workspace, net = net_of(LAYER, "NHWC", constant=True, post_ops=("sum:3",), operand=held)
+    with measuring(60), SimpleNet(net, workspace) as running:
+        running.run()
+    found = from_order(workspace.fetch_blob("y"), "NHWC")
+    np.testing.assert_allclose(found, LAYER.exact() + 1, atol=1e-4)
+
+
+def test_measured_for_real_the_result_is_right() -> None:
+    for order in ("NCHW", "NHWC", "NCHW16c"):
+        with measuring(60):
+            found = run(order=order)
+        np.testing.assert_allclose(found, LAYER.exact(), atol=1e-5 * np.abs(LAYER.exact()).max())
+    assert len(choices.all()) == 3
+
+
+def test_weights_are_read_from_more_memory_than_the_caches_hold() -> None:
+    problem = problem_of()
+    trial = measurement._make(
+        problem,
+        next(iter(problem.candidates())),
+        {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()},
+    )
+    assert trial is not None
+    places = {trial.cold[0].ctypes.data for _ in range(len(trial.cold)) if trial.seconds() > 0}
+    assert len(places) == len(trial.cold) > 8
+    assert last_level_cache() >= 1 << 20
+    warm = problem_of(cold_weights=0)
+    assert not warm.cold
+
+
+def test_steps_of_a_candidate_with_its_own_layout_copy_before_and_after() -> None:
+    problem = problem_of(order="NCHW")
+    own = next(one for one in problem.candidates() if one.has_own_layout)
+    arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
+    found = assemble(
+        problem,
+        own.description,
+        arrays,
+        lambda nbytes: np.zeros(nbytes + 64, np.uint8),
+        lambda number, array, source, target: (np.zeros(target.nbytes + 64, np.uint8), lambda: None),
+    )
+    assert len(found.steps) >= 3
