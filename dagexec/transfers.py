@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.errors import FeedError
-from dagexec.core.operator import Move, Step
+from dagexec.core.native import join
+from dagexec.core.operator import Move, Step, nothing_to_do
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.preparation import Preparation
@@ -28,6 +29,9 @@ Signature = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 
 LEAST_BYTES_MOVED = 1 << 15
 """Below this a copy is faster than having the steps pointed elsewhere and back."""
+
+LONGEST_JOINED = 1e-3
+"""Estimated seconds after which a run looks up whether it is to stop."""
 
 
 class Place:
@@ -67,7 +71,8 @@ class Transfers:
     Attributes:
         fed: names of the inputs.
         signature: name, dtype and shape of each input; None when one of them is text.
-        steps: all steps in list order. Whoever wants a run in the caller's thread to stop clears the list.
+        steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop clears
+            the list.
         in_sequence: the plan has one chain, so that workers cannot share the work.
     """
 
@@ -83,7 +88,7 @@ class Transfers:
         self._epoch = -1
         self.fed = tuple(fed)
         self._names = frozenset(fed)
-        self.steps = list(preparation.in_order)
+        self.steps = _steps(preparation)
         self.in_sequence = len(preparation.plan.chains) <= 1
         self._inputs = [self._input(preparation, name) for name in fed]
         self._outputs: dict[str, Place | None] = {}
@@ -180,7 +185,7 @@ class Transfers:
     def renew_steps(self) -> None:
         """Fill `steps` again after it was cleared."""
         preparation = self._preparation()
-        self.steps = list(preparation.in_order) if preparation is not None else []
+        self.steps = _steps(preparation) if preparation is not None else []
 
     def label(self, step: Step) -> str:
         """How messages name the operator of `step`."""
@@ -209,6 +214,12 @@ class Transfers:
         tensor = blob.get(Tensor)
         own = tensor.is_packed and not tensor.is_view and name not in self._names
         return Place(name, tensor.array, _moves(self._net, preparation, blob, written=True) if own else ())
+
+
+def _steps(preparation: Preparation) -> list[Step]:
+    """The steps in list order, small native calls made one step."""
+    rows = [row for row in zip(preparation.steps, preparation.seconds, strict=True) if row[0] is not nothing_to_do]
+    return join([step for step, _ in rows], [seconds for _, seconds in rows], LONGEST_JOINED)
 
 
 def check_result(net: str, name: str, array: Array, target: Array) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from dagexec.core.arithmetic import operator_arithmetic
@@ -25,6 +26,11 @@ class SimpleNet(BaseNet):
 
     net_type: ClassVar[str] = "simple"
     in_list_order: ClassVar[bool] = True
+    _chains: tuple[Preparation, ChainSteps] | None = None
+
+    @cached_property
+    def _sequence(self) -> Plan:
+        return build_sequence(self.graph)
 
     def synchronisation(self, plan: Plan) -> Synchronisation:
         """Nothing has to be ordered: an operator is done when the next one starts."""
@@ -33,12 +39,10 @@ class SimpleNet(BaseNet):
     def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run that keeps list order, every operator waiting for the one before."""
         preparation = self.prepared()
-        plan = build_sequence(self.graph)
+        plan = self._sequence
         observed = self._observed(trace, None if self.on_host else plan)
-        if self.on_host:
-            steps: ChainSteps = [(step,) for step in _steps(preparation, observed)] or [()]
-        else:
-            steps = self._launched(preparation, plan, observed)
+        make = self._one_by_one if self.on_host else self._launched
+        steps = make(preparation, observed)
         run = Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
         if observed is not None:
             observed.follow(run)
@@ -46,7 +50,22 @@ class SimpleNet(BaseNet):
             Drain(run, self.streams, self.operators)
         return run
 
-    def _launched(self, preparation: Preparation, plan: Plan, observed: ObservedRun | None) -> ChainSteps:
+    def _one_by_one(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        """A chain for each step; kept for the next run unless somebody observes this one."""
+        if observed is not None:
+            return [(step,) for step in observed.chain(0, preparation.steps)] or [()]
+        known = self._chains
+        if known is None or known[0] is not preparation:
+            known = self._chains = (preparation, [(step,) for step in preparation.steps] or [()])
+        return known[1]
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps."""
+        super()._forget_preparations()
+        self._chains = None
+
+    def _launched(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        plan = self._sequence
         launched = LaunchedChains(
             self.operators,
             preparation,

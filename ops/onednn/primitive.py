@@ -8,6 +8,7 @@ callable without arguments that costs about half a microsecond beyond the work i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
 from dagexec.core.errors import DagexecError, UnsupportedFeatureError
+from dagexec.core.native import NativeCall, declare
 from dagexec.ops.onednn.binding import Library
 
 Array = npt.NDArray[Any]
@@ -282,9 +284,22 @@ class BoundPrimitive:
             if set_threads is not None:
                 set_threads(threads)
             if execute(handle, stream, count, packed):
-                raise DagexecError(f"{label}: oneDNN failed to execute {keep._primitive.descriptor.name}")
+                raise failure()
 
+        def failure() -> DagexecError:
+            return DagexecError(f"{label}: oneDNN failed to execute {keep._primitive.descriptor.name}")
+
+        address = partial(library.ffi.cast, "uintptr_t")
+        arguments = (int(address(handle)), int(address(stream)), count, int(address(packed)))
+        before = _thread_setter(library, threads)
+        declare(step, NativeCall(int(address(execute)), arguments, before, failure, (keep, stream, packed)))
         return step
+
+
+@cache
+def _thread_setter(library: Library, threads: int) -> Callable[[], object] | None:
+    """What sets the threads of the calling thread's primitives: the same object for the same number."""
+    return None if library.openmp is None else partial(library.openmp.omp_set_num_threads, threads)
 
 
 def _dtype(meta: TypeMeta) -> int:
