@@ -16,9 +16,13 @@ from dagexec.frontend.onnx.initializers import element_type
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
 
-def _check_blocks(node: Node) -> None:
+def _same_shape(node: Node) -> None:
+    """Note that the output has the input's sizes; blocks are refused."""
     if node.integer("block_size", 0):
         raise CannotConvertError("blocks with scales of their own are not supported")
+    shape = node.shape(0)
+    if shape is not None:
+        node.scope.shapes.setdefault(node.outputs[0], shape)
 
 
 def _given_type(node: Node, attribute: str) -> int | None:
@@ -29,7 +33,7 @@ def _given_type(node: Node, attribute: str) -> int | None:
 @converts("QuantizeLinear")
 def quantize_linear(node: Node) -> list[OperatorDef]:
     """QuantizeLinear."""
-    _check_blocks(node)
+    _same_shape(node)
     inputs = [name for name in node.inputs if name]
     to = _given_type(node, "output_dtype") if not node.has_input(2) else None
     return [node.operator("QuantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1), to=to)]
@@ -38,7 +42,7 @@ def quantize_linear(node: Node) -> list[OperatorDef]:
 @converts("DequantizeLinear")
 def dequantize_linear(node: Node) -> list[OperatorDef]:
     """DequantizeLinear."""
-    _check_blocks(node)
+    _same_shape(node)
     inputs = [name for name in node.inputs if name]
     return [node.operator("DequantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1))]
 
