@@ -41,7 +41,7 @@ def to_order(x: Array, order: str) -> Array:
     if order == "NHWC":
         return to_channels_last(x)
     if order == "NCHW16c":
-        return np.ascontiguousarray(np.moveaxis(x.reshape(len(x), -1, 16, *x.shape[2:]), 2, -1))
+        return np.ascontiguousarray(np.moveaxis(x.reshape(len(x), x.shape[1] // 16, 16, *x.shape[2:]), 2, -1))
     return x
 
 
@@ -51,7 +51,7 @@ def from_order(x: Array, order: str) -> Array:
         return to_channels_first(x)
     if order == "NCHW16c":
         moved = np.moveaxis(x, -1, 2)
-        return moved.reshape(len(moved), -1, *moved.shape[3:])
+        return moved.reshape(len(moved), 16 * moved.shape[1], *moved.shape[3:])
     return x
 
 
