@@ -24,6 +24,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     convolution,
     elementwise,
     quantized,
+    recurrent,
     reduction,
     shape,
 )
