@@ -68,7 +68,7 @@ class Drawn:
         return y
 
     def fits_blocks(self) -> bool:
-        """False for what NumPy must compute, which it does not in blocks: float16, and windows that leave pixels out."""
+        """False for what NumPy must compute, not in blocks then: float16, and windows that leave pixels out."""
         leaves_out = any(window.low > 0 for window in self.geometry.windows())
         return self.dtype != "float16" and not leaves_out
 
