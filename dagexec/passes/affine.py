@@ -129,9 +129,7 @@ def constant_vector(draft: Draft, definition: OperatorDef, position: int, channe
     return np.broadcast_to(array.reshape(-1).astype(np.float64), (channels.count,))
 
 
-def _broadcast_view(
-    definition: OperatorDef, position: int, array: Array, channels: Channels
-) -> Sequence[int] | None:
+def _broadcast_view(definition: OperatorDef, position: int, array: Array, channels: Channels) -> Sequence[int] | None:
     """The shape under which the constant broadcasts by NumPy's rule; None when it does not, or decides the result's."""
     arguments = Arguments(definition, definition.type)
     if definition.type == "Sum" or not arguments.int("broadcast", 0):

@@ -114,9 +114,7 @@ def _extend(draft: Draft, number: int, rank: int) -> None:
     total = _composed([affine for _, affine in chain], channels.count)
     changed = copied(definition)
     changed.input[1] = draft.add_parameter(definition.input[1], (scale * total.factor).astype(scale.dtype))
-    changed.input[2] = draft.add_parameter(
-        definition.input[2], (bias * total.factor + total.shift).astype(scale.dtype)
-    )
+    changed.input[2] = draft.add_parameter(definition.input[2], (bias * total.factor + total.shift).astype(scale.dtype))
     changed.output[0] = draft[chain[-1][0]].output[0]
     draft.changed(f"{draft.label(number)} takes in {', '.join(draft.label(reader) for reader, _ in chain)}")
     draft.replace(chain[-1][0], changed)

@@ -47,9 +47,7 @@ def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     return any(inplace(index, 0) for index in range(len(definition.input)))
 
 
-def _dying_input(
-    draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]
-) -> str | None:
+def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]) -> str | None:
     """An input that `number` may write over: the result has its type, and it is read nowhere else from then on."""
     definition = draft[number]
     result = definition.output[0]

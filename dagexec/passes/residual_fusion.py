@@ -101,9 +101,7 @@ def _may_work_in_place(draft: Draft, layer: int, number: int, operand: str, orde
     others = [reader for reader in draft.readers(operand) if reader != number]
     if operand in draft[layer].input:
         return False
-    return ordering.may_be_overwritten(operand, number) and all(
-        ordering.is_before(reader, layer) for reader in others
-    )
+    return ordering.may_be_overwritten(operand, number) and all(ordering.is_before(reader, layer) for reader in others)
 
 
 def _is_for_winograd(draft: Draft, layer: int) -> bool:

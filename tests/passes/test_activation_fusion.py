@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,12 @@ def test_an_activation_becomes_a_post_op(activation: OperatorDef, expected: list
 
 
 def test_any_number_in_a_row_and_no_bias() -> None:
-    operators = [op("Conv", ["x", "w"], ["c"], kernel=3), op("Relu", ["c"], ["d"]), op("Sqrt", ["d"], ["e"]), op("Tanh", ["e"], ["y"])]
+    operators = [
+        op("Conv", ["x", "w"], ["c"], kernel=3),
+        op("Relu", ["c"], ["d"]),
+        op("Sqrt", ["d"], ["e"]),
+        op("Tanh", ["e"], ["y"]),
+    ]
     model = model_of(operators, **WEIGHTS)
     assert rewritten(PASS, model) == ["FusedConv x w -> y"]
     assert post_ops(PASS.apply(model).model.net.op[0]) == ["relu", "sqrt", "tanh"]
@@ -104,7 +111,7 @@ def test_fed_weights_and_half_precision_stay() -> None:
 
 def test_at_most_as_many_post_ops_as_a_primitive_takes() -> None:
     names = ["c", *(f"a{index}" for index in range(39)), "y"]
-    chain = [op("Tanh", [source], [target]) for source, target in zip(names, names[1:], strict=False)]
+    chain = [op("Tanh", [source], [target]) for source, target in itertools.pairwise(names)]
     model = model_of([CONVOLUTION, *chain], **WEIGHTS)
     result = PASS.apply(model).model
     assert len(post_ops(result.net.op[0])) == 32

@@ -14,7 +14,7 @@ CONVOLUTION = op("Conv", ["x", "w"], ["c"], kernel=3, pad=1)
 
 
 def parameters(filters: int = 8, channels: int = 4, kernel: tuple[int, ...] = (3, 3)) -> dict[str, Array]:
-    """A filter `w`, its bias `b`, batch normalisation `s`, `o`, `m`, `v`, and per-channel `k` (M,) and `k1` (M, 1, 1)."""
+    """A filter `w`, its bias `b`, batch normalisation `s`, `o`, `m`, `v`; by channel `k` (M,) and `k1` (M, 1, 1)."""
     return {
         "w": normal(filters, channels, *kernel),
         "b": normal(filters),
@@ -91,7 +91,11 @@ def test_what_comes_before_a_window_without_padding_is_folded_too(group: int) ->
 
 
 def test_of_what_comes_before_padding_only_a_factor_is_folded() -> None:
-    operators = [op("Sub", ["x", "n1"], ["a"]), op("Mul", ["a", "n1"], ["d"]), op("Conv", ["d", "w"], ["y"], kernel=3, pad=1)]
+    operators = [
+        op("Sub", ["x", "n1"], ["a"]),
+        op("Mul", ["a", "n1"], ["d"]),
+        op("Conv", ["d", "w"], ["y"], kernel=3, pad=1),
+    ]
     assert rewritten(PASS, model_of(operators, **parameters())) == ["Sub x n1 -> a", "Conv a w/1 -> y"]
 
 
@@ -152,7 +156,9 @@ def not_folded() -> dict[str, Model]:
         "an engine asked for": model_of([chosen, normalisation], **given),
         "fed weights": model_of([CONVOLUTION, normalisation], inputs={"x": (2, 4, 6, 6), "w": (8, 4, 3, 3)}, **given),
         "fed scale": model_of([CONVOLUTION, normalisation], inputs={"x": (2, 4, 6, 6), "s": (8,)}, **given),
-        "overwritten": model_of([CONVOLUTION, bn("c", "d"), op("Relu", ["d"], ["d"]), op("Abs", ["d"], ["y"])], **given),
+        "overwritten": model_of(
+            [CONVOLUTION, bn("c", "d"), op("Relu", ["d"], ["d"]), op("Abs", ["d"], ["y"])], **given
+        ),
         "a number for each pixel": model_of([CONVOLUTION, op("Mul", ["c", "p"], ["y"])], p=normal(6, 6), **given),
         "a number for each image": model_of([CONVOLUTION, op("Mul", ["c", "p"], ["y"])], p=normal(2, 1, 1, 1), **given),
         "more axes": model_of([CONVOLUTION, op("Mul", ["c", "p"], ["y"])], p=normal(1, 1, 8, 1, 1), **given),

@@ -33,7 +33,11 @@ def test_a_filler_without_inputs_is_a_constant_unless_it_is_random() -> None:
 
 def test_a_result_much_larger_than_what_it_is_made_of_is_computed_in_each_run() -> None:
     large = GROWTH_BYTES // 4 + 100
-    operators = [op("Expand", ["c"], ["long"], shape=[large]), op("ReduceSum", ["long"], ["s"]), op("Add", ["x", "s"], ["y"])]
+    operators = [
+        op("Expand", ["c"], ["long"], shape=[large]),
+        op("ReduceSum", ["long"], ["s"]),
+        op("Add", ["x", "s"], ["y"]),
+    ]
     assert unchanged(PASS, model_of(operators, c=normal(1)))
 
 
@@ -52,7 +56,9 @@ def test_shapes_without_free_axes_are_constants() -> None:
 
 def test_outputs_and_what_is_fed_or_written_are_no_constants() -> None:
     assert unchanged(PASS, model_of([op("Relu", ["w"], ["y"]), op("Abs", ["x"], ["z"])], ["y", "z"], w=normal(3)))
-    fed = model_of([op("Abs", ["w"], ["a"]), op("Mul", ["x", "a"], ["y"])], inputs={"x": (2, 3), "w": (3,)}, w=normal(3))
+    fed = model_of(
+        [op("Abs", ["w"], ["a"]), op("Mul", ["x", "a"], ["y"])], inputs={"x": (2, 3), "w": (3,)}, w=normal(3)
+    )
     assert unchanged(PASS, fed)
     updated = model_of(
         [op("Abs", ["w"], ["a"]), op("Mul", ["x", "a"], ["y"]), op("Negative", ["w"], ["w"])], ["y", "w"], w=normal(6)

@@ -91,9 +91,9 @@ def not_fused() -> dict[str, list[OperatorDef]]:
         "another device": [first, remote, op("Softmax", ["x"], ["z"])],
         "an engine asked for": [first, chosen, op("Softmax", ["x"], ["z"])],
         "alone": [op("Abs", ["x"], ["y"]), op("Softmax", ["x"], ["z"])],
-        "no function of each element": [op("Softmax", ["x"], ["a"]), op("LogSoftmax", ["a"], ["y"]), op("Softmax", ["y"], ["z"])],
+        "no function of each element": [op("Softmax", ["x"], ["y"]), op("LogSoftmax", ["y"], ["z"])],
         "a result larger than the tensor": [op("Abs", ["v"], ["z"]), op("Mul", ["x", "z"], ["y"])],
-        "integers": [op("Cast", ["x"], ["i"], to=2), op("Abs", ["i"], ["j"]), op("Negative", ["j"], ["y"]), op("Softmax", ["x"], ["z"])],
+        "integers": [op("Cast", ["x"], ["z"], to=2), op("Abs", ["z"], ["j"]), op("Negative", ["j"], ["y"])],
     }  # fmt: skip
 
 

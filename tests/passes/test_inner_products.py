@@ -23,7 +23,14 @@ PRODUCTS = [
 
 
 def weights() -> dict[str, Array]:
-    return {"w": normal(5, 4), "v": normal(4, 5), "c": normal(4), "row": normal(1, 4), "one": normal(1), "full": normal(3, 4)}
+    return {
+        "w": normal(5, 4),
+        "v": normal(4, 5),
+        "c": normal(4),
+        "row": normal(1, 4),
+        "one": normal(1),
+        "full": normal(3, 4),
+    }
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda one: f"{one.type}-{len(one.input)}")

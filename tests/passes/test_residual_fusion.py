@@ -24,7 +24,13 @@ def fused_post_ops(operators: list[OperatorDef], outputs: list[str] | None = Non
     return [post_ops(one) for one in PASS.apply(model).model.net.op if one.type.startswith("Fused")]
 
 
-BLOCK = [op("Relu", ["x"], ["r"]), conv("r", "c"), conv("c", "d", 3), op("Add", ["d", "r"], ["e"]), op("Relu", ["e"], ["y"])]
+BLOCK = [
+    op("Relu", ["x"], ["r"]),
+    conv("r", "c"),
+    conv("c", "d", 3),
+    op("Add", ["d", "r"], ["e"]),
+    op("Relu", ["e"], ["y"]),
+]
 
 
 def test_a_block_with_its_input_added_works_in_place() -> None:
@@ -34,7 +40,9 @@ def test_a_block_with_its_input_added_works_in_place() -> None:
     assert fused_post_ops(BLOCK) == [["sum:3", "relu"]]
 
 
-@pytest.mark.parametrize("total", [op("Sum", ["r", "d"], ["y"]), op("Add", ["r", "d"], ["y"]), op("Sum", ["d", "r"], ["y"])])
+@pytest.mark.parametrize(
+    "total", [op("Sum", ["r", "d"], ["y"]), op("Add", ["r", "d"], ["y"]), op("Sum", ["d", "r"], ["y"])]
+)
 def test_whichever_way_round_the_sum_is(total: OperatorDef) -> None:
     assert fused_post_ops([*BLOCK[:3], total]) == [["sum:3"]]
 
@@ -43,7 +51,11 @@ def test_a_chain_of_blocks_works_in_one_buffer() -> None:
     second = [conv("y", "f"), conv("f", "g", 3), op("Sum", ["g", "y"], ["h"]), op("Relu", ["h"], ["z"])]
     model = model_of([*BLOCK, *second], "z", **weights())
     left = rewritten(PASS, model)
-    assert [line for line in left if "-> z" in line] == ["Relu x -> z", "FusedConv c w3 b z -> z", "FusedConv f w3 b z -> z"]
+    assert [line for line in left if "-> z" in line] == [
+        "Relu x -> z",
+        "FusedConv c w3 b z -> z",
+        "FusedConv f w3 b z -> z",
+    ]
 
 
 def test_of_two_branches_the_later_one_adds() -> None:

@@ -26,7 +26,10 @@ _SMALL = {
 
 _LEFT = {
     "densenet121": {"Conv": 62, "FusedConv": 59, "FusedElementwise": 62, "Concat": 58, "AveragePool": 4, "MaxPool": 1},
-    "inception_v2": {"FusedConv": 69, "Concat": 10, "AveragePool": 8, "MaxPool": 5, "Reshape": 1, "FC": 1, "Softmax": 1},
+    "inception_v2": {
+        "FusedConv": 69, "Concat": 10, "AveragePool": 8, "MaxPool": 5, "Reshape": 1, "FC": 1,
+        "Softmax": 1,
+    },
     "resnet50": {"FusedConv": 49, "Conv": 4, "AveragePool": 1, "MaxPool": 1, "Reshape": 1, "FC": 1, "Softmax": 1},
     "shufflenet": {
         "FusedConv": 30, "Conv": 19, "ChannelShuffle": 16, "AveragePool": 4, "Concat": 3, "Relu": 3, "MaxPool": 1,
