@@ -38,7 +38,8 @@ class DirectCalls:
         `feeds` have to be arrays of the names, dtypes and shapes that the next replica is prepared for. Raises what
         `Executor.run` does.
         """
-        transfers = self._dispatcher.first_idle()
+        dispatcher = self._dispatcher
+        transfers, begin_here, end_here = dispatcher.first_idle(), dispatcher.begin_here, dispatcher.end_here
         if transfers is None or not (self._in_sequence or transfers.in_sequence) or feeds.__class__ is not dict:
             return None
         signature = transfers.signature
@@ -51,14 +52,19 @@ class DirectCalls:
                 return None
             arrays.append(array)
         try:
-            here = self._dispatcher.begin_here(transfers)
+            here = begin_here(transfers)
             if here is None:
                 return None
             replica = here.replica
             transfers = replica.transfers
+            copied = False
             if transfers is not None and transfers.in_place():
-                transfers.feed(arrays, names)
-                transfers.aim(names, out)
+                copied = out is None and transfers.copied == names
+                if copied:
+                    transfers.copy_in(arrays)
+                else:
+                    transfers.feed(arrays, names)
+                    transfers.aim(names, out)
             else:
                 replica.feed(cast("dict[str, Array]", feeds), names, out)
                 transfers = cast("Transfers", replica.transfers)
@@ -68,13 +74,14 @@ class DirectCalls:
             if here.stopped is not None:
                 raise here.stopped
             outputs = replica.fetch(names, out)
-            transfers.settle()
-            self._dispatcher.end_here("completed")
+            if not copied:
+                transfers.settle()
+            end_here("completed")
             return outputs
         except ThreadsEndedError:
             raise
         except BaseException as error:
-            self._dispatcher.end_here(outcome_name(error) if isinstance(error, Exception) else "cancelled")
+            end_here(outcome_name(error) if isinstance(error, Exception) else "cancelled")
             raise
 
     def _call(self, transfers: Transfers) -> None:

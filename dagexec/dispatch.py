@@ -10,10 +10,10 @@ fed, prepared, run, fetched or told, and no other lock is taken under it.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Literal
 
 from dagexec.core.device import Device
@@ -117,7 +117,7 @@ class Dispatcher:
 
         Raises what `check_caller` raises. Call `end_here` afterwards, also when this is interrupted.
         """
-        caller = threading.get_ident()
+        caller = get_ident()
         if caller in self._here or caller in self._pool.workers:
             self.check_caller("run")
         now = self._now()
@@ -142,7 +142,7 @@ class Dispatcher:
 
         Called again after an interrupt, it does what is left to do.
         """
-        caller, now = threading.get_ident(), self._now()
+        caller, now = get_ident(), self._now()
         here = self._here.get(caller)
         if here is None:
             return
@@ -152,8 +152,6 @@ class Dispatcher:
             if here.running:
                 waiting = self._when_empty or self._queue.waiting or self._door.waiting or self._pinned.waiting
                 handing = self._handing(here) if waiting else None
-                if here.stopped is not None:
-                    here.replica.renew()
                 here.running = False
                 here.handing = handing
                 here.steps = []
@@ -212,7 +210,7 @@ class Dispatcher:
                 f"net {self.name!r}: the process was forked, and the workers stayed in the parent; "
                 "compile the model again in the child"
             )
-        if self._pool.is_worker() or threading.get_ident() in self._here:
+        if self._pool.is_worker() or get_ident() in self._here:
             raise DagexecError(
                 f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
             )

@@ -107,11 +107,6 @@ class Replica:
             return self.transfers.fetch(names, out)
         return {name: deliver(self.net, name, None if out is None else out.get(name)) for name in names}
 
-    def renew(self) -> None:
-        """Have all steps called again in the next run, after one that was stopped."""
-        if self.transfers is not None:
-            self.transfers.renew_steps()
-
     def settle(self) -> None:
         """Let go of the caller's arrays. To be called after each run, however it ended."""
         if self.transfers is not None:

@@ -70,15 +70,16 @@ class Transfers:
 
     Attributes:
         fed: names of the inputs.
+        copied: the results for which all that comes in or goes out is copied; None when something is moved for them.
         signature: name, dtype and shape of each input; None when one of them is text.
-        steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop clears
-            the list.
+        steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
+            none after it, clears the list.
         in_sequence: the plan has one chain, so that workers cannot share the work.
     """
 
     __slots__ = (
-        "_aimed", "_copies", "_epoch", "_inputs", "_names", "_net", "_outputs", "_preparation", "fed",
-        "in_sequence", "signature", "steps",
+        "_aimed", "_copies", "_epoch", "_inputs", "_names", "_net", "_outputs", "_preparation", "_targets", "copied",
+        "fed", "in_sequence", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -97,10 +98,15 @@ class Transfers:
         self.signature: Signature | None = None
         if all(array.dtype != np.object_ for array in arrays):
             self.signature = tuple((p.name, p.array.dtype, p.array.shape) for p in self._inputs)
-        self._copies: tuple[tuple[str, ...], list[tuple[str, Callable[[], Array]]]] | None = None
+        self.copied: tuple[str, ...] | None = None
+        self._copies: list[tuple[str, Callable[[], Array]]] = []
+        self._targets = arrays
         places = [self._output(name) for name in outputs]
-        if all(place is not None and not place.moves and place.array.dtype != np.object_ for place in places):
-            self._copies = tuple(outputs), [(place.name, place.array.copy) for place in places if place is not None]
+        if not any(
+            place is None or place.moves or place.array.dtype == np.object_ for place in (*places, *self._inputs)
+        ):
+            self.copied = tuple(outputs)
+            self._copies = [(place.name, place.array.copy) for place in places if place is not None]
 
     def in_place(self) -> bool:
         """True while the net is prepared as it was when these were made."""
@@ -132,13 +138,17 @@ class Transfers:
                     place.point_home()
                 place.array[...] = array
 
+    def copy_in(self, arrays: Sequence[Array]) -> None:
+        """`feed` where `copied` says that there is nothing to move."""
+        for target, array in zip(self._targets, arrays):  # noqa: B905 - as many as the signature has
+            target[...] = array
+
     def aim(self, names: Sequence[str], out: Mapping[str, Array] | None) -> None:
         """Have large results written to where the caller gets them. To be called before a run.
 
         Raises FeedError when an array of `out` has not the dtype or shape of its result.
         """
-        copies = self._copies
-        if out is None and copies is not None and copies[0] == names:
+        if out is None and self.copied == names:
             return
         for name in names:
             place = self._output(name)
@@ -157,10 +167,11 @@ class Transfers:
 
     def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
         """The results of a run, in arrays that are the caller's."""
-        copies = self._copies
-        if out is None and copies is not None and copies[0] == names:
-            return {name: copy() for name, copy in copies[1]}
         results: Outputs = {}
+        if out is None and self.copied == names:
+            for name, copy in self._copies:
+                results[name] = copy()
+            return results
         for name in names:
             aimed = self._aimed.get(name)
             if aimed is not None:
@@ -181,11 +192,6 @@ class Transfers:
                 if result is not None and result.away:
                     result.point_home()
             self._aimed.clear()
-
-    def renew_steps(self) -> None:
-        """Fill `steps` again after it was cleared."""
-        preparation = self._preparation()
-        self.steps = _steps(preparation) if preparation is not None else []
 
     def label(self, step: Step) -> str:
         """How messages name the operator of `step`."""

@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
@@ -26,19 +25,20 @@ from dagexec.core.operator import Step
 
 logger = logging.getLogger("dagexec")
 
-ARGUMENTS = 4
-
 _CODE = bytes.fromhex(
     "f30f1efa"  # endbr64
     "53 55 4883ec08"  # push rbx; push rbp; sub rsp, 8: the stack is aligned for calls
     "4889fb 4889f5"  # rbx = table (first argument), rbp = rows (second argument)
-    "4885ed 741f"  # 0: test rbp, rbp; jz 1f
+    "4885ed 7420"  # 0: test rbp, rbp; jz 1f
     "488b7b08 488b7310 488b5318 488b4b20"  # the four arguments: rdi, rsi, rdx, rcx
     "ff13"  # call [rbx]
-    "85c0 7509"  # test eax, eax; jnz 1f
-    "4883c328 48ffcd ebdc"  # rbx += 40; --rbp; jmp 0b
+    "234328 7509"  # and eax, [rbx + 40]; jnz 1f
+    "4883c330 48ffcd ebdb"  # rbx += 48; --rbp; jmp 0b
     "4889e8 4883c408 5d 5b c3"  # 1: return rbp, the rows left
 )
+
+_ALL_BITS = 0xFFFFFFFF
+"""Of a result, those that count: all for a status, none for a function that returns nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +48,15 @@ class NativeCall:
     Attributes:
         function: its address.
         arguments: integers or addresses.
-        before: to be called before it, or before several for which it is the same object; None for nothing.
-        failure: what to raise when it returns something else.
+        before: a function that returns nothing, and its argument, to be called before all of a row of such calls that
+            have the same; None for nothing.
+        failure: makes what is raised when it returns something else.
         keeps: whatever has to live as long as the step.
     """
 
     function: int
     arguments: tuple[int, int, int, int]
-    before: Callable[[], object] | None
+    before: tuple[int, int] | None
     failure: Callable[[], Exception]
     keeps: object
 
@@ -78,55 +79,62 @@ def join(steps: Sequence[Step], seconds: Sequence[float], longest: float) -> lis
 
     `seconds` are the estimates for each of `steps`.
     """
-    if _code() is None:
+    code = _code()
+    if code is None:
         return list(steps)
     found: list[Step] = []
-    for _, members in groupby(_groups(steps, seconds, longest), lambda member: member[0]):
-        group = [member[1:] for member in members]
-        calls = [call for _, call in group if call is not None]
-        found.append(_joined(calls) if len(calls) > 1 else group[0][0])
+    group: list[tuple[Step, NativeCall]] = []
+    length = 0.0
+
+    def close() -> None:
+        found.append(group[0][0] if len(group) == 1 else _joined(code, [call for _, call in group]))
+        group.clear()
+
+    for step, estimate in zip(steps, seconds, strict=True):
+        call = native_call(step)
+        if group and (call is None or length + estimate > longest):
+            close()
+        if call is None:
+            found.append(step)
+            continue
+        length = length + estimate if group else estimate
+        group.append((step, call))
+    if group:
+        close()
     return found
 
 
-def _groups(
-    steps: Sequence[Step], seconds: Sequence[float], longest: float
-) -> list[tuple[int, Step, NativeCall | None]]:
-    """Each step with the number of its group."""
-    rows: list[tuple[int, Step, NativeCall | None]] = []
-    number, length = 0, 0.0
-    before: NativeCall | None = None
-    for step, estimate in zip(steps, seconds, strict=True):
-        call = native_call(step)
-        fits = call is not None and before is not None and call.before is before.before and length + estimate <= longest
-        if not fits:
-            number, length = number + 1, 0.0
-        rows.append((number, step, call))
-        length += estimate
-        before = call
-    return rows
+_Code = Callable[[int, int], int]
 
 
-def _joined(calls: Sequence[NativeCall]) -> Step:
-    table = np.array([(call.function, *call.arguments) for call in calls], np.uint64)
-    code, address, rows, before = _code(), table.ctypes.data, len(calls), calls[0].before
-    kept = (table, tuple(calls))
-    assert code is not None
+def _joined(code: _Code, calls: Sequence[NativeCall]) -> Step:
+    rows: list[tuple[int, ...]] = []
+    called: list[NativeCall] = []  # for each row
+    before: tuple[int, int] | None = None
+    for call in calls:
+        if call.before is not None and call.before != before:
+            rows.append((*call.before, 0, 0, 0, 0))
+            called.append(call)
+            before = call.before
+        rows.append((call.function, *call.arguments, _ALL_BITS))
+        called.append(call)
+    table = np.array(rows, np.uint64)
+    address, count = table.ctypes.data, len(rows)
+    kept = (table, called)
 
     def step() -> None:
-        if before is not None:
-            before()
-        left = code(address, rows)
+        left = code(address, count)
         if left:
-            raise kept[1][rows - left].failure()
+            raise kept[1][count - left].failure()
 
     return step
 
 
 _lock = threading.Lock()
-_made: list[Callable[[int, int], int] | None] = []
+_made: list[_Code | None] = []
 
 
-def _code() -> Callable[[int, int], int] | None:
+def _code() -> _Code | None:
     """The machine code as a function of a table and its rows; None where it does not run."""
     if not _made:
         with _lock:
@@ -135,7 +143,7 @@ def _code() -> Callable[[int, int], int] | None:
     return _made[0]
 
 
-def _make() -> Callable[[int, int], int] | None:
+def _make() -> _Code | None:
     if os.environ.get("DAGEXEC_JOIN") == "off":
         return None
     if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 1 << 32:

@@ -8,7 +8,6 @@ callable without arguments that costs about half a microsecond beyond the work i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -289,17 +288,13 @@ class BoundPrimitive:
         def failure() -> DagexecError:
             return DagexecError(f"{label}: oneDNN failed to execute {keep._primitive.descriptor.name}")
 
-        address = partial(library.ffi.cast, "uintptr_t")
-        arguments = (int(address(handle)), int(address(stream)), count, int(address(packed)))
-        before = _thread_setter(library, threads)
-        declare(step, NativeCall(int(address(execute)), arguments, before, failure, (keep, stream, packed)))
+        def address(pointer: Any) -> int:
+            return int(library.ffi.cast("uintptr_t", pointer))
+
+        arguments = (address(handle), address(stream), count, address(packed))
+        before = None if set_threads is None else (address(set_threads), threads)
+        declare(step, NativeCall(address(execute), arguments, before, failure, (keep, stream, packed)))
         return step
-
-
-@cache
-def _thread_setter(library: Library, threads: int) -> Callable[[], object] | None:
-    """What sets the threads of the calling thread's primitives: the same object for the same number."""
-    return None if library.openmp is None else partial(library.openmp.omp_set_num_threads, threads)
 
 
 def _dtype(meta: TypeMeta) -> int:

@@ -6,7 +6,6 @@ import ctypes
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -21,6 +20,8 @@ needs_joining = pytest.mark.skipif(not JOINS, reason="calls are joined on x86-64
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
+PRELUDE = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+
 
 class Calls:
     """Steps that call a C function which notes its arguments. It fails when the third is in `failing`."""
@@ -28,25 +29,35 @@ class Calls:
     def __init__(self) -> None:
         self.seen: list[tuple[int | None, ...]] = []
         self.failing: set[int] = set()
-        self.before: list[object] = []
+        self.before: list[tuple[int, int]] = []
+        """Arguments of what was called before, and how many calls there had been."""
         self._function = FUNCTION(self._note)
+        self._before = PRELUDE(self.note_before)
 
     def _note(self, *arguments: int | None) -> int:
         self.seen.append(arguments)
         return -5 if arguments[2] in self.failing else 0
 
-    def step(self, number: int, before: Callable[[], object] | None = None) -> Step:
+    def note_before(self, argument: int) -> None:
+        self.before.append((argument, len(self.seen)))
+
+    def step(self, number: int, before: int | None = None) -> Step:
         """A step that was declared, and must not be called once it is part of another."""
 
         def alone() -> None:
             self.seen.append((number,))
 
-        address = ctypes.cast(self._function, ctypes.c_void_p).value
-        assert address is not None
         arguments = (2**63 + number, 7, number, 2**40)
+        prelude = None if before is None else (address_of(self._before), before)
         failure = partial(ValueError, f"call {number}")
-        declare(alone, NativeCall(address, arguments, before, failure, self))
+        declare(alone, NativeCall(address_of(self._function), arguments, prelude, failure, self))
         return alone
+
+
+def address_of(function: object) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    assert address is not None
+    return address
 
 
 def joined(steps: list[Step], longest: float = 1.0, seconds: float = 0.0) -> list[Step]:
@@ -77,16 +88,16 @@ def test_the_first_call_that_fails_is_the_last(failing: int) -> None:
 
 
 @needs_joining
-def test_what_is_called_before_is_called_once_for_those_that_share_it() -> None:
+def test_what_is_called_before_is_called_when_it_changes() -> None:
     calls = Calls()
-    first, second = partial(calls.before.append, "first"), partial(calls.before.append, "second")
-    rows = [(1, first), (2, first), (3, second), (4, second), (5, None), (6, None), (7, first)]
-    steps = joined([calls.step(number, before) for number, before in rows])
-    assert len(steps) == 4
-    for step in steps:
+    rows = [(1, None), (2, 9), (3, 9), (4, 8), (5, None), (6, 8), (7, 9)]
+    [step] = joined([calls.step(number, before) for number, before in rows])
+    step()
+    assert calls.before == [(9, 1), (8, 3), (9, 6)]
+    assert [seen[2] for seen in calls.seen] == [1, 2, 3, 4, 5, 6, 7]
+    calls.failing = {4}
+    with pytest.raises(ValueError, match="call 4"):
         step()
-    assert calls.before == ["first", "second"]  # the last one is as it was
-    assert [seen[-2 if len(seen) > 1 else 0] for seen in calls.seen] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @needs_joining
