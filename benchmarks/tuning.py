@@ -1,0 +1,166 @@
+"""How good the choice of threads and workers is: compile() without options beside every fixed setting.
+
+    python benchmarks/tuning.py [--rounds 40] [--seconds 10] [--json benchmarks/results/tuning.json] [MODEL...]
+
+Three nets made for it - a wide graph of many small operators, a chain of large convolutions, and a mix of both - and
+three of the zoo, batch 1. The fixed settings are one thread, all cores inside each operator, and operators side by side
+on all cores with one thread each. All run in turns in one process; ratios are of medians. Target: at most 1.03 of the
+best fixed setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from environment import describe
+
+import dagexec
+from dagexec.compilation import CompileOptions, compile_model
+from dagexec.core.model import Model
+from dagexec.model_source import load_model
+from dagexec.parameters import initialised
+from dagexec.scheduler.intra_op import available_cores
+from dagexec.training.model_helper import ModelHelper
+
+TARGET = 1.03
+
+
+def wide() -> Model:
+    """8 branches of 12 convolutions on images of 7 x 7, each too small to gain much from a second thread."""
+    helper = ModelHelper("wide")
+    x = helper.add_input("data", (1, 32, 7, 7))
+    return helper.model([helper.sum(_branches(helper, x, "branch", 8, 12, 32), "total")])
+
+
+def chain() -> Model:
+    """6 convolutions of 128 channels on images of 56 x 56."""
+    helper = ModelHelper("chain")
+    x = helper.add_input("data", (1, 128, 56, 56))
+    return helper.model([_large(helper, x, "large", 6, 128)])
+
+
+def mix() -> Model:
+    """Large convolutions, 8 branches of small ones, and large ones again."""
+    helper = ModelHelper("mix")
+    x = helper.add_input("data", (1, 64, 56, 56))
+    x = _large(helper, x, "first", 3, 64)
+    small = helper.max_pool(x, "small", kernel=8, stride=8)
+    total = helper.sum(_branches(helper, small, "branch", 8, 12, 64), "total")
+    grown = helper.net.op.add(type="ResizeNearest", input=[total], output=["grown"])
+    for name in ("height_scale", "width_scale"):
+        grown.arg.add(name=name, f=8.0)
+    return helper.model([_large(helper, helper.sum(["grown", x], "both"), "last", 3, 64)])
+
+
+def _branches(helper: ModelHelper, x: str, name: str, count: int, depth: int, channels: int) -> list[str]:
+    ends = []
+    for branch in range(count):
+        y = x
+        for layer in range(depth):
+            y = helper.conv(y, f"{name}{branch}_{layer}", channels, channels, kernel=3, pad=1)
+            y = helper.relu(y, y)
+        ends.append(y)
+    return ends
+
+
+def _large(helper: ModelHelper, x: str, name: str, depth: int, channels: int) -> str:
+    for layer in range(depth):
+        x = helper.conv(x, f"{name}{layer}", channels, channels, kernel=3, pad=1)
+        x = helper.relu(x, x)
+    return x
+
+
+MADE: dict[str, Callable[[], Model]] = {"wide": wide, "chain": chain, "mix": mix}
+MODELS = (*MADE, "zoo:googlenet", "zoo:resnet50", "zoo:mobilenet_v2")
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    """What is fixed, by name."""
+    cores = available_cores()
+    return {
+        "chosen": {},
+        "one thread": {"net_type": "simple", "num_workers": 1, "intra_op_threads": 1},
+        "threads inside": {"net_type": "simple", "num_workers": 1, "intra_op_threads": cores},
+        "side by side": {"net_type": "dag", "num_workers": cores, "intra_op_threads": 1},
+    }
+
+
+def measure(source: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Medians in milliseconds of each setting, and the ratio of the chosen one to the best of the others."""
+    model = initialised(MADE[source]() if source in MADE else load_model(source))
+    random = np.random.default_rng(0)
+    feeds = {
+        name: random.standard_normal(tuple(size or 1 for size in info.shape or ()), np.float32)
+        for name, info in model.inputs.items()
+    }
+    report = compile_model(model, CompileOptions(tuning_seconds=seconds)).report
+    assert report is not None
+    assert report.schedule is not None
+    schedule = report.schedule.schedule
+    times: dict[str, list[float]] = {name: [] for name in settings()}
+    with ExitStack() as stack:
+        executors = {
+            name: stack.enter_context(dagexec.compile(model, tuning_seconds=seconds, **fixed))
+            for name, fixed in settings().items()
+        }
+        for executor in executors.values():
+            executor.run(feeds)
+        for _ in range(rounds):
+            for name, executor in executors.items():
+                executor.run(feeds)  # the first after another's is slower: its weights and threads are cold
+                start = time.perf_counter()
+                executor.run(feeds)
+                times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(row) * 1e3 for name, row in times.items()}
+    best = min((name for name in medians if name != "chosen"), key=medians.__getitem__)
+    ratios = [chosen / other for chosen, other in zip(times["chosen"], times[best], strict=True)]
+    return {
+        "model": source,
+        "kind": schedule.kind,
+        "net_type": schedule.net_type,
+        "workers": schedule.workers,
+        "operators": len(schedule.threads),
+        "on_several_threads": sum(threads > 1 for threads in schedule.threads),
+        "layout": report.layout,
+        "median_ms": medians,
+        "best_fixed": best,
+        "ratio": medians["chosen"] / medians[best],
+        "median_of_ratios": statistics.median(ratios),
+    }
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A row in one line."""
+    medians = ", ".join(f"{name} {median:.2f}" for name, median in row["median_ms"].items())
+    chosen = f"{row['model']}: {row['kind']}, {row['layout']}"
+    return f"{chosen}; ms: {medians}; to {row['best_fixed']}: {row['ratio']:.3f} ({row['median_of_ratios']:.3f} by round)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"by default {', '.join(MODELS)}")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for tuning each setting")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for source in arguments.models or MODELS:
+        row = measure(source, arguments.rounds, arguments.seconds)
+        rows.append(row)
+        print(summary(row))
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        content = {"environment": describe(), "target": TARGET, "rounds": arguments.rounds, "rows": rows}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
