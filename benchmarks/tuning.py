@@ -141,7 +141,8 @@ def summary(row: dict[str, Any]) -> str:
     """A row in one line."""
     medians = ", ".join(f"{name} {median:.2f}" for name, median in row["median_ms"].items())
     chosen = f"{row['model']}: {row['kind']}, {row['layout']}"
-    return f"{chosen}; ms: {medians}; to {row['best_fixed']}: {row['ratio']:.3f} ({row['median_of_ratios']:.3f} by round)"
+    ratios = f"{row['ratio']:.3f} ({row['median_of_ratios']:.3f} by round)"
+    return f"{chosen}; ms: {medians}; to {row['best_fixed']}: {ratios}"
 
 
 def main() -> None:
