@@ -29,6 +29,7 @@ from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
 FIXTURES = Path(__file__).parent / "fixtures" / "caffe2"
+GIVEN = ("--no-optimize",)
 
 
 def test_run_shows_the_outputs(cli: Cli) -> None:
@@ -62,7 +63,7 @@ def test_a_trace_on_a_simulated_device_has_the_times_that_operators_are_estimate
     cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.json"
-    assert cli("run", "zoo:lenet", "--net-type", "async_dag", "--device", "sim:0", "--trace", file)[0] == 0
+    assert cli("run", "zoo:lenet", *GIVEN, "--net-type", "async_dag", "--device", "sim:0", "--trace", file)[0] == 0
     kernels = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("cat") == "kernel"]
     computed = [event for event in kernels if event["name"] in ("Conv", "FC", "MaxPool", "Softmax")]
     assert len(computed) == 7
@@ -72,7 +73,7 @@ def test_a_trace_on_a_simulated_device_has_the_times_that_operators_are_estimate
 def test_printed_lines_are_not_broken_by_a_display(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGEXEC_TRACE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    status, _, err = cli("run", "zoo:lenet", "--repeat", 2)
+    status, _, err = cli("run", "zoo:lenet", *GIVEN, "--repeat", 2)
     assert status == 0
     assert len(re.findall(r"lenet\[\d\] .* ms .* GB/s$", err, re.MULTILINE)) == 3 * 8
     assert "Running" not in err
@@ -188,13 +189,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_set_gives_an_argument_to_the_operators_that_know_it(cli: Cli, measured: list[list[str]], command: str) -> None:
-    assert cli(command, "zoo:lenet", "--repeat", 1)[0] == 0
+    assert cli(command, "zoo:lenet", *GIVEN, "--repeat", 1)[0] == 0
     assert measured == []
-    assert cli(command, "zoo:lenet", "--repeat", 1, "--set", "exhaustive_search=1")[0] == 0
+    assert cli(command, "zoo:lenet", *GIVEN, "--repeat", 1, "--set", "exhaustive_search=1")[0] == 0
     assert len(measured) == 2
     choices.forget()
     both = ("--set", "exhaustive_search=1", "--set", "deterministic=1")
-    assert cli(command, "zoo:lenet", "--repeat", 1, *both)[0] == 0
+    assert cli(command, "zoo:lenet", *GIVEN, "--repeat", 1, *both)[0] == 0
     assert len(measured) == 2
 
 
@@ -222,7 +223,7 @@ def test_choices_are_kept_in_a_file_and_read_from_it(
     cli: Cli, measured: list[list[str]], tmp_path: Path, command: str
 ) -> None:
     file = tmp_path / "choices.json"
-    options = ("zoo:lenet", "--repeat", 1, "--choices", file)
+    options = ("zoo:lenet", *GIVEN, "--repeat", 1, "--choices", file)
     assert cli(command, *options)[0] == 0
     assert not file.exists(), "nothing was measured"
     assert cli(command, *options, "--set", "exhaustive_search=1")[0] == 0
@@ -242,7 +243,7 @@ def test_choices_of_other_shapes_stay_in_the_file(cli: Cli, measured: list[list[
     dagexec.save_net(NetDef(name="n", op=[convolution], external_input=["x", "w"], external_output=["y"]), model)
     for count, size in enumerate((8, 9, 8), 1):
         shapes = ("--shape", f"x=1,2,{size},8", "--shape", "w=3,2,3,3")
-        assert cli("run", model, *shapes, "--set", "exhaustive_search=1", "--choices", file)[0] == 0
+        assert cli("run", model, *GIVEN, *shapes, "--set", "exhaustive_search=1", "--choices", file)[0] == 0
         choices.forget()
         assert len(json.loads(file.read_text())["choices"]) == len(measured) == min(count, 2)
 
