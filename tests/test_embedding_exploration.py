@@ -10,6 +10,8 @@ import pytest
 
 import dagexec
 from dagexec.core.errors import ClosedError, QueueFullError, RunTimeoutError
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator
 from dagexec.core.sim import simulated
 from dagexec.core.threads import threads
 from dagexec.executor import Executor
@@ -17,6 +19,7 @@ from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import run
 from dagexec.transfers import Outputs
+from tests.nets import net_of, temporary_operator
 from tests.scheduler.scenarios import X, expected, sums
 
 NET = sums([[], [0], [0]])
@@ -170,3 +173,68 @@ def test_an_executor_closes_in_every_order_of_one_preemption(place: dict[str, st
     found: Counter[str] = Counter()
     systematic(ending(found, ENDINGS["close"], place), preemptions=1, limit=300).raise_failure()
     assert set(found) == {"completed", "ClosedError"}
+
+
+def pausing(_operator: Operator) -> None:
+    """Others may go on here."""
+    with threads().lock():
+        pass
+
+
+def in_callers_threads(found: Counter[str], end: Callable[[Executor], object], replicas: int) -> Callable[[], None]:
+    """Callers, a task among them, of an executor whose replicas are prepared, so that most run what they ask for."""
+    model = Model("pausing", net_of([[], [0]], op_type="Pausing"), inputs={"x": InputInfo()}, outputs=("b1",))
+    feeds = {"x": X}
+
+    def scenario() -> None:
+        ends: Counter[str] = Counter()
+        executor = dagexec.compile(
+            model, optimize=False, net_type="simple", num_workers=replicas, replicas=replicas, warm_start={"x": X.shape}
+        )
+
+        def call() -> None:
+            try:
+                executor.run(feeds)
+                ends["completed"] += 1
+            except ClosedError:
+                ends["ClosedError"] += 1
+
+        async def task() -> None:
+            try:
+                await executor.run_async(feeds)
+                ends["completed"] += 1
+            except ClosedError:
+                ends["ClosedError"] += 1
+
+        callers = [threads().start(call, f"caller {number}") for number in range(3)]
+        callers.append(threads().start(lambda: run(task), "task"))
+        callers.append(threads().start(lambda: end(executor), "ending"))
+        for thread in callers:
+            thread.join()
+        nothing_is_left(executor)
+        assert executor._dispatcher._here == {}
+        assert ends.total() == 4
+        statistics = executor.statistics()
+        assert statistics.completed == ends["completed"]
+        assert sum(statistics.runs_per_replica) <= replicas + 4
+        found.update(ends)
+
+    return scenario
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("way", ENDINGS)
+def test_runs_in_their_callers_threads_lose_nothing_in_any_order(way: str, replicas: int) -> None:
+    found: Counter[str] = Counter()
+    with temporary_operator("Pausing", pausing):
+        scenario = in_callers_threads(found, ENDINGS[way], replicas)
+        explore_seeds(scenario, range(60), timeouts=True).raise_failure()
+    assert set(found) == {"completed", "ClosedError"}
+
+
+def test_runs_in_their_callers_threads_end_in_every_order_of_one_preemption() -> None:
+    found: Counter[str] = Counter()
+    with temporary_operator("Pausing", pausing):
+        scenario = in_callers_threads(found, ENDINGS["close"], 1)
+        systematic(scenario, preemptions=1, limit=300).raise_failure()
+    assert found["completed"]
