@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,7 +39,8 @@ logger = logging.getLogger("dagexec")
 Array = npt.NDArray[Any]
 
 _QUIET = 0.8
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
+_LEAST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 25, 400
+_SHORT = 0.1  # seconds: rounds that are over so soon are not enough yet
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
 
 
@@ -144,10 +145,7 @@ class Bench:
                 stack.callback(runners[-1].close)
                 self._prepare(runners[-1])
             times: list[list[list[float]]] = [[[] for _ in model.net.op] for model in models]
-            end = self._clock() + seconds
-            for count in range(_MOST_ROUNDS):
-                if count >= _LEAST_ROUNDS and self._clock() > end:
-                    break
+            for _ in self._rounds(seconds):
                 for runner, rows in zip(runners, times, strict=True):
                     for row, took in zip(rows, runner.run_operators(self._inputs), strict=True):
                         row.append(took)
@@ -175,13 +173,21 @@ class Bench:
             replica.net.run()
         alone: list[float] = []
         together: list[float] = []
-        end = self._clock() + seconds
-        while len(alone) < _LEAST_ROUNDS or (len(alone) < _MOST_ROUNDS and self._clock() < end):
+        for _ in self._rounds(seconds):
             for crowd, times in ((members[:1], alone), (members, together)):
                 start = self._clock()
                 _run_at_once(crowd, pool)
                 times.append(self._clock() - start)
         return max(1.0, _undisturbed(together) / _undisturbed(alone))
+
+    def _rounds(self, seconds: float) -> Iterator[int]:
+        """Numbers of rounds, for as long as it is worth to go on."""
+        start = self._clock()
+        for count in range(_MOST_ROUNDS):
+            passed = self._clock() - start
+            if count >= _LEAST_ROUNDS and (passed > seconds or (count >= _ENOUGH_ROUNDS and passed > _SHORT)):
+                return
+            yield count
 
     def _warm(self, runner: _Runner, trial: Trial) -> bool:
         """Prepare and run twice. False for a model that cannot be run so."""
@@ -203,10 +209,7 @@ class Bench:
     def _interleaved(self, runners: dict[int, _Runner], seconds: float) -> dict[int, float]:
         times: dict[int, list[float]] = {number: [] for number in runners}
         running = dict(runners)
-        end = self._clock() + seconds
-        for count in range(_MOST_ROUNDS):
-            if count >= _LEAST_ROUNDS and self._clock() > end:
-                break
+        for count in self._rounds(seconds):
             if count == _LEAST_ROUNDS and len(running) > 1:
                 best = min(min(row) for row in times.values())
                 running = {

@@ -34,6 +34,7 @@ from dagexec.tuning.schedule import (
 logger = logging.getLogger("dagexec")
 
 _MEASURED_CANDIDATES = 3
+_WORTH_RUNNING, _WORTH_RUNNING_SECONDS = 1.35, 50e-6  # times the best prediction, and beyond it
 _TEAM_SECONDS = 3e-6  # what several threads cost a primitive, where nothing is measured
 _PARALLEL_SHARE = 0.95  # of an operator's work, likewise
 _NOMINAL = SchedulingCosts(wake_seconds=40e-6, chain_seconds=5e-6)
@@ -105,9 +106,10 @@ def _fastest(
     model: Model, wishes: Wishes, predicted: Sequence[Considered], measures: Measures, seconds: float
 ) -> Choice:
     """The fastest of the candidates that are predicted to be best, by measurement; there may be one only."""
-    if len(predicted) == 1:
+    limit = predicted[0].predicted * _WORTH_RUNNING + _WORTH_RUNNING_SECONDS
+    tried = [one for one in predicted[:_MEASURED_CANDIDATES] if one.predicted <= limit]
+    if len(tried) == 1:
         return Choice(predicted[0].schedule, tuple(predicted))
-    tried = predicted[:_MEASURED_CANDIDATES]
     trials = [trial_of(model, one.schedule, wishes.threads or 1) for one in tried]
     found = measures.run_seconds(trials, seconds)
     rows = [Considered(one.schedule, one.predicted, time) for one, time in zip(tried, found, strict=True)]
@@ -117,7 +119,7 @@ def _fastest(
             model.name, row.schedule.kind, row.schedule.workers, row.predicted * 1e3, time * 1e3,
         )  # fmt: skip
     best = found.index(min(found))
-    return Choice(rows[best].schedule, (*rows, *predicted[_MEASURED_CANDIDATES:]))
+    return Choice(rows[best].schedule, (*rows, *predicted[len(rows) :]))
 
 
 def trial_of(model: Model, schedule: Schedule, intra_op_threads: int = 1) -> Trial:

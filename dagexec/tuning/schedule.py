@@ -1,8 +1,9 @@
 """Threads inside operators or operators side by side: schedules of a net, predicted from measured operator times.
 
-A schedule gives every operator its threads, and the net its workers. Four kinds are tried:
+A schedule gives every operator its threads, and the net its workers. Five kinds are known:
 
     one after another   one worker, an operator has as many threads as make it fastest
+    on one thread       one worker, and one thread for every operator
     side by side        several workers, every operator has a worker's share of the cores
     mixed               the net is cut at the operators that are ordered with all others; each part between two of them
                         runs one way or the other, whichever is predicted to be faster
@@ -125,6 +126,8 @@ class Situation:
 def candidates(situation: Situation) -> list[Schedule]:
     """The schedules worth a look, each different from the others, the one predicted to be fastest first."""
     found = [one_after_another(situation)]
+    if situation.workers in (None, 1):
+        found.append(on_one_thread(situation))
     if situation.workers != 1 and situation.graph.operators:
         for width in sorted(width for width in situation.times if width < situation.cores):
             found += [side_by_side(situation, width), mixed(situation, width)]
@@ -142,6 +145,12 @@ def one_after_another(situation: Situation) -> Schedule:
         return Schedule("one after another", situation.alone, workers, threads)
     order = [pair for part in parts(situation.graph) for pair in _in_list_order(situation.graph, part)]
     return Schedule("one after another", situation.together, workers, threads, tuple(order))
+
+
+def on_one_thread(situation: Situation) -> Schedule:
+    """Nobody else is needed, and nobody has to be woken: what small nets can be fastest with."""
+    threads = (1,) * len(situation.graph)
+    return Schedule("on one thread", situation.alone, 1, threads)
 
 
 def side_by_side(situation: Situation, width: int) -> Schedule:

@@ -119,7 +119,7 @@ def test_what_the_caller_fixed_is_kept() -> None:
     assert {schedule.net_type for schedule in candidates(several)} == {"async_dag"}
     assert candidates(several)[0].order == ((1, 2),)  # both branches take all cores
     single = situation(graph, one, two, workers=1, alone="dag", together="dag")
-    assert [(schedule.workers, schedule.net_type) for schedule in candidates(single)] == [(1, "dag")]
+    assert [(schedule.workers, schedule.net_type) for schedule in candidates(single)] == [(1, "dag")] * 2
 
 
 def test_with_several_runs_in_flight_every_operator_has_one_thread() -> None:
