@@ -59,8 +59,10 @@ class DirectCalls:
             transfers = replica.transfers
             copied = False
             if transfers is not None and transfers.in_place():
-                copied = out is None and transfers.copied == names
+                copied = transfers.copied == names
                 if copied:
+                    if out is not None:
+                        transfers.check(out)
                     transfers.copy_in(arrays)
                 else:
                     transfers.feed(arrays, names)

@@ -9,7 +9,7 @@ nothing holds on to the caller's.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,14 +99,14 @@ class Transfers:
         if all(array.dtype != np.object_ for array in arrays):
             self.signature = tuple((p.name, p.array.dtype, p.array.shape) for p in self._inputs)
         self.copied: tuple[str, ...] | None = None
-        self._copies: list[tuple[str, Callable[[], Array]]] = []
+        self._copies: list[tuple[str, Array]] = []
         self._targets = arrays
         places = [self._output(name) for name in outputs]
         if not any(
             place is None or place.moves or place.array.dtype == np.object_ for place in (*places, *self._inputs)
         ):
             self.copied = tuple(outputs)
-            self._copies = [(place.name, place.array.copy) for place in places if place is not None]
+            self._copies = [(place.name, place.array) for place in places if place is not None]
 
     def in_place(self) -> bool:
         """True while the net is prepared as it was when these were made."""
@@ -143,12 +143,21 @@ class Transfers:
         for target, array in zip(self._targets, arrays):  # noqa: B905 - as many as the signature has
             target[...] = array
 
+    def check(self, out: Mapping[str, Array]) -> None:
+        """Raise FeedError, where `copied` is set, when an array of `out` has not the dtype or shape of its result."""
+        for name, array in self._copies:
+            target = out.get(name)
+            if target is not None and (target.dtype is not array.dtype or target.shape != array.shape):
+                check_result(self._net.name, name, array, target)
+
     def aim(self, names: Sequence[str], out: Mapping[str, Array] | None) -> None:
         """Have large results written to where the caller gets them. To be called before a run.
 
         Raises FeedError when an array of `out` has not the dtype or shape of its result.
         """
-        if out is None and self.copied == names:
+        if self.copied == names:
+            if out is not None:
+                self.check(out)
             return
         for name in names:
             place = self._output(name)
@@ -168,9 +177,14 @@ class Transfers:
     def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
         """The results of a run, in arrays that are the caller's."""
         results: Outputs = {}
-        if out is None and self.copied == names:
-            for name, copy in self._copies:
-                results[name] = copy()
+        if self.copied == names:
+            for name, array in self._copies:
+                target = None if out is None else out.get(name)
+                if target is None:
+                    results[name] = array.copy()
+                else:
+                    target[...] = array
+                    results[name] = target
             return results
         for name in names:
             aimed = self._aimed.get(name)

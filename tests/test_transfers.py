@@ -383,7 +383,7 @@ SHARED = np.zeros((4, 3), np.float32)
         ({"y": FED}, r"out\['y'\] has memory in common with input 'x'"),
         ({"y": FED[::-1]}, r"out\['y'\] has memory in common with input 'x'"),
         ({"y": SHARED[:2], "h": SHARED[1:3]}, r"out\['h'\] has memory in common with out\['y'\]"),
-        ({"z": rows(0)}, r"out: \['z'\] are not among the results asked for, \['y', 'h'\]"),
+        ({"z": rows(0)}, r"out: 'z' is not among the results asked for, \['y', 'h'\]"),
         ({"y": rows(0, 3)}, r"out\['y'\] must be float32 of shape \(2, 3\), found float32 of shape \(3, 3\)"),
         ({"y": rows(0).astype(np.float64)}, r"out\['y'\] must be float32 of shape \(2, 3\), found float64 of shape"),
     ],

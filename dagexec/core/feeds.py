@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -36,20 +37,20 @@ def check_out(net: str, out: Mapping[str, Array], names: Sequence[str], feeds: F
 
     They must not have memory in common, neither among each other nor with `feeds`.
     """
-    prefix = f"net {net!r}"
-    unknown = sorted(set(out) - set(names))
-    if unknown:
-        raise FeedError(f"{prefix}: out: {unknown} are not among the results asked for, {list(names)}")
-    others = [(f"input {name!r}", array) for name, array in feeds.items() if isinstance(array, np.ndarray)]
     for name, array in out.items():
+        if name not in names:
+            raise FeedError(f"net {net!r}: out: {name!r} is not among the results asked for, {list(names)}")
         if not isinstance(array, np.ndarray):
-            raise FeedError(f"{prefix}: out[{name!r}] must be a NumPy array, found {type(array).__name__}")
+            raise FeedError(f"net {net!r}: out[{name!r}] must be a NumPy array, found {type(array).__name__}")
         if not array.flags.writeable:
-            raise FeedError(f"{prefix}: out[{name!r}] is read-only")
-        for what, other in others:
-            if np.may_share_memory(array, other) and np.shares_memory(array, other):
-                raise FeedError(f"{prefix}: out[{name!r}] has memory in common with {what}")
-        others.append((f"out[{name!r}]", array))
+            raise FeedError(f"net {net!r}: out[{name!r}] is read-only")
+        for other_name, other in feeds.items():
+            if isinstance(other, np.ndarray) and np.may_share_memory(array, other) and np.shares_memory(array, other):
+                raise FeedError(f"net {net!r}: out[{name!r}] has memory in common with input {other_name!r}")
+    if len(out) > 1:
+        for (name, array), (other_name, other) in itertools.combinations(out.items(), 2):
+            if np.shares_memory(array, other):
+                raise FeedError(f"net {net!r}: out[{other_name!r}] has memory in common with out[{name!r}]")
 
 
 def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
