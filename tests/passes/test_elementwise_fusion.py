@@ -35,6 +35,18 @@ def test_operands_of_smaller_shapes_numbers_and_the_tensor_itself() -> None:
     ]  # fmt: skip
 
 
+def test_numbers_on_either_side() -> None:
+    operators = [
+        op("Sub", ["n", "x"], ["a"]),
+        op("Add", ["a", "n"], ["b"]),
+        op("Div", ["b", "n"], ["c"]),
+        op("Exp", ["c"], ["d"]),
+        op("Div", ["n", "d"], ["y"]),
+    ]
+    model = model_of(operators, n=np.array([1.5], np.float32))
+    assert rewritten(PASS, model) == ["FusedElementwise x -> y"]
+
+
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 def test_a_batch_normalisation_and_what_follows(order: str) -> None:
     shape = (2, 4, 5, 6) if order == "NCHW" else (2, 5, 6, 4)
