@@ -38,7 +38,7 @@ logger = logging.getLogger("dagexec")
 
 Array = npt.NDArray[Any]
 
-_QUIET = 0.8
+_QUIET, _PROBES = 0.8, 3
 _LEAST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 25, 400
 _SHORT = 0.1  # seconds: rounds that are over so soon are not enough yet
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
@@ -110,8 +110,8 @@ class Bench:
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
     def quiet(self) -> bool:
-        """True when this process gets nearly all of the cores at this moment."""
-        return free_share(available_cores()) >= _QUIET
+        """True when this process gets nearly all of the cores, each time it looks."""
+        return all(free_share(available_cores()) >= _QUIET for _ in range(_PROBES))
 
     def parameters(self, model: Model) -> Workspace:
         """The workspace of the model's parameters, which all nets on the same parameters share."""

@@ -88,14 +88,26 @@ def choose_schedule(
         situation = _situation(graph, wishes, _estimated_times(graph, model, widths, inputs))
         predicted = _considered(situation)
         return Choice(predicted[0].schedule, tuple(predicted))
-    if not measures.quiet():
-        logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
-        (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
-        predicted = _considered(_situation(graph, wishes, _scaled_times(graph, alone, widths)))
-        chosen = predicted[0].schedule
-        measures.run_seconds([trial_of(model, chosen, wishes.threads or 1)], 0.0)  # its operators choose how to compute
-        return Choice(chosen, tuple(predicted))
-    times = _measured_times(model, widths, measures, seconds * 0.3)
+    if measures.quiet():
+        choice = _by_measurement(model, graph, wishes, measures, seconds)
+        if measures.quiet():
+            return choice
+    return _by_prediction(model, graph, wishes, measures, seconds)
+
+
+def _by_prediction(model: Model, graph: Graph, wishes: Wishes, measures: Measures, seconds: float) -> Choice:
+    """While others use the machine: from the processor time of operators on one thread."""
+    logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
+    (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
+    predicted = _considered(_situation(graph, wishes, _scaled_times(graph, alone, _widths(wishes))))
+    chosen = predicted[0].schedule
+    measures.run_seconds([trial_of(model, chosen, wishes.threads or 1)], 0.0)  # its operators choose how to compute
+    return Choice(chosen, tuple(predicted))
+
+
+def _by_measurement(model: Model, graph: Graph, wishes: Wishes, measures: Measures, seconds: float) -> Choice:
+    """From the times of operators and of whole runs."""
+    times = _measured_times(model, _widths(wishes), measures, seconds * 0.3)
     slowdown = measures.slowdown(model, wishes.cores, seconds * 0.1) if wishes.cores > 1 else 1.0
     costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
     predicted = _considered(_situation(graph, wishes, times, costs, slowdown))

@@ -25,10 +25,10 @@ class Invented:
         self.operators = operators
         self.runs = runs
         self.asked: list[Trial] = []
-        self.alone = True
+        self.probes: list[bool] = []
 
     def quiet(self) -> bool:
-        return self.alone
+        return self.probes.pop(0) if self.probes else True
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         self.asked += trials
@@ -59,11 +59,18 @@ def test_what_is_measured_goes_before_what_is_predicted() -> None:
 
 def test_on_a_busy_machine_prediction_decides_alone() -> None:
     measures = Invented({1: [1 * MS] * 4}, {("simple", 1): 9.0})
-    measures.alone = False
+    measures.probes = [False]
     choice = choose_schedule(model_of(*CHAIN), Wishes(2), measures, 1.0, None)
     assert choice.schedule == Schedule("one after another", "simple", 1, (2, 2, 2, 2))
     assert [_threads(trial.model) for trial in measures.asked] == [[2] * 4]  # run for its own choices, not for its time
     assert [row.measured for row in choice.considered] == [None] * len(choice.considered)
+
+
+def test_what_was_measured_while_others_came_to_use_the_machine_does_not_count() -> None:
+    measures = Invented({1: [1 * MS] * 4, 2: [5 * MS] * 4}, {("simple", 1): 9.0, ("dag", 2): 1 * MS})
+    measures.probes = [True, False]
+    choice = choose_schedule(model_of(*CHAIN), Wishes(2), measures, 1.0, None)
+    assert choice.schedule == Schedule("one after another", "simple", 1, (2, 2, 2, 2))
 
 
 def test_candidates_that_are_predicted_to_be_far_slower_are_not_run() -> None:
