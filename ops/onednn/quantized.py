@@ -19,8 +19,8 @@ from dagexec.core.dtypes import FLOAT32, INT8, INT32, TypeMeta, from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops.geometry import Axis
 from dagexec.ops.layout import NCHW, NHWC, channels_last
+from dagexec.ops.onednn.convolution_family import grouped, require_window, tail_of
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import append_post_ops
 from dagexec.ops.onednn.primitive import (
@@ -143,6 +143,7 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
         call = self.call()
         _, what = convolution.read_conv(call)
         window, axes = convolution.quant_window(call)
+        require_window(axes, self.label)
         weights, group = self.x(1), self.arguments.int("group", 1)
         self.require_exact(weights[0].size)
         if not weights.size or not self.x(0).size:
@@ -160,9 +161,7 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
         arguments |= append_post_ops(
             attributes, self.onednn, scaling.post_ops, operands, (y.ndim, NHWC), self.label
         )
-        logical = np.moveaxis(weights, -1, 1) if window.channels_last else weights
-        if group > 1:
-            logical = logical.reshape(group, len(weights) // group, *logical.shape[1:])
+        logical = grouped(weights, group, window.channels_last)
         wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
         source, result = self.image(x, NHWC), self.image(y, NHWC)
         dims = self.onednn.dims
@@ -171,7 +170,7 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
                 "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
                 source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
                 dims([axis.stride for axis in axes]), dims([axis.dilation - 1 for axis in axes]),
-                dims([axis.head for axis in axes]), dims([_tail(axis) for axis in axes]), attributes.handle,
+                dims([axis.head for axis in axes]), dims([tail_of(axis) for axis in axes]), attributes.handle,
             )
         )  # fmt: skip
         target = found.descriptor(WEIGHTS_MD)
@@ -199,11 +198,6 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
             if not implementation.name.startswith(("ref", "gemm:ref")):
                 return implementation
         raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast convolution of this geometry")
-
-
-def _tail(axis: Axis) -> int:
-    """The padding at the end that the last window needs, less than nothing where it does not reach the end."""
-    return (axis.out - 1) * axis.stride + axis.extent - axis.size - axis.head
 
 
 @operator(product.QUANT_FC, engine="ONEDNN")

@@ -50,13 +50,14 @@ def test_convolutions_agree_with_the_exact_ones(data: st.DataObject) -> None:
     random = np.random.default_rng(draw(st.integers(0, 1000)))
     group = draw(st.sampled_from([1, 1, 2, 16]))
     channels, filters = ((16, 16) if group == 16 else (group * draw(st.integers(1, 20)) for _ in range(2)))
-    kernel, stride, pad = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 2))
+    kernel, stride, pad, dilation = (draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (0, 3), (1, 2)))
     x_type, to = draw(st.sampled_from(["uint8", "int8"])), draw(st.sampled_from(["uint8", "int8", "float32"]))
     x = full_range(random, (2, 9, 8, channels), x_type)
     weights = full_range(random, (filters, kernel, kernel, channels // group), np.int8)
     w_scale = random.uniform(0.001, 0.02, draw(st.sampled_from([1, filters]))).astype(F32)
     inputs: list[Array] = [x, weights, w_scale]
     arguments: dict[str, Any] = {"kernel": kernel, "stride": stride, "pad": pad, "group": group, "to": to}
+    arguments["dilation"] = dilation
     arguments |= {"x_scale": 0.0213, "x_zero_point": draw(st.sampled_from([0, int(full_range(random, (), x_type))]))}
     if to != "float32":
         zero = draw(st.sampled_from([0, int(full_range(random, (), to))]))
@@ -66,7 +67,7 @@ def test_convolutions_agree_with_the_exact_ones(data: st.DataObject) -> None:
         arguments["bias"] = 1
     post_ops = draw(st.sampled_from([[], ["relu"], ["clip:0.0:6.0"], ["leaky_relu:0.1"]]))
     if draw(st.booleans()):
-        height, width = ((size + 2 * pad - kernel) // stride + 1 for size in (9, 8))
+        height, width = ((size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for size in (9, 8))
         kind = draw(st.sampled_from(["uint8", "int8", "float32"]))
         shape = (2, height, width, filters)
         addend = random.standard_normal(shape).astype(F32) if kind == "float32" else full_range(random, shape, kind)
