@@ -10,6 +10,7 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.onednn import needs_onednn
 from tests.ops.running import operator_def
 
 X = np.random.default_rng(0).uniform(0.5, 1, (2, 8, 128, 160))
@@ -50,12 +51,29 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
 LIMIT = 100_000  # bytes: well below a tensor here; NumPy's own iterators may use up to 8192 elements an operand
 
 
-def prepared(op_type: str, inputs: list[Any], arguments: dict[str, Any], dtype: type) -> tuple[Workspace, SimpleNet]:
+ONEDNN_CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
+    *CASES,
+    *((name, [X], {"kernel": 3, "stride": 2, "pad": 1}) for name in ("MaxPool", "AveragePool")),
+    ("AveragePool", [X], {"kernel": 3, "stride": 2, "pad": 1, "ceil_mode": 1, "count_include_pad": 1}),
+    ("Reorder", [X], {"to_order": "NHWC"}),
+    ("ChannelShuffle", [X], {"group": 4}),
+    ("Concat", [X, X], {"axis": 1, "threads": 2}),
+    ("ResizeNearest", [X], {"height_scale": 2.0, "width_scale": 2.0}),
+    ("FusedFC", [M, M, M[:, 0], M[:, 0]], {"post_ops": ["relu", "mul:3"]}),
+    ("FusedElementwise", [X, X, X[0, 0, 0]], {"post_ops": ["add:1", "tanh", "mul:2", *["linear:-1.0:0.5"] * 40]}),
+]
+
+
+def prepared(
+    op_type: str, inputs: list[Any], arguments: dict[str, Any], dtype: type, engine: str = ""
+) -> tuple[Workspace, SimpleNet]:
     """A net of one operator from x0, x1, ... to y, which has run once on `inputs`."""
     workspace = Workspace()
     feed(workspace, inputs, dtype)
     names = [f"x{index}" for index in range(len(inputs))]
-    net = SimpleNet(NetDef(name="n", op=[operator_def(op_type, names, ["y"], **arguments)]), workspace)
+    definition = operator_def(op_type, names, ["y"], **arguments)
+    definition.engine = engine
+    net = SimpleNet(NetDef(name="n", op=[definition]), workspace)
     net.run()
     return workspace, net
 
@@ -72,7 +90,18 @@ def feed(workspace: Workspace, inputs: list[Any], dtype: type) -> None:
 def test_second_run_allocates_no_tensor(
     op_type: str, inputs: list[Any], arguments: dict[str, Any], dtype: type
 ) -> None:
-    _, net = prepared(op_type, inputs, arguments, dtype)
+    assert_no_allocation(*prepared(op_type, inputs, arguments, dtype))
+
+
+@needs_onednn
+@pytest.mark.parametrize(("op_type", "inputs", "arguments"), ONEDNN_CASES)
+def test_second_run_by_onednn_allocates_no_tensor(
+    op_type: str, inputs: list[Any], arguments: dict[str, Any]
+) -> None:
+    assert_no_allocation(*prepared(op_type, inputs, arguments, np.float32, "ONEDNN"))
+
+
+def assert_no_allocation(_workspace: Workspace, net: SimpleNet) -> None:
     with net:
         net.run()
         tracemalloc.start()
@@ -89,14 +118,27 @@ def test_second_run_allocates_no_tensor(
 @pytest.mark.parametrize(("op_type", "inputs", "arguments"), CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_second_run_reads_its_inputs_anew(op_type: str, inputs: list[Any], arguments: dict[str, Any]) -> None:
+    assert_reads_anew(op_type, inputs, arguments, "")
+
+
+@needs_onednn
+@pytest.mark.parametrize(("op_type", "inputs", "arguments"), ONEDNN_CASES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_second_run_by_onednn_reads_its_inputs_anew(
+    op_type: str, inputs: list[Any], arguments: dict[str, Any]
+) -> None:
+    assert_reads_anew(op_type, inputs, arguments, "ONEDNN")
+
+
+def assert_reads_anew(op_type: str, inputs: list[Any], arguments: dict[str, Any], engine: str) -> None:
     others = [np.sort(value, axis=0)[::-1] ** 2 if value.dtype != np.bool_ else ~value for value in inputs]
-    workspace, net = prepared(op_type, inputs, arguments, np.float32)
+    workspace, net = prepared(op_type, inputs, arguments, np.float32, engine)
     with net:
         first = workspace.fetch_blob("y")
         feed(workspace, others, np.float32)
         net.run()
         second = workspace.fetch_blob("y")
-    fresh, other_net = prepared(op_type, others, arguments, np.float32)
+    fresh, other_net = prepared(op_type, others, arguments, np.float32, engine)
     with other_net:
         np.testing.assert_array_equal(second, fresh.fetch_blob("y"))
     assert op_type in ("Sign", "Floor", "ReduceProd") or not np.array_equal(first, second)
