@@ -2,7 +2,10 @@
 
 Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Nothing else is
 different: the run has a replica of its own, is counted, is waited for by whoever closes the executor, and can be
-stopped before any of its operators.
+stopped between operators.
+
+Operators that use several threads have a team of them for each thread that calls them, which takes long to make: then
+only the thread that calls first runs what it asks for.
 """
 
 from __future__ import annotations
@@ -26,11 +29,16 @@ from dagexec.transfers import Array, Outputs, Transfers
 class DirectCalls:
     """Runs in their callers' threads, with the idle replicas of `dispatcher`."""
 
-    def __init__(self, name: str, dispatcher: Dispatcher, in_sequence: bool) -> None:
-        """`name` is the net's. `in_sequence`: whatever its chains are, no more than one thread works for a run."""
+    def __init__(self, name: str, dispatcher: Dispatcher, in_sequence: bool, teams: bool) -> None:
+        """`name` is the net's. `in_sequence`: whatever its chains are, no more than one thread works for a run.
+
+        `teams`: operators use several threads.
+        """
         self._name = name
         self._dispatcher = dispatcher
         self._in_sequence = in_sequence
+        self._teams = teams
+        self._caller: int | None = None  # the one that has a team
 
     def run(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs | None:
         """The outputs; None when the run has to take the usual way, and nothing has been done.
@@ -41,6 +49,8 @@ class DirectCalls:
         dispatcher = self._dispatcher
         transfers, begin_here, end_here = dispatcher.first_idle(), dispatcher.begin_here, dispatcher.end_here
         if transfers is None or not (self._in_sequence or transfers.in_sequence) or feeds.__class__ is not dict:
+            return None
+        if self._teams and not self._has_team():
             return None
         signature = transfers.signature
         if signature is None or len(feeds) != len(signature):
@@ -85,6 +95,12 @@ class DirectCalls:
         except BaseException as error:
             end_here(outcome_name(error) if isinstance(error, Exception) else "cancelled")
             raise
+
+    def _has_team(self) -> bool:
+        caller = threading.get_ident()
+        if self._caller is None:
+            self._caller = caller
+        return self._caller == caller
 
     def _call(self, transfers: Transfers) -> None:
         step: Step | None = None

@@ -199,10 +199,11 @@ class Executor:
         self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, options.device, admission, telemetry)
         self.graph = self._replicas.graph
         self._direct: DirectCalls | None = None
-        alone = options.intra_op_threads == 1 and replicas <= num_workers
+        teams = options.intra_op_threads > 1
+        alone = replicas <= (1 if teams else num_workers)
         if alone and telemetry is None and line_observer() is None and self.net().on_host:
             in_sequence = num_workers == 1 or options.net_type == "simple"
-            self._direct = DirectCalls(model.net.name, self._dispatcher, in_sequence)
+            self._direct = DirectCalls(model.net.name, self._dispatcher, in_sequence, teams)
 
     def __enter__(self) -> Self:
         return self

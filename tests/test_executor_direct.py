@@ -65,11 +65,28 @@ def test_workers_run_what_they_can_share_and_what_telemetry_or_too_many_replicas
             executor.run({"x": rows(1)})
             assert not runs_here(executor, noted)
             assert threading.current_thread() not in noted.seen
-        for options in ({"replicas": 2, "num_workers": 1}, {"telemetry": True}, {"intra_op_threads": 2}):
+        for options in ({"replicas": 2, "num_workers": 1}, {"telemetry": True}):
             with warm("simple", "Noted", **options) as executor:
                 assert not runs_here(executor, noted), options
         with warm("simple", "Noted", replicas=2, num_workers=2) as executor:
             assert runs_here(executor, noted)
+
+
+def test_of_callers_whose_operators_use_several_threads_the_first_runs_what_it_asks_for() -> None:
+    noted = Threads()
+    with (
+        temporary_operator("Noted", noted),
+        warm("simple", "Noted", num_workers=2, intra_op_threads=2) as executor,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert runs_here(executor, noted)
+        assert not threads.submit(runs_here, executor, noted).result(PATIENCE)
+        assert runs_here(executor, noted)
+    with (
+        temporary_operator("Noted", noted),
+        warm("simple", "Noted", num_workers=2, replicas=2, intra_op_threads=2) as executor,
+    ):
+        assert not runs_here(executor, noted)
 
 
 def test_as_many_callers_as_replicas_run_side_by_side(held: Held) -> None:
