@@ -41,7 +41,8 @@ def run_operator(
     """The outputs of one operator.
 
     It runs with all floats 1, then on the inputs, and on them again with rubbish in the outputs, so that a value that a
-    run remembers shows: a memory plan may put other tensors there in between. Now and then it runs on the simulated device, too, which must give the same bytes.
+    run remembers shows: a memory plan may put other tensors there in between. Now and then it runs on the simulated
+    device, too, which must give the same bytes.
     """
     names = [f"x{index}" for index in range(len(inputs))]
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
