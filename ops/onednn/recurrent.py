@@ -49,7 +49,9 @@ class LSTM(OneDNNOperator, recurrent.LSTM):
         directions, hidden = sizes.directions, sizes.hidden
         x, y = self.x(0), self.y(0)
         side_by_side = (sizes.steps, sizes.batch, directions * hidden)
-        joined = y.reshape(side_by_side) if directions == 1 else self.scratch(side_by_side, y.dtype)
+        joined = y.reshape(side_by_side)
+        if directions == 2:
+            joined = self.working_memory(y.nbytes).view(y.dtype).reshape(side_by_side)
         source, target = self.packed(x), self.packed(joined)
         state = self._layout((1, directions, sizes.batch, hidden))
         bias_layout = self._layout((1, directions, GATES, hidden))
