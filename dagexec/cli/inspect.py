@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.arguments import SetOption, parse_arguments
+from dagexec.cli.compiled import choices_in_words, compiled_rows, compiled_table, compiled_without_measuring
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
@@ -45,6 +46,10 @@ def inspect_command(
         list[str] | None,
         typer.Option("--without-pass", metavar="NAME", help="Leave a pass out; may be given several times."),
     ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compiled", help="Show the operators that run: engine, order, threads; see docs/tuning.md."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
@@ -60,10 +65,13 @@ def inspect_command(
     rows = memory_rows(loaded, parse_shapes(shape or ())) if memory else []
     wants_passes = passes or without_pass
     outcomes = pass_outcomes(loaded, parse_shapes(shape or ()), without_pass or ()) if wants_passes else []
+    result = compiled_without_measuring(loaded, parse_shapes(shape or ())) if compiled else None
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
         found = _as_dict(loaded, graph, plan, types, parameters)
         found |= {"memory": {row.net_type: asdict(row) for row in rows}} if rows else {}
+        if result is not None:
+            found["compiled"] = {"operators": compiled_rows(result), "choices": choices_in_words(result)}
         print_json(found | ({"passes": passes_as_list(outcomes)} if wants_passes else {}))
         return
     console = Console()
@@ -84,6 +92,10 @@ def inspect_command(
         console.print(f"output {name}: {types.blobs.get(name) or 'unknown until it runs'}", markup=False)
     if wants_passes:
         console.print(pass_table(outcomes))
+    if result is not None:
+        console.print(compiled_table(compiled_rows(result)))
+        for line in choices_in_words(result):
+            console.print(line, markup=False)
 
 
 def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:

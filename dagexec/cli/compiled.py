@@ -1,0 +1,67 @@
+"""What `dagexec inspect --compiled` shows: the operators that run after compilation, and how it chose to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from dagexec.compilation import Compiled, CompileOptions, compile_model
+from dagexec.core.arguments import Arguments
+from dagexec.core.model import Model
+
+
+def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]) -> Compiled:
+    """The model as `compile` makes it, with the choices that are known already. Raises what compiling raises."""
+    return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes))
+
+
+def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
+    """For each operator: type, engine, order of its images, threads, post-ops, what it waits for, and its outputs."""
+    rows: list[dict[str, object]] = []
+    for definition in compiled.model.net.op:
+        arguments = Arguments(definition, definition.type)
+        order = arguments.string("order", "") or arguments.string("from_order", "")
+        target = arguments.string("output_order", "") or arguments.string("to_order", "")
+        rows.append(
+            {
+                "type": definition.type,
+                "engine": definition.engine,
+                "order": f"{order or 'NCHW'} to {target}" if target else order,
+                "threads": arguments.int("threads", 1),
+                "post_ops": arguments.strings("post_ops"),
+                "waits_for": list(definition.control_input),
+                "outputs": list(definition.output),
+            }
+        )
+    return rows
+
+
+def compiled_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """A row for each operator."""
+    table = Table(title="compiled")
+    for column in ("#", "operator", "engine", "order", "threads", "post-ops", "output"):
+        table.add_column(column, justify="right" if column in ("#", "threads") else "left")
+    for index, row in enumerate(rows):
+        waits = "".join(f"\n  after {name}" for name in _names(row["waits_for"]))
+        table.add_row(
+            str(index),
+            str(row["type"]),
+            str(row["engine"]),
+            str(row["order"]),
+            str(row["threads"]),
+            Text(", ".join(_names(row["post_ops"]))),
+            Text(", ".join(_names(row["outputs"])) + waits),
+        )
+    return table
+
+
+def _names(found: object) -> list[str]:
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def choices_in_words(compiled: Compiled) -> list[str]:
+    """Layout and schedule, a line each."""
+    lines = [] if compiled.report is None else compiled.report.lines()
+    return [line for line in lines if line.startswith(("layout: ", "schedule: ", "  "))]
