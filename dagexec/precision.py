@@ -44,8 +44,8 @@ class OutputError:
         largest: the largest difference over the largest magnitude.
         rms: root mean square of the difference over that of the output.
         cosine: of the angle between the two, as vectors.
-        top_1: the share of rows (along the last axis) whose largest element is the same one; None without rows of
-            two elements or more.
+        top_1: the share of samples (along the first axis) whose largest element is the same one; None for samples of
+            one element.
     """
 
     name: str
@@ -161,9 +161,10 @@ def _output_error(name: str, expected: Sequence[Outputs], found: Sequence[Output
         largest, size = max(largest, _largest(difference)), max(size, _largest(a))
         squares, whole, other = squares + (difference**2).sum(), whole + (a**2).sum(), other + (b**2).sum()
         product += (a * b).sum()
-        if a.ndim and a.shape[-1] > 1 and a.size:
-            same += int((a.argmax(-1) == b.argmax(-1)).sum())
-            rows += a.size // a.shape[-1]
+        samples = len(a) if a.ndim > 1 else 1
+        if a.size > samples:
+            same += int((a.reshape(samples, -1).argmax(1) == b.reshape(samples, -1).argmax(1)).sum())
+            rows += samples
     cosine = product / np.sqrt(whole * other) if whole and other else float(whole == other)
     return OutputError(
         name,

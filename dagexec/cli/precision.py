@@ -33,7 +33,7 @@ def precision_table(report: PrecisionReport) -> Table:
     caption = (
         f"\nfloat32 {report.float32_ms:.3f} ms, {report.dtype} {report.dtype_ms:.3f} ms: "
         f"{report.speed_up:.2f} times as fast\n"
-        "largest, rms: errors relative to float32's output; top-1: rows with the same\nlargest element"
+        "largest, rms: errors relative to float32's output; top-1: samples with the same\nlargest element"
     )
     table = _table(f"{report.model}: {report.dtype} against float32, {report.inputs} input(s)", caption)
     table.add_column("output")

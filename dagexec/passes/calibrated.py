@@ -176,18 +176,26 @@ class _Groups:
             if name in self._parents:
                 continue
             self._parents[name] = name
-            writer = draft.producer(name)
-            moved = None if writer is None else moved_inputs(draft[writer], draft, writer)
-            if writer is None or moved is None or not self._are_floats(moved, types):
-                continue
-            for other in (*moved, *draft[writer].output):
-                waiting.append(other)
+            waiting += self._moved_with(name, types)
         for name in list(self._parents):
-            writer = draft.producer(name)
-            moved = None if writer is None else moved_inputs(draft[writer], draft, writer)
-            if writer is not None and moved is not None and self._are_floats(moved, types):
-                for other in (*moved, *draft[writer].output):
-                    self._parents[self._root(other)] = self._root(name)
+            for other in self._moved_with(name, types):
+                self._parents[self._root(other)] = self._root(name)
+
+    def _moved_with(self, name: str, types: Types) -> list[str]:
+        """What the operator that writes `name` moves and writes, when it does nothing else: all of one scale.
+
+        Relu behind such an operator counts, too; behind a layer it belongs to that.
+        """
+        draft = self._draft
+        writer = draft.producer(name)
+        if writer is None:
+            return []
+        moved = moved_inputs(draft[writer], draft, writer)
+        if draft[writer].type == "Relu":
+            before = draft.producer(draft[writer].input[0])
+            follows = before is not None and moved_inputs(draft[before], draft, before) is not None
+            moved = [draft[writer].input[0]] if follows else None
+        return [*moved, *draft[writer].output] if moved is not None and self._are_floats(moved, types) else []
 
     def _are_floats(self, names: Iterable[str], types: Types) -> bool:
         """True for blobs of float32 that have one value and are no constants."""

@@ -3,7 +3,7 @@
 A model with these two around its operators says in which precision each value is (the QDQ form of ONNX). Here
 
 - what is only concatenated is quantised with the scale that the concatenation is quantised with;
-- operators that only move elements, and maxima, are done on integers, and the dequantisation comes after them;
+- operators that only move elements, maxima, and Relu are done on integers, and the dequantisation comes after them;
 - a quantisation that undoes a dequantisation goes away;
 - a convolution or product with a quantised input and quantised weights becomes QuantConv or QuantFC, with the
   activation, the sum and the quantisation that follow it; a sum of two quantised tensors becomes QuantAdd.
@@ -77,6 +77,8 @@ def apply(model: Model) -> Rewritten:
             _cancel(draft, number)
         elif moved_inputs(definition, draft, number):
             _move_integers(draft, number)
+        elif definition.type == "Relu":
+            _cut_integers(draft, number)
     for number, definition in draft.operators():
         if number not in draft or not draft.is_free(number):
             continue
@@ -158,6 +160,21 @@ def _move_integers(draft: Draft, number: int) -> None:
     on_integers.output[:] = results
     label = draft.label(number)
     draft.replace(number, on_integers, *after)
+    draft.changed(f"{label}: on integers")
+
+
+def _cut_integers(draft: Draft, number: int) -> None:
+    """Relu of integers: none is less than the zero point."""
+    definition = draft[number]
+    source = dequantised(draft, definition.input[0])
+    writer = draft.producer(definition.input[0])
+    if source is None or writer is None:
+        return
+    integers, linear = source
+    name = definition.output[0]
+    label, cut = draft.label(number), draft.fresh(f"{name}/integers")
+    after = operator(DEQUANTIZE, [cut, *draft[writer].input[1:]], [name])
+    draft.replace(number, operator("Clip", [integers], [cut], name=definition.name, min=linear.zero_point), after)
     draft.changed(f"{label}: on integers")
 
 

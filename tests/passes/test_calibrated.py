@@ -59,6 +59,17 @@ def test_what_is_concatenated_or_added_stays_on_integers() -> None:
     assert error(model, result.model) < 0.03
 
 
+def test_a_relu_behind_a_concatenation_is_done_on_integers() -> None:
+    operators = [
+        CONV_1, op("AveragePool", ["c1"], ["p"], kernel=3, pad=1), op("Concat", ["c1", "p"], ["s"], axis=1),
+        op("Relu", ["s"], ["h"]), op("Conv", ["h", "w4"], ["y"], kernel=1),
+    ]  # fmt: skip
+    model = model_of(operators, **WEIGHTS, w4=normal(4, 16, 1, 1))
+    result = quantised(model)
+    assert types_of(result.model)[-4:] == ["QuantizeLinear", "Concat", "Clip", "QuantConv"]
+    assert error(model, result.model) < 0.03
+
+
 def test_the_shortcut_of_a_residual_block_is_quantised_too() -> None:
     operators = [
         op("Conv", ["x", "w1"], ["a"], kernel=1), op("Conv", ["x", "w2"], ["b"], kernel=1),

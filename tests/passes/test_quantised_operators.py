@@ -121,6 +121,16 @@ def test_maxima_and_moves_are_done_on_integers_and_what_undoes_itself_goes() -> 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("zero", [0, 128])
+def test_a_relu_of_integers_cuts_them_at_the_zero_point(zero: int) -> None:
+    operators = [*INPUT, op("Relu", ["xd"], ["r"]), q("r", "rq"), dq("rq", "y")]
+    assert folded(model_of(operators, **parameters(0.04, zero))) == [
+        "QuantizeLinear x a_scale a_zero -> xq",
+        "Clip xq -> r/integers",
+        "DequantizeLinear r/integers a_scale a_zero -> y",
+    ]
+
+
 def test_a_concatenation_gives_its_scale_to_what_is_quantised_for_it() -> None:
     operators = [
         *INPUT, q("z", "zq", "b"), dq("zq", "zd", "b"), op("Concat", ["xd", "zd"], ["c"], axis=1), *OUTPUT,
