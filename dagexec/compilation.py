@@ -272,7 +272,7 @@ class _Compilation:
         found = fastest(threads) if bench.quiet() else None
         if found is None or not bench.quiet():  # on one thread its processor time counts, whoever uses the machine
             found = fastest(1)
-        layout = choices.keep(key, found or LAYOUTS[0])
+        layout = LAYOUTS[0] if found is None else choices.keep(key, found)
         bench.keep_only(self._late(model, after, layout).model)
         return layout
 
@@ -286,12 +286,24 @@ class _Compilation:
         if schedule is not None:
             return Choice(schedule)
         bench = self._measures()
-        seconds = min(self._tuning * _SCHEDULE_SHARE, self._left())
-        choice = choose_schedule(model, wishes, bench, seconds, self._inputs)
-        self._origin = "estimated" if bench is None else "measured"
-        if bench is not None and options.replicas == 1:
-            choices.keep(key, to_text(choice.schedule))
-            choices.flush()
+        if bench is not None:
+            try:
+                seconds = min(self._tuning * _SCHEDULE_SHARE, self._left())
+                choice = choose_schedule(model, wishes, bench, seconds, self._inputs)
+                self._origin = "measured"
+            except Exception as error:  # whatever an operator raises for inputs that are made up
+                logger.warning(
+                    "net %r: not measured, give compile() the shapes to tune for: %s: %s",
+                    model.name, type(error).__name__, error,
+                )  # fmt: skip
+                bench = None
+            else:
+                if options.replicas == 1:
+                    choices.keep(key, to_text(choice.schedule))
+                    choices.flush()
+        if bench is None:
+            choice = choose_schedule(model, wishes, None, 0.0, self._inputs)
+            self._origin = "estimated"
         return choice
 
     def _measures(self) -> Bench | None:
