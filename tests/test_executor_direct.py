@@ -186,6 +186,16 @@ def test_closing_waits_for_a_run_in_its_callers_thread(held: Held) -> None:
         closing.result(PATIENCE)
 
 
+@pytest.mark.parametrize("end", [lambda executor: executor.close(), lambda executor: executor.drain()])
+def test_a_closed_executor_runs_nothing_in_its_callers_thread(end: Callable[[dagexec.Executor], object]) -> None:
+    with warm(num_workers=1) as executor:
+        executor.run({"x": rows(1)})
+        end(executor)
+        with pytest.raises(ClosedError, match="the executor is closed"):
+            executor.run({"x": rows(1)})
+        assert executor.statistics().completed == 1
+
+
 def test_a_drain_whose_time_is_over_stops_a_run_before_its_next_operator(held: Held) -> None:
     after: list[Operator] = []
     with temporary_operator("After", after.append):

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import anyio
+import numpy as np
 
 import dagexec
 from dagexec.core.errors import (
@@ -263,9 +264,15 @@ class _CaseRun:
         timeout = request.patience if request.ending == "timeout" else None
         if timeout is None and self._may_hang():
             timeout = PATIENCE_WITH_HANGS
+        out: Outputs | None = None
+        if request.mistake is None and request.feed % 2:  # every second result goes to an array of the caller's
+            expected = self._reference[request.feed]
+            out = {name: np.full_like(expected[name], 77) for name in sorted(expected)[::2]}
+            self.tally["requests with arrays for results"] += 1
         return {
             "feeds": feeds,
             "outputs": outputs,
+            "out": out,
             "timeout": timeout,
             "priority": request.priority,
             "trace": self._detector,
