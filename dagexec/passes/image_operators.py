@@ -236,7 +236,7 @@ def _operands(
 ) -> tuple[dict[int, Image], dict[int, Callable[[Array, str], Array]]] | None:
     """Of the inputs at `positions`, which broadcast to `image`, the images and the constants; None when one is neither.
 
-    An image of one channel for many, and a constant of more axes than the image has, are neither.
+    An image of one channel for many, and a constant of more axes or more channels than the image has, are neither.
     """
     rank = image.axes + 2
     found: dict[int, Image] = {}
@@ -246,7 +246,8 @@ def _operands(
         other = images.get(name)
         if name in parameters:
             array = parameters[name]
-            if array.ndim > rank:
+            channels = array.shape[1 - rank] if array.ndim >= rank - 1 else 1
+            if array.ndim > rank or channels not in (1, image.channels):
                 return None
             constants[position] = lambda constant, order: in_order(constant, rank, order)
         elif other == image:

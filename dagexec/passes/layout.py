@@ -22,7 +22,7 @@ from dagexec.ops.layout import NCHW, NCHW16C, NHWC
 from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
 from dagexec.passes.rewriting import Pass, Rewritten
-from dagexec.passes.single_assignment import Value, Values
+from dagexec.passes.single_assignment import Value, Values, constants_of
 
 Node = tuple[str, int]
 
@@ -59,7 +59,7 @@ class _Assignment:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.values = Values(model)
-        self.roles = _roles(model, self.values)
+        self.roles = _roles(model)
         self.reads: list[str] = [NCHW] * len(self.roles)
         self.writes: list[str] = [NCHW] * len(self.roles)
 
@@ -155,9 +155,9 @@ def _outputs(role: Role | None) -> Mapping[int, Image]:
     return {} if role is None else role.outputs
 
 
-def _roles(model: Model, values: Values) -> list[Role | None]:
+def _roles(model: Model) -> list[Role | None]:
     """The role of every operator; what is known of images goes on from each to those that read its outputs."""
-    parameters = {name: array for name, array in model.parameters.items() if name not in values.written}
+    constants = constants_of(model)
     images: dict[str, Image | None] = {}
     for name, info in model.inputs.items():
         shape = info.shape
@@ -165,7 +165,7 @@ def _roles(model: Model, values: Values) -> list[Role | None]:
             images[name] = Image(len(shape) - 2, shape[1])
     roles: list[Role | None] = []
     for definition in model.net.op:
-        role = describe(definition, images, parameters)
+        role = describe(definition, images, constants)
         roles.append(role)
         for position, name in enumerate(definition.output):
             images[name] = _outputs(role).get(position)

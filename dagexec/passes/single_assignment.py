@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
 
 from dagexec.core.model import Model
 
@@ -32,18 +35,17 @@ class Values:
     """The values of a model's net.
 
     Attributes:
-        all: every value that is no parameter, by number.
-        read: by operator and input, the value; None for a parameter that no operator writes.
+        all: every value that is no constant, by number.
+        read: by operator and input, the value; None for a constant: a parameter that is neither fed nor written.
         written_by: by operator and output, the value.
-        written: names of blobs that operators write.
         names: of all blobs.
     """
 
     def __init__(self, model: Model) -> None:
         operators = model.net.op
-        self.written = frozenset(name for definition in operators for name in definition.output)
         self.names = {name for definition in operators for name in (*definition.input, *definition.output)}
         self.names |= {*model.inputs, *model.outputs, *model.parameters}
+        constants = constants_of(model)
         self.all: list[Value] = []
         self.read: list[tuple[Value | None, ...]] = []
         self.written_by: list[tuple[Value, ...]] = []
@@ -51,7 +53,7 @@ class Values:
         for index, definition in enumerate(operators):
             row: list[Value | None] = []
             for position, name in enumerate(definition.input):
-                if name not in current and name in model.parameters and name not in self.written:
+                if name in constants:
                     row.append(None)
                     continue
                 value = current.get(name) or self._new(current, name, None, 0)
@@ -70,3 +72,9 @@ class Values:
         self.all.append(value)
         current[name] = value
         return value
+
+
+def constants_of(model: Model) -> dict[str, npt.NDArray[Any]]:
+    """The parameters that hold the same in every run: neither fed nor written by an operator."""
+    changing = {name for definition in model.net.op for name in definition.output} | model.inputs.keys()
+    return {name: array for name, array in model.parameters.items() if name not in changing}

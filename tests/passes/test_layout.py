@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -249,6 +250,36 @@ def test_a_filter_that_a_run_computes_keeps_its_convolution_in_nchw() -> None:
     drawing.add("Sum", [drawing.constant("w", 16, 16, 3, 3)], "computed")
     drawing.add("Conv", ["x", "computed"], "y", kernel=3)
     assert not laid_out(drawing.model("y"), "NHWC").changes
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("fed", ["w", "scale"])
+def test_a_parameter_that_runs_are_fed_with_is_no_constant(name: str, fed: str) -> None:
+    drawing = Drawing((1, 16, 8, 8))
+    drawing.constant("w", 16, 16, 3, 3)
+    x = drawing.conv("x", "first", 16, 16)
+    x = drawing.add("Mul", [x, drawing.constant("scale", 1, 16, 1, 1)], "scaled")
+    drawing.add("Conv", [x, "w"], "y", kernel=3)
+    model = drawing.model("y")
+    value = drawing.random.standard_normal(drawing.parameters[fed].shape, np.float32)
+    inputs = {**model.inputs, fed: InputInfo(shape=value.shape)}
+    changed = laid_out(replace(model, inputs=inputs), name).model
+    image = drawing.random.standard_normal((1, 16, 8, 8), np.float32)
+    with dagexec.compile(changed, optimize=False) as executor:
+        found = executor.run({"x": image, fed: value})["y"]
+    expected = results(replace(model, parameters={**model.parameters, fed: value}), image)["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_constant_of_more_channels_than_the_image_decides_how_many_there_are(name: str) -> None:
+    drawing = Drawing((1, 4, 5, 5))
+    x = drawing.conv("x", "single", 4, 1)
+    x = drawing.add("Add", [x, drawing.constant("many", 1, 32, 1, 1)], "wide")
+    drawing.net.op.append(OperatorDef(type="Split", input=[x], output=["one", "two"]))
+    drawing.conv("one", "y", 16, 16)
+    drawing.conv("two", "z", 16, 16)
+    check_same(drawing.model("y", "z"), name)
 
 
 def test_outputs_that_nobody_reads_are_left_out() -> None:
