@@ -102,7 +102,7 @@ def onnxruntime_calls(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dic
 
 def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> Callable[[], list[Array]]:
     given = dict(feeds)
-    return lambda: session.run(None, given)  # type: ignore[no-any-return]
+    return lambda: session.run(None, given)
 
 
 def _bound(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> Callable[[], list[Array]]:
