@@ -58,6 +58,8 @@ def test_ranges_are_the_extremes_of_all_samples_and_zero() -> None:
     assert found["x"] == Range(float(whole.min()), float(whole.max()))
     assert found["h"] == Range(0.0, float(whole.max()))
     assert found["y"] == Range(-float(whole.max()), 0.0)
+    above = calibrate(MODEL, [{"x": np.full((1, 3), 2, np.float32)}], {"x"})
+    assert above["x"] == Range(0.0, 2.0)
 
 
 def test_an_outlier_is_left_out() -> None:

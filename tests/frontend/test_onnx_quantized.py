@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime
 import pytest
 
@@ -98,7 +99,16 @@ def test_what_cannot_be_converted_is_named(case: Case, reason: str) -> None:
 
 
 def test_dequantised_weights_stay_integers_in_the_model() -> None:
-    node = Case("DequantizeLinear", 13, (MATRIX, scale(0.5)))
-    model = from_model_proto(build(node)[0])
-    assert [definition.type for definition in model.net.op] == ["DequantizeLinear"]
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["w", "s"], ["wf"]),
+        onnx.helper.make_node("MatMul", ["x", "wf"], ["y"]),
+    ]
+    infos = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, size])
+        for name, size in (("x", 8), ("y", 3))
+    ]
+    weights = [onnx.numpy_helper.from_array(MATRIX.array, "w"), onnx.numpy_helper.from_array(np.float32(0.5), "s")]
+    graph = onnx.helper.make_graph(nodes, "g", infos[:1], infos[1:], initializer=weights)
+    model = from_model_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)]))
+    assert [definition.type for definition in model.net.op] == ["DequantizeLinear", "BatchMatMul"]
     assert model.init_net is None

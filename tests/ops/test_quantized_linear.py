@@ -91,6 +91,7 @@ def test_biases_of_32_bits_are_dequantised_without_losing_bits_before_the_produc
     x = np.array([16777217, -16777219, 2**31 - 1], np.int32)
     found = run_operator("DequantizeLinear", [x, F32(1)])[0]
     np.testing.assert_array_equal(found, x.astype(F32))
+    assert run_operator("DequantizeLinear", [x[:1], F32(1), np.int32(1)])[0] == 16777216
 
 
 def test_no_elements_and_no_axes_work() -> None:

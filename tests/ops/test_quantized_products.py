@@ -136,6 +136,16 @@ def test_fully_connected_layers_give_the_bits_of_integer_sums(
     np.testing.assert_array_equal(found, expected)
 
 
+def test_large_sums_are_exact_to_the_last_unit() -> None:
+    x, w = np.full((1, 4, 1, 901), 255, np.uint8), np.full((1, 4, 1, 901), 127, np.int8)
+    total = 4 * 901 * 255 * 127
+    bias = np.array([1 - total], np.int32)
+    found = run_operator("QuantFC", [x.reshape(1, -1), w.reshape(1, -1), F32(1), bias], bias=1)[0]
+    assert found.tolist() == [[1.0]]
+    found = run_operator("QuantConv", [x, w, F32(1), bias], bias=1, kernels=[1, 901])[0]
+    assert found.tolist() == [[[[1.0]]]]
+
+
 def test_an_image_is_folded_for_a_fully_connected_layer() -> None:
     random = np.random.default_rng(2)
     x, w = full_range(random, (2, 3, 4, 5), np.int8), full_range(random, (7, 60), np.int8)

@@ -147,6 +147,16 @@ def test_a_concatenation_gives_its_scale_to_what_is_quantised_for_it() -> None:
     np.testing.assert_array_equal(outputs_of(result, feeds)["y"], expected)
 
 
+def test_another_scale_is_another_value() -> None:
+    operators = [*INPUT, q("xd", "zq", "y"), dq("zq", "y", "y")]
+    model = model_of(operators, **A, **Y)
+    assert folded(model) == listed(model)
+    joined = [op("Concat", ["xd", "zd"], ["c"]), op("Abs", ["c"], ["y"])]
+    operators = [*INPUT, q("z", "zq", "b"), dq("zq", "zd", "b"), *joined]
+    model = model_of(operators, inputs={"x": (2, 3), "z": (2, 5)}, **A, **B)
+    assert folded(model) == listed(model)
+
+
 PRODUCTS = {
     "FC": (op("FC", ["xd", "wf", "b"], ["c"]), True),
     "Gemm": (op("Gemm", ["xd", "wf", "b"], ["c"], trans_b=1), True),
