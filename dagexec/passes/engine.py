@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from dagexec.core.arguments import make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import ANY_OPERATOR, engine_preferences, registered_engines
 from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.measuring import last_level_cache
 from dagexec.passes.rewriting import Pass, Rewritten
 
 ONEDNN = "ONEDNN"
@@ -25,18 +27,22 @@ ONEDNN = "ONEDNN"
 def assign_engine(model: Model) -> Rewritten:
     """`model` with engine ONEDNN on the operators that have it, if the library is there.
 
-    Nets on float64 inputs, and operators with parameters of float64, are left to NumPy.
+    Nets on float64 inputs, and operators with parameters of float64, are left to NumPy. Convolutions of a net whose
+    parameters stay in the processor's cache from run to run are told so, for the choice of their implementation.
     """
     if library() is None or any(info.dtype is FLOAT64 for info in model.inputs.values()):
         return Rewritten(model)
     net = NetDef()
     net.CopyFrom(model.net)
     preferred = {kind for (device, kind), engines in engine_preferences().items() if device == "cpu" and engines}
+    stays_in_cache = sum(array.nbytes for array in model.parameters.values()) <= last_level_cache() // 2
     changed: Counter[str] = Counter()
     for definition in net.op:
         if definition.engine or preferred & {definition.type, ANY_OPERATOR} or not _suits(definition, net, model):
             continue
         definition.engine = ONEDNN
+        if stays_in_cache and "Conv" in definition.type:
+            definition.arg.append(make_argument("cold_weights", 0))
         changed[definition.type] += 1
     if not changed:
         return Rewritten(model)

@@ -62,3 +62,12 @@ def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) ->
     rewritten = ENGINE.apply(given)
     assert rewritten.model is given
     assert not rewritten.changes
+
+
+@needs_onednn
+def test_convolutions_are_told_when_the_weights_of_the_net_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for nbytes, told in ((2 * 4 * 3 * 4, True), (2 * 4 * 3 * 4 - 1, False)):
+        monkeypatch.setattr("dagexec.passes.engine.last_level_cache", lambda nbytes=nbytes: nbytes)
+        rewritten = ENGINE.apply(model()).model
+        arguments = [{arg.name: arg.i for arg in definition.arg} for definition in rewritten.net.op]
+        assert arguments == [{"cold_weights": 0} if told else {}, {}, {}]
