@@ -7,14 +7,18 @@ branches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from dagexec.core.arguments import make_argument
+from dagexec.core.dtypes import from_numpy
 from dagexec.core.errors import DagexecError
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.passes.draft import Array, Draft, copied
 from dagexec.passes.purity import is_pure
@@ -24,12 +28,16 @@ from dagexec.passes.types import BlobType, infer_types
 GROWTH_BYTES = 1 << 20
 """A result may take so many bytes more than what it is computed from: repeating a constant in each run is cheaper."""
 
+MOST_SECONDS = 1.0
+"""Nominal time (`Cost.seconds`) of all that is computed; what would take longer is left to the runs."""
+
 
 def apply(model: Model) -> Rewritten:
     """Compute what depends on parameters alone, in list order, and give `Reshape` its shape as an argument."""
     draft = Draft(model)
     asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in model.net.op)
     types = infer_types(model) if asks_for_shapes else {}
+    seconds = 0.0
     for number, definition in draft.operators():
         if not draft.is_free(number):
             continue
@@ -40,19 +48,36 @@ def apply(model: Model) -> Rewritten:
         if definition.type in ("Shape", "Size"):
             _fold_shape(draft, number, types)
         elif is_pure(definition) and all(draft.constant(name) is not None for name in definition.input):
-            _fold(draft, number)
+            needed = _seconds(draft, number)
+            if seconds + needed <= MOST_SECONDS:
+                seconds += needed
+                _fold(draft, number)
     return draft.finish()
 
 
 def _fold(draft: Draft, number: int) -> None:
-    definition = draft[number]
-    results = _computed(draft, definition)
-    if results is None:
-        return
-    given = sum(draft.parameters[name].nbytes for name in definition.input)
-    if sum(array.nbytes for array in results) > given + GROWTH_BYTES:
-        return
-    _become_parameters(draft, number, results)
+    results = _computed(draft, draft[number])
+    if results is not None:
+        _become_parameters(draft, number, results)
+
+
+def _seconds(draft: Draft, number: int) -> float:
+    """The nominal time to compute an operator; infinite when its results are unknown or too large to be kept."""
+    definition, label = draft[number], draft.label(number)
+    schema = schema_of(definition.type)
+    arrays = {name: draft.parameters[name] for name in definition.input}
+    values = tuple(arrays[name] for name in definition.input)
+    if schema.infer is None:
+        return math.inf
+    try:
+        kinds = tuple(TensorType(array.shape, from_numpy(array.dtype)) for array in values)
+        call = OperatorCall(definition, draft.arguments(number), kinds, values, label)
+        results = schema.infer(call)
+        if sum(kind.nbytes for kind in results) > sum(array.nbytes for array in arrays.values()) + GROWTH_BYTES:
+            return math.inf
+        return schema.cost(call, results).seconds
+    except (DagexecError, ArithmeticError):
+        return math.inf
 
 
 def _computed(draft: Draft, definition: OperatorDef) -> list[Array] | None:

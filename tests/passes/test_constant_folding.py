@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
+import pytest
 
 from dagexec.core.proto import OperatorDef
+from dagexec.passes import constant_folding
 from dagexec.passes.constant_folding import GROWTH_BYTES, PASS
 from tests.nets import temporary_operator
 from tests.passes.models import model_of, normal, op, rewritten, unchanged
@@ -39,6 +43,33 @@ def test_a_result_much_larger_than_what_it_is_made_of_is_computed_in_each_run() 
         op("Add", ["x", "s"], ["y"]),
     ]
     assert unchanged(PASS, model_of(operators, c=normal(1)))
+
+
+def test_what_is_too_large_to_keep_is_never_computed() -> None:
+    model = model_of([op("ConstantFill", [], ["c"], shape=[1 << 24]), op("Slice", ["c"], ["y"], starts=[0], ends=[1])])
+    tracemalloc.start()
+    try:
+        assert not PASS.apply(model).changes
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_doubling_again_and_again_comes_to_an_end() -> None:
+    doubled = [op("Concat", [f"c{step}"] * 2, [f"c{step + 1}", f"sizes{step}"], axis=0) for step in range(22)]
+    model = model_of([*doubled, op("Slice", ["c22"], ["y"], starts=[0], ends=[1])], c0=normal(8))
+    result = PASS.apply(model)
+    assert result.changes
+    assert max(array.nbytes for array in result.model.parameters.values()) <= 2 * GROWTH_BYTES
+
+
+def test_what_would_take_long_is_left_to_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    operators = [op("Abs", ["w"], ["a"]), op("Sqrt", ["a"], ["s"]), op("Mul", ["x", "s"], ["y"])]
+    model = model_of(operators, w=normal(6))
+    monkeypatch.setattr(constant_folding, "MOST_SECONDS", 3e-6)
+    assert rewritten(PASS, model) == ["Sqrt a -> s", "Mul x s -> y"]
+    monkeypatch.setattr(constant_folding, "MOST_SECONDS", 1e-6)
+    assert unchanged(PASS, model)
 
 
 def test_shapes_without_free_axes_are_constants() -> None:
