@@ -269,6 +269,10 @@ class _Search:
                 and (tensor.is_empty or id(tensor.storage()) not in own_storages)
             ):
                 plannable.add(key)
+        for index in sorted(self._graph.views, reverse=True):
+            source, view = self._operators[index].input_blobs[0], self._operators[index].output_blobs[0]
+            if id(view) not in plannable:
+                plannable.discard(id(source))  # it is read, as the view, by those whose readers are not known
         return plannable
 
     def _finished(self) -> Buffers:

@@ -34,6 +34,9 @@ Array = npt.NDArray[Any]
 Make = Callable[..., BaseNet]
 
 KINDS: list[Make] = [SimpleNet, DAGNet, AsyncDAGNet]
+KINDS_OF_OPERATORS = (
+    "Relu", "Sum", "Mul", "Conv", "in place", "view", "Concat", "Split", "again", "Slice", "cut",
+)  # fmt: skip
 
 
 def memory_of(net: BaseNet) -> MemoryPlan:
@@ -61,7 +64,7 @@ def random_net(rng: random.Random, count: int) -> tuple[NetDef, list[str]]:
     for index in range(count):
         name = f"b{index}"
         a, b = rng.choice(live), rng.choice(live)
-        kind = rng.choice(["Relu", "Sum", "Mul", "Conv", "in place", "view", "Concat", "Split", "again", "Slice"])
+        kind = rng.choice(KINDS_OF_OPERATORS)
         if kind == "in place" and a != "x":
             operators.append(operator_def("Sigmoid", [a], [a]))
             continue
@@ -85,6 +88,10 @@ def random_net(rng: random.Random, count: int) -> tuple[NetDef, list[str]]:
             operators.append(operator_def("Slice", [a], [f"{name}p"], **cut))
             joined = operator_def("Concat", [f"{name}p", f"{name}p"], [name, f"{name}s"], axis=1, zero_copy=1)
             operators.append(joined)
+        elif kind == "cut":  # of a shape that values decide, through a view
+            operators.append(operator_def("Reshape", [a], [f"{name}v", f"{name}s"], shape=[12, 12]))
+            operators.append(relu(a, name))
+            operators.append(operator_def("Slice", [f"{name}v", "starts", "ends"], [f"{name}p"]))
         elif kind == "Conv":
             operators.append(operator_def("Conv", [a, "narrow", "bias"], [name], kernel=3, pad=1))
         elif kind in ("Sum", "Mul") and a != b:
@@ -103,6 +110,8 @@ def workspace_for(rng: random.Random) -> Workspace:
     shapes = {"x": (1, 4, 6, 6), "narrow": (4, 4, 3, 3), "wide": (4, 12, 3, 3), "bias": (4,)}
     for name, shape in shapes.items():
         workspace.feed_blob(name, values.standard_normal(shape, np.float32))
+    workspace.feed_blob("starts", np.zeros(2, np.int64))
+    workspace.feed_blob("ends", np.array([7, 5], np.int64))
     return workspace
 
 
@@ -246,6 +255,35 @@ def test_operators_of_unknown_shape_and_what_they_touch_keep_memory_of_their_own
         assert {buffer.name for buffer in memory_of(net).buffers} == {"a", "c", "z"}
         assert sum(isinstance(step, CheckedStep) for step in net.prepared().steps) == 2
         assert memory_of(net).own_bytes > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_operator_of_unknown_shape_reads_through_views_keeps_memory_of_its_own(kind: Make) -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", np.arange(16, dtype=np.float32))
+    workspace.feed_blob("starts", np.zeros(2, np.int64))
+    workspace.feed_blob("ends", np.array([2, 3], np.int64))
+    cut = operator_def("Slice", ["w", "starts", "ends"], ["y"])
+    cut.control_input.append("e")
+    definition = NetDef(
+        name="n",
+        op=[
+            relu("x", "a"),
+            operator_def("Reshape", ["a"], ["v", "s"], shape=[2, 8]),
+            operator_def("Reshape", ["v"], ["w", "t"], shape=[4, 4]),
+            operator_def("Negative", ["a"], ["b"]),
+            operator_def("Negative", ["b"], ["c"]),
+            operator_def("Negative", ["c"], ["d"]),
+            operator_def("Negative", ["d"], ["e"]),
+            cut,
+        ],
+    )
+    with make(kind, definition, workspace, 2, frozenset({"y"})) as net:
+        for _ in range(2):
+            net.run()
+            assert workspace.fetch_blob("y").tolist() == [[0, 1, 2], [4, 5, 6]]
+        assert not {"a", "v", "w"} & {buffer.name for buffer in memory_of(net).buffers}
+        assert check_net(net).holds
 
 
 def test_strings_and_strided_tensors_keep_memory_of_their_own() -> None:
