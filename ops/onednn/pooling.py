@@ -71,12 +71,8 @@ class Pooling(OneDNNOperator):
 
 
 def _tail(axis: Axis) -> int:
-    """The padding behind the pixels that the last window reads; negative when it leaves out a stride of them or more.
-
-    Windows that end before the last pixel, by less than a stride, need none.
-    """
-    tail = axis.covered - axis.head - axis.size
-    return tail if tail <= -axis.stride else max(0, tail)
+    """The padding behind the image that the last window reads; negative when it ends before the last pixel."""
+    return axis.covered - axis.head - axis.size
 
 
 class MaximumPooling(Pooling, MaxPooling):

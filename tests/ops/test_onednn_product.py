@@ -88,6 +88,31 @@ def test_constant_weights_are_packed_once(rows: int, inner: int, units: int) -> 
 
 
 @needs_onednn
+def test_operators_that_share_constant_weights_each_have_their_layout() -> None:
+    workspace = Workspace()
+    arrays = {"x": normal(41, 70, 48), "w": normal(42, 48, 48), "b": normal(43, 48)}
+    for name, array in arrays.items():
+        workspace.feed_blob(name, array)
+    workspace.get_blob("w").get(Tensor).freeze()
+    definitions = [
+        operator_def("FC", ["x", "w", "b"], ["straight"]),
+        operator_def("FCTransposed", ["x", "w", "b"], ["turned"]),
+        operator_def("MatMul", ["x", "w"], ["product"]),
+        operator_def("MatMul", ["x", "w"], ["turned_product"], trans_b=1),
+    ]
+    for definition in definitions:
+        definition.engine = "ONEDNN"
+    with fallbacks() as reasons, SimpleNet(NetDef(name="n", op=definitions), workspace) as net:
+        net.run()
+    assert not reasons
+    straight, turned = layer(*arrays.values()), layer(arrays["x"], arrays["w"].T, arrays["b"])
+    expected = {"straight": straight, "turned": turned}
+    expected |= {"product": turned - arrays["b"], "turned_product": straight - arrays["b"]}
+    for name, array in expected.items():
+        np.testing.assert_allclose(workspace.fetch_blob(name), array, rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
 def test_weights_that_are_fed_anew_are_read_anew() -> None:
     workspace = Workspace()
     for name, array in (("x", normal(10, 80, 32)), ("w", normal(11, 48, 32)), ("b", normal(12, 48))):
