@@ -107,7 +107,8 @@ def test_each_round_of_a_comparison_begins_with_another_runtime_and_calibrations
 
 def test_compare_predicts_from_simple_nets_times_alone() -> None:
     done: list[float] = []
-    comparison = compare("zoo:lenet", repeat=2, workers=(1, 2), what_if_workers=(1, 8), progress=done.append)
+    settings = {"repeat": 2, "workers": (1, 2), "what_if_workers": (1, 8), "optimize": False}
+    comparison = compare("zoo:lenet", progress=done.append, **settings)  # type: ignore[arg-type]
     assert comparison.agrees
     calibration = comparison.calibration
     assert len(calibration.operator_seconds) == comparison.operators == 8
@@ -125,7 +126,7 @@ def test_compare_predicts_from_simple_nets_times_alone() -> None:
 
 
 def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
-    comparison = compare("zoo:squeezenet", net_types=("dag",), workers=(1, 2), repeat=1)
+    comparison = compare("zoo:squeezenet", net_types=("dag",), workers=(1, 2), repeat=1, optimize=False)
     with dagexec.compile("zoo:squeezenet", optimize=False, net_type="dag") as executor:
         executor.run(random_feeds(executor.model))
         plan = executor.net().plan
@@ -146,7 +147,7 @@ def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) ->
     assert [(row["workers"], row["streams"]) for row in found["what_if"]] == [(1, 0), (4, 0), (1, 2), (4, 4)]
     assert all(np.isfinite(row["predicted_ms"]) for row in found["what_if"])
     assert {"predicted_ms", "predicted_ratio"} <= set(found["rows"][1])
-    assert len(found["calibration"]["operator_seconds"]) == 8
+    assert len(found["calibration"]["operator_seconds"]) == found["operators"]
 
 
 @pytest.mark.parametrize(
