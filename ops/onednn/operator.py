@@ -18,6 +18,7 @@ from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.layout import NCHW, NCHW16C, ORDERS, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
+from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -180,7 +181,7 @@ class OneDNNOperator(Operator):
         return forms.get(source, target, lambda: self._reordered(source, target, array)), nothing_to_do
 
     def _reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
-        packed = aligned_empty(target.nbytes)
+        packed = packed_memory.take(target.nbytes)
         reorder(self.onednn, self.threads, self.label, source, target, array, packed, aligned_empty).step()
         packed.flags.writeable = False
         return packed
