@@ -417,12 +417,14 @@ class Executor:
     def _fetchable(self, outputs: Iterable[str]) -> tuple[str, ...]:
         names = tuple(outputs)
         for name in names:
-            if self._keep is not None and name not in self._keep and name in self._given:
+            lost = self._keep is not None and name not in self._keep
+            if lost and name in self._given:
                 raise FeedError(
                     f"net {self.model.name!r}: output {name!r} is not kept, as the net was rewritten for speed; "
                     f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"
                 )
-            if not self._replicas.members[0].workspace.has_blob(name):
+            known = self._replicas.parameters if lost else self._replicas.members[0].workspace
+            if not known.has_blob(name):
                 raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
         return names
 

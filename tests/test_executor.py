@@ -25,6 +25,9 @@ from dagexec.core.errors import (
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.threads import new_gate
+from dagexec.dispatch import Admission
+from dagexec.executor import Executor
+from dagexec.replicas import NetOptions
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.trace import Trace
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
@@ -109,6 +112,20 @@ def test_an_output_that_is_no_blob_is_refused() -> None:
         pytest.raises(FeedError, match="'nothing' is not a blob"),
     ):
         executor.run({"x": rows(1)}, outputs=["nothing"])
+
+
+def test_a_blob_that_the_rewritten_net_alone_has_is_refused() -> None:
+    given = doubled_model()
+    net = NetDef(name="rewritten", op=[operator_def("Copy", ["x"], ["x/NHWC"]), *given.net.op])
+    rewritten = dataclasses.replace(given, net=net)
+    options = NetOptions("simple", keep=frozenset({*given.inputs, *given.outputs}))
+    with Executor(rewritten, options, 1, 1, Admission(), None, given) as executor:
+        for feeds in ({"x": rows(1)}, {"x": rows(1, 2)}):
+            executor.run(feeds)
+            with pytest.raises(FeedError, match="'x/NHWC' is not a blob"):
+                executor.run(feeds, outputs=["x/NHWC"])
+            for name in given.parameters:
+                np.testing.assert_array_equal(executor.run(feeds, outputs=[name])[name], given.parameters[name])
 
 
 def test_an_unknown_net_type_is_refused() -> None:
