@@ -1,7 +1,7 @@
 """The networks that `cnn.py` measures, as ONNX models for any batch size, with He-normal weights.
 
 The nine light models of the ONNX package are those of the tests (`tests/models.py`); mobilenet_v2, inception_v3 and
-nasnet_a are the zoo's, exported.
+nasnet_a are the zoo's, exported. The tiny ones are those of `tiny.py`, for one row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.models import LIGHT_MODELS, he_normal_light_model
 
 ZOO_MODELS = ("mobilenet_v2", "inception_v3", "nasnet_a")
 NAMES = (*LIGHT_MODELS, *ZOO_MODELS)
-TINY_NAMES = ("lenet",)
+TINY_NAMES = ("lenet", "perceptron", "elementwise")
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,17 @@ class Workload:
 
 
 def workload(name: str, batch: int) -> Workload:
-    """The network `name` for `batch` images. Raises KeyError for a name that is in neither list."""
-    if name in LIGHT_MODELS:
+    """The network `name` for `batch` images. Raises KeyError for a name that is not known."""
+    if name in TINY_NAMES:
+        from tiny import MODELS  # which needs onnxruntime
+
+        model = MODELS[name]()
+    elif name in LIGHT_MODELS:
         model = with_batch_size(he_normal_light_model(name), batch)
     elif name in zoo.names():
         model = to_onnx(zoo.build(name, batch))
     else:
-        raise KeyError(f"no network {name!r}; known: {', '.join(NAMES)}")
+        raise KeyError(f"no network {name!r}; known: {', '.join((*NAMES, *TINY_NAMES))}")
     return Workload(name, batch, model, random_feeds(model))
 
 

@@ -220,7 +220,7 @@ def _tiny_section(rows: Sequence[Row]) -> str:
     lines = [
         "## Tiny networks: what a call costs",
         "",
-        "Microseconds of a run at batch 1.",
+        "Microseconds of a run at batch 1: LeNet; ten layers of 64 units; 200 element-wise operators on 64 numbers.",
         "",
         "| network | threads | onnxruntime | OpenVINO | torch | dagexec | over onnxruntime |",
         "|---|---|---|---|---|---|---|",

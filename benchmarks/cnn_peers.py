@@ -74,7 +74,7 @@ def load_dagexec(task: Task, options: Options) -> Loaded:
         if hasattr(executor, name)
     }
     return Loaded(
-        lambda: executor.run(task.feeds),
+        lambda: executor.run(task.feeds, out=out),
         lambda: out[blob],
         lambda callers, seconds: from_threads(lambda: executor.run(task.feeds), callers, seconds),
         chosen,
