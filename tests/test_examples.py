@@ -63,7 +63,9 @@ def test_the_blocks_of_the_page_on_embedding_are_a_program_that_runs(tmp_path: P
 
 
 def test_the_operator_of_the_document_runs_and_passes_its_test() -> None:
-    operator, its_test = blocks("docs/adding-an-operator.md")
+    operator, its_test, *excerpts = blocks("docs/adding-an-operator.md")
+    for excerpt in excerpts:
+        compile(excerpt, "docs/adding-an-operator.md", "exec")
     namespace: dict[str, object] = {"run_operator": run_operator}
     try:
         exec(operator, namespace)
