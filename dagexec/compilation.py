@@ -30,6 +30,7 @@ from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
 from dagexec.passes.engine import ENGINE
 from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
+from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.scheduler import intra_op
 from dagexec.tuning.bench import Bench, Trial, random_inputs
@@ -307,8 +308,11 @@ class _Compilation:
         return choice
 
     def _measures(self) -> Bench | None:
-        """What measures; None where there is no time for it, or no inputs are known to do it with."""
-        if self._tuning <= 0 or self._inputs is None:
+        """What measures; None where there is no time for it, or no inputs are known to do it with.
+
+        An application's own operators are not run to be measured: they may do more than compute.
+        """
+        if self._tuning <= 0 or self._inputs is None or not all(map(is_known, self._model.net.op)):
             return None
         if self._bench is None:
             self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE)

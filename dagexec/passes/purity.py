@@ -14,7 +14,12 @@ def has_no_effects(definition: OperatorDef) -> bool:
 
     Of operators that an application registers nothing is known, so they stay; so do those whose point is the order.
     """
-    return operator_module(definition.type).startswith(_OWN) and definition.type not in _FOR_ORDER_ONLY
+    return is_known(definition) and definition.type not in _FOR_ORDER_ONLY
+
+
+def is_known(definition: OperatorDef) -> bool:
+    """True for operators of this package, which do no more than compute and may be run on inputs that are made up."""
+    return operator_module(definition.type).startswith(_OWN)
 
 
 def is_pure(definition: OperatorDef) -> bool:

@@ -14,6 +14,10 @@ from dagexec.core.device import Device
 from dagexec.core.errors import ArgumentError
 from dagexec.core.graph import build_graph
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator, Step
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import operator
+from dagexec.core.schema import OpSchema
 from dagexec.ops.onednn.binding import library
 from dagexec.parameters import initialised
 from dagexec.scheduler.calibration import SchedulingCosts
@@ -23,6 +27,12 @@ from dagexec.tuning import bench as bench_module
 from dagexec.tuning.bench import Trial, random_inputs
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+
+
+@operator(OpSchema("ApplicationsOwn", inputs=(1, 1), outputs=(1, 1), infer=lambda call: [call.inputs[0]], doc="Test."))
+class ApplicationsOwn(Operator):
+    def prepare(self) -> Step:
+        raise AssertionError("it is not to be run")
 
 
 @pytest.fixture
@@ -172,6 +182,16 @@ def test_an_input_of_unknown_shape_is_not_measured_with(invented: type[Invented]
     assert not invented.made
     compile_model(unknown, CompileOptions(tuning_seconds=1.0, shapes={"data": (3, 4)}))
     assert invented.made
+
+
+def test_operators_of_an_application_are_not_run_to_be_measured(invented: type[Invented]) -> None:
+    net = NetDef(name="own")
+    net.op.append(OperatorDef(type="ApplicationsOwn", input=["x"], output=["y"]))
+    model = Model("own", net, None, {}, {"x": InputInfo(shape=(1, 4))}, ("y",))
+    compiled = compile_model(model, CompileOptions(tuning_seconds=1.0))
+    assert not invented.made
+    assert compiled.report is not None
+    assert compiled.report.origin == "estimated"
 
 
 def test_shapes_that_the_net_does_not_take_are_no_obstacle(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
