@@ -118,8 +118,10 @@ class CompilationReport:
         chosen = self.schedule.schedule
         wide = sum(threads > 1 for threads in chosen.threads)
         found.append(f"layout: {self.layout} ({self.origin})")
+        ran = any(row.measured is not None for row in self.schedule.considered)
+        origin = "predicted" if self.origin == "measured" and not ran else self.origin
         found.append(
-            f"schedule: {chosen.kind} ({self.origin}), net type {chosen.net_type}, {chosen.workers} worker(s), "
+            f"schedule: {chosen.kind} ({origin}), net type {chosen.net_type}, {chosen.workers} worker(s), "
             f"{wide} of {len(chosen.threads)} operators on several threads"
         )
         for row in self.schedule.considered:
