@@ -6,6 +6,8 @@ adds 22; in NHWC batch normalisation is faster than that, 31 us against 70.
 
 from __future__ import annotations
 
+import math
+
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
@@ -48,6 +50,8 @@ class SpatialBN(OneDNNOperator, normalization.SpatialBN):
     def _scale_and_shift(self) -> Step:
         """Y = X * factor + shift, which are computed in every run unless the parameters are constant."""
         x, y, order = self.x(0), self.y(0), image_order(self.call())
+        if math.prod(logical_shape(order, x.shape)[2:]) == 1:  # its binary primitive takes factors of other channels
+            return self._normalise()
         factor, shift, steps = self.affine()
         channels = (1, factor.size, *(1,) * (len(logical_shape(order, x.shape)) - 2))
         layout, attributes = self.image(x, order), self.attributes()

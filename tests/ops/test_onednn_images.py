@@ -69,7 +69,7 @@ def test_a_shuffle_in_float64_is_computed_by_numpy() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("size", [(7,), (5, 4), (3, 4, 2)])
+@pytest.mark.parametrize("size", [(7,), (5, 4), (3, 4, 2), (1,), (1, 1)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_batches_are_normalised_by_given_statistics(order: str, size: tuple[int, ...], threads: int) -> None:
     channels = 32 if order == "NCHW16c" else 21
