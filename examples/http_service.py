@@ -144,19 +144,21 @@ async def drive(client: httpx.AsyncClient, expected: np.ndarray, image: np.ndarr
     while not cancelled:  # it may have left before its request arrived
         others = [asyncio.ensure_future(post()) for _ in range(6)]
         impatient = asyncio.ensure_future(post())
-        await in_service(client, at_least=4)
+        await in_service(client, at_least=4, unless=impatient)
         impatient.cancel()
-        await asyncio.gather(*others)
+        await asyncio.gather(*others, impatient, return_exceptions=True)
         cancelled = (await in_service(client, at_least=0))["cancelled"]
     print(f"a client that left: {cancelled} run cancelled, no run left behind")
 
 
-async def in_service(client: httpx.AsyncClient, at_least: int) -> dict[str, int]:
-    """The statistics, once so many requests are there; with 0, once none is."""
+async def in_service(
+    client: httpx.AsyncClient, at_least: int, unless: asyncio.Future[httpx.Response] | None = None
+) -> dict[str, int]:
+    """The statistics, once so many requests are there, or `unless` is answered; with 0, once none is there."""
     while True:
         moment: dict[str, int] = (await client.get("/statistics")).json()
         there = moment["running"] + moment["queued"]
-        if there >= at_least > 0 or there == at_least:
+        if there >= at_least > 0 or there == at_least or (unless is not None and unless.done()):
             return moment
 
 
