@@ -58,6 +58,33 @@ class Binding:
         self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What an operator says of the step it has prepared."""
+
+    operator: Operator
+    working_arrays: list[Array]
+    in_place: tuple[tuple[int, ...], tuple[int, ...]]
+    moves: tuple[dict[int, Move], dict[int, Move]]
+
+    @staticmethod
+    def of(operator: Operator) -> _Work:
+        """What it says now."""
+        return _Work(
+            operator,
+            operator.working_arrays,
+            (operator.inputs_in_place, operator.outputs_in_place),
+            (operator.input_moves, operator.output_moves),
+        )
+
+    def put_back(self) -> None:
+        """Have it say so again."""
+        operator = self.operator
+        operator.working_arrays = self.working_arrays
+        operator.inputs_in_place, operator.outputs_in_place = self.in_place
+        operator.input_moves, operator.output_moves = self.moves
+
+
 def _bindings(blobs: Iterable[Blob]) -> list[Binding]:
     return [
         Binding(blob, tensor, tensor.array, tensor.storage(), tensor.is_view)
@@ -177,6 +204,7 @@ class Preparation:
             ({}, {}) if index in dynamic else (operator.input_moves, operator.output_moves)
             for index, operator in enumerate(operators)
         ]
+        self._work = [_Work.of(operator) for index, operator in enumerate(operators) if index not in dynamic]
         self.epoch = binding_epoch()
         self.outputs = _bindings(_static_outputs(operators, dynamic))
         self.inputs = _bindings(inputs)
@@ -218,6 +246,8 @@ class Preparation:
         for binding in self.outputs:
             if not binding.holds():
                 binding.put_back()
+        for work in self._work:
+            work.put_back()
         self.epoch = binding_epoch()
         return True
 

@@ -230,6 +230,33 @@ def test_preparations_of_other_shapes_come_back_with_their_own_plan(kind: Make) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_preparation_that_comes_back_is_proved_with_its_own_pieces_and_working_memory(kind: Make) -> None:
+    workspace = Workspace()
+    definition = NetDef(
+        name="n",
+        op=[
+            operator_def("TestWorkingMemory", ["x"], ["a"]),
+            operator_def("Split", ["a"], ["p", "q"], axis=1, zero_copy=1),
+            relu("q", "r"),
+            operator_def("Concat", ["r", "p"], ["y"], axis=1, zero_copy=1),
+        ],
+    )
+    workspace.feed_blob("x", np.ones((1, 4), np.float32))
+    with make(kind, definition, workspace, 2, frozenset({"y"})) as net:
+        seen: dict[int, list[object]] = {}
+        for rows in (1, 3, 1, 3):  # the parts of several rows are no pieces
+            workspace.feed_blob("x", np.ones((rows, 4), np.float32))
+            net.run()
+            assert check_net(net).holds
+            working = net.operators[0].working_arrays
+            assert [array.size for array in working] == [16 * rows]
+            said = [list(map(id, working)), *((operator.inputs_in_place, operator.outputs_in_place) for operator in net.operators)]
+            assert seen.setdefault(rows, said) == said
+        assert seen[1][2] == ((), (0, 1))
+        assert seen[3][2] == ((), ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_operators_of_unknown_shape_and_what_they_touch_keep_memory_of_their_own(kind: Make) -> None:
     workspace = Workspace()
     workspace.feed_blob("x", np.arange(12, dtype=np.float32))
