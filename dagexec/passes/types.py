@@ -2,7 +2,8 @@
 
 A free axis of an input is one of any size. Shapes are inferred once with free axes at a small size and once more with
 each of them changed, so a blob has a shape for each of these *probes*: a size that changes is unknown, and two blobs
-have the same shape when they have it in all probes.
+have the same shape when they have it in all probes. Where several inputs have free axes, each of them is also larger
+than the others in a probe of its own, as operators that broadcast take that; what others refuse there says nothing.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _infer(model: Model) -> dict[str, BlobType]:
     stated = {name: info for name in model.inputs if (info := _stated(model, name)) is not None}
     calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in model.net.op]
     found = [_infer_probe(model, calls, {**fixed, **probe}) for probe in _probes(stated)]
+    found += [_infer_probe(model, calls, {**fixed, **probe}, found[0]) for probe in _uneven_probes(stated)]
     types = {}
     for name, first in found[0].items():
         seen = [blobs.get(name) for blobs in found]
@@ -87,8 +89,13 @@ def _infer(model: Model) -> dict[str, BlobType]:
     return types
 
 
-def _infer_probe(model: Model, calls: Sequence[Call], known: dict[str, TensorType]) -> Mapping[str, TensorType | None]:
-    """Types of all blobs for these inputs; None where an operator refuses, and where that is all it depends on.
+def _infer_probe(
+    model: Model,
+    calls: Sequence[Call],
+    known: dict[str, TensorType],
+    otherwise: Mapping[str, TensorType | None] = MappingProxyType({}),
+) -> Mapping[str, TensorType | None]:
+    """Types of all blobs for these inputs; where an operator refuses, those of `otherwise`, or None.
 
     A net that refuses a probe may take other sizes, so what one probe does not tell is unknown altogether.
     """
@@ -96,7 +103,7 @@ def _infer_probe(model: Model, calls: Sequence[Call], known: dict[str, TensorTyp
     constants = {name: array for name, array in model.parameters.items() if name not in model.inputs}
     for definition, schema, arguments in calls:
         inputs = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
-        outputs: Sequence[TensorType | None] = [None] * len(definition.output)
+        outputs: Sequence[TensorType | None] = [otherwise.get(name) for name in definition.output]
         if schema.infer is not None and len(inputs) == len(definition.input):
             values = tuple(constants.get(name) for name in definition.input)
             with suppress(DagexecError):
@@ -138,8 +145,25 @@ def _probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType]]:
     ]
 
 
-def _filled(shape: tuple[int | None, ...], changed: int | None) -> tuple[int, ...]:
+def _uneven_probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType]]:
+    """Types of the inputs: the free axes of one at the second size, and those of all others at 1."""
+    free = [name for name, info in inputs.items() if None in (info.shape or ())]
+    return [
+        {
+            name: TensorType(
+                _filled(info.shape or (), *range(len(info.shape or ())))
+                if name == large
+                else tuple(1 if size is None else size for size in info.shape or ()),
+                info.dtype or FLOAT32,
+            )
+            for name, info in inputs.items()
+        }
+        for large in (free if len(free) > 1 else ())
+    ]
+
+
+def _filled(shape: tuple[int | None, ...], *changed: int | None) -> tuple[int, ...]:
     return tuple(
-        (_SPATIAL_SIZES if axis > 1 else _BATCH_SIZES)[axis == changed] if size is None else size
+        (_SPATIAL_SIZES if axis > 1 else _BATCH_SIZES)[axis in changed] if size is None else size
         for axis, size in enumerate(shape)
     )

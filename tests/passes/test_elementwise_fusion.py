@@ -8,8 +8,21 @@ import numpy as np
 import pytest
 
 from dagexec.core.proto import OperatorDef
+from dagexec.passes import run_passes
+from dagexec.passes.catalogue import GRAPH_PASSES
 from dagexec.passes.elementwise_fusion import PASS
-from tests.passes.models import listed, model_of, normal, op, post_ops, rewritten, types_of, unchanged
+from tests.passes.models import (
+    assert_close,
+    listed,
+    model_of,
+    normal,
+    op,
+    outputs_of,
+    post_ops,
+    rewritten,
+    types_of,
+    unchanged,
+)
 
 
 def test_functions_of_one_tensor() -> None:
@@ -128,3 +141,12 @@ def test_caffe2s_older_broadcasting_is_fused_only_where_it_means_the_same() -> N
     model = model_of(same, inputs={"x": (3, 4)}, c=normal(3, 4))
     assert types_of(PASS.apply(model).model) == ["FusedElementwise"]
     assert listed(model) != listed(PASS.apply(model).model)
+
+
+@pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
+def test_inputs_of_different_batch_sizes_still_broadcast(sizes: tuple[int, int]) -> None:
+    operators = [op("Abs", ["x"], ["a"]), op("Abs", ["z"], ["b"]), op("Add", ["a", "b"], ["c"]), op("Tanh", ["c"], ["y"])]
+    model = model_of(operators, inputs={"x": (None, 4), "z": (None, 4)})
+    feeds = {"x": normal(sizes[0], 4), "z": normal(sizes[1], 4)}
+    result = run_passes(model, GRAPH_PASSES).model
+    assert_close(outputs_of(result, feeds), outputs_of(model, feeds))

@@ -40,6 +40,20 @@ def test_what_an_operator_refuses_in_some_probe_is_unknown_and_the_rest_known() 
     assert "y" not in types
 
 
+def test_free_axes_of_two_inputs_may_differ_where_operators_broadcast() -> None:
+    sums = [op("Abs", ["x"], ["a"]), op("Abs", ["z"], ["b"]), op("Add", ["a", "b"], ["y"])]
+    types = infer_types(model_of(sums, inputs={"x": (None, 4), "z": (None, 4)}))
+    assert types["a"] == types["x"]
+    assert types["a"] != types["b"]
+    assert not types["a"].broadcasts_to(types["b"])
+    assert not types["b"].broadcasts_to(types["a"])
+    assert types["a"].broadcasts_to(types["y"])
+    joined = [op("Concat", ["x", "z"], ["c", "sizes"], axis=1), op("Abs", ["c"], ["y"])]
+    types = infer_types(model_of(joined, inputs={"x": (None, 4), "z": (None, 4)}))
+    assert types["c"].shape == (None, 8)
+    assert types["y"] == types["c"]
+
+
 def test_an_input_of_unknown_shape_is_what_its_filter_reads() -> None:
     known = model_of([op("Conv", ["x", "w"], ["y"], kernel=3)], w=normal(8, 4, 3, 3))
     unknown = Model(known.name, known.net, None, known.parameters, {"x": InputInfo()}, known.outputs)
