@@ -37,7 +37,7 @@ def wide() -> Model:
     """8 branches of 12 convolutions on images of 7 x 7, each too small to gain much from a second thread."""
     helper = ModelHelper("wide")
     x = helper.add_input("data", (1, 32, 7, 7))
-    return helper.model([helper.sum(_branches(helper, x, "branch", 8, 12, 32), "total")])
+    return helper.model([helper.sum(_branches(helper, x, "branch", 8, 12), "total")])
 
 
 def chain() -> Model:
@@ -51,21 +51,22 @@ def mix() -> Model:
     """Large convolutions, 8 branches of small ones, and large ones again."""
     helper = ModelHelper("mix")
     x = helper.add_input("data", (1, 64, 56, 56))
-    x = _large(helper, x, "first", 3, 64)
-    small = helper.max_pool(x, "small", kernel=8, stride=8)
-    total = helper.sum(_branches(helper, small, "branch", 8, 12, 64), "total")
+    x = _large(helper, x, "first", 2, 64)
+    small = helper.conv(helper.max_pool(x, "pooled", kernel=8, stride=8), "small", 64, 32, kernel=1)
+    total = helper.sum(_branches(helper, small, "branch", 8, 24), "total")
+    total = helper.conv(total, "wide", 32, 64, kernel=1)
     grown = helper.net.op.add(type="ResizeNearest", input=[total], output=["grown"])
     for name in ("height_scale", "width_scale"):
         grown.arg.add(name=name, f=8.0)
-    return helper.model([_large(helper, helper.sum(["grown", x], "both"), "last", 3, 64)])
+    return helper.model([_large(helper, helper.sum(["grown", x], "both"), "last", 2, 64)])
 
 
-def _branches(helper: ModelHelper, x: str, name: str, count: int, depth: int, channels: int) -> list[str]:
+def _branches(helper: ModelHelper, x: str, name: str, count: int, depth: int) -> list[str]:
     ends = []
     for branch in range(count):
         y = x
         for layer in range(depth):
-            y = helper.conv(y, f"{name}{branch}_{layer}", channels, channels, kernel=3, pad=1)
+            y = helper.conv(y, f"{name}{branch}_{layer}", 32, 32, kernel=3, pad=1)
             y = helper.relu(y, y)
         ends.append(y)
     return ends

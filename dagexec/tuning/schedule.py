@@ -25,6 +25,9 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.simulate import Machine, predict_host
 
+_ALIKE = 1.02
+_WAITING = ("on one thread", "side by side", "one after another", "mixed")  # the least first
+
 OperatorTimes = Mapping[int, Sequence[float]]
 """By number of threads, the seconds that each operator takes, in list order."""
 
@@ -124,7 +127,10 @@ class Situation:
 
 
 def candidates(situation: Situation) -> list[Schedule]:
-    """The schedules worth a look, each different from the others, the one predicted to be fastest first."""
+    """The schedules worth a look, each different from the others, the one predicted to be fastest first.
+
+    Among those that are predicted to be as fast within 2%, the one whose threads wait for each other least.
+    """
     found = [one_after_another(situation)]
     if situation.workers in (None, 1):
         found.append(on_one_thread(situation))
@@ -134,7 +140,14 @@ def candidates(situation: Situation) -> list[Schedule]:
     distinct: dict[object, Schedule] = {}
     for schedule in found:
         distinct.setdefault((schedule.workers, schedule.threads, schedule.order), schedule)
-    return sorted(distinct.values(), key=lambda schedule: predicted_seconds(situation, schedule))
+    seconds = {schedule: predicted_seconds(situation, schedule) for schedule in distinct.values()}
+    limit = min(seconds.values()) * _ALIKE
+
+    def rank(schedule: Schedule) -> tuple[float, float]:
+        alike = seconds[schedule] <= limit
+        return (0.0, _WAITING.index(schedule.kind)) if alike else (1.0, seconds[schedule])
+
+    return sorted(seconds, key=rank)
 
 
 def one_after_another(situation: Situation) -> Schedule:

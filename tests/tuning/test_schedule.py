@@ -77,6 +77,14 @@ def test_cores_that_slow_each_other_down_make_branches_less_attractive() -> None
     assert best(situation(graph, one, two, Machine(slowdown=(1.0, 1.9)))) == "one after another"
 
 
+def test_of_schedules_that_are_predicted_alike_the_one_that_waits_least_comes_first() -> None:
+    graph = graph_of(*CHAIN)
+    alike = situation(graph, [1 * MS] * 4, [0.985 * MS, 0.5 * MS, 1 * MS, 1 * MS], workers=1)
+    assert best(alike) == "one after another"  # half a millisecond is worth it
+    few = situation(graph, [1 * MS] * 4, [0.94 * MS, 1 * MS, 1 * MS, 1 * MS], workers=1)
+    assert best(few) == "on one thread"  # 1.5% of the whole is not
+
+
 def _comparable(graph: Graph, index: int) -> bool:
     """True when operator `index` is ordered with all others, by networkx."""
     found = graph.to_networkx()
