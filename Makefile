@@ -34,6 +34,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/conv.py --json benchmarks/results/conv.json
 	$(BIN)/python benchmarks/conv_error.py --json benchmarks/results/conv_error.json
 	$(BIN)/python benchmarks/shared_buffer.py --json benchmarks/results/shared_buffer.json
+	$(BIN)/python benchmarks/tuning.py --json benchmarks/results/tuning.json
 	$(BIN)/python benchmarks/tiny.py --json benchmarks/results/tiny.json
 
 # Whole networks against onnxruntime and OpenVINO, in about an hour; PyTorch takes part where .venv has it.
