@@ -133,6 +133,18 @@ def test_a_net_that_was_fed_by_other_hands_is_prepared_again() -> None:
             np.testing.assert_array_equal(executor.run({"x": rows(4, count)})["y"], rows(8, count))
 
 
+def test_a_replica_that_was_fed_with_another_shape_since_it_was_looked_at_is_fed_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with warm(num_workers=2, replicas=2) as executor:
+        other, next_one = executor._dispatcher._idle
+        next_one.feed({"x": rows(7, 1)})
+        monkeypatch.setattr(executor._dispatcher, "first_idle", lambda: other.transfers)
+        np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], rows(2))  # by the one looked at
+        np.testing.assert_array_equal(executor.run({"x": rows(2)})["y"], rows(4))
+        np.testing.assert_array_equal(executor.run({"x": rows(3)})["y"], rows(6))
+
+
 def test_statistics_count_runs_in_their_callers_threads() -> None:
     found: list[dagexec.Executor] = []
 

@@ -222,15 +222,15 @@ def test_a_parameter_that_the_net_updates_is_updated_in_its_own_memory(addresses
 
 def test_an_operator_that_is_prepared_in_the_run_finds_what_was_fed(addresses: Addresses) -> None:
     """It was prepared for other shapes before, and its steps of then could be moved."""
-    net = NetDef(name="late", op=[operator_def("Tile", ["x", "n"], ["t"]), operator_def("Moving", ["x", "t"], ["y"])])
-    inputs = {"x": InputInfo(dtypes.FLOAT32), "n": InputInfo(dtypes.INT32)}
+    net = NetDef(name="late", op=[operator_def("Tile", ["z", "n"], ["t"]), operator_def("Moving", ["x", "t"], ["y"])])
+    inputs = {name: InputInfo(dtypes.INT32 if name == "n" else dtypes.FLOAT32) for name in ("x", "z", "n")}
     with dagexec.compile(Model("late", net, inputs=inputs, outputs=("y",)), optimize=False, num_workers=1) as executor:
         for count in (COUNT, 2 * COUNT, COUNT):
-            for value in (1, 2):
-                feeds = {"x": numbers(value, count), "n": np.array([1], np.int32)}
+            for value in (1, 2, 3):
+                feeds = {"x": numbers(value, count), "z": numbers(1, 2), "n": np.array([1], np.int32)}
                 np.testing.assert_array_equal(executor.run(feeds)["y"], numbers(2 * value, count))
         executor.net().workspace.feed_blob("x", numbers(1, 9))
-        np.testing.assert_array_equal(executor.run(feeds)["y"], numbers(4))
+        np.testing.assert_array_equal(executor.run(feeds)["y"], numbers(6))
 
 
 def test_whoever_feeds_a_replica_again_and_again_needs_not_settle_it(addresses: Addresses) -> None:
