@@ -145,8 +145,10 @@ def test_caffe2s_older_broadcasting_is_fused_only_where_it_means_the_same() -> N
 
 @pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
 def test_inputs_of_different_batch_sizes_still_broadcast(sizes: tuple[int, int]) -> None:
-    operators = [op("Abs", ["x"], ["a"]), op("Abs", ["z"], ["b"]), op("Add", ["a", "b"], ["c"]), op("Tanh", ["c"], ["y"])]
-    model = model_of(operators, inputs={"x": (None, 4), "z": (None, 4)})
+    each = [op("Abs", ["x"], ["a"]), op("Abs", ["z"], ["b"])]
+    model = model_of(
+        [*each, op("Add", ["a", "b"], ["c"]), op("Tanh", ["c"], ["y"])], inputs={"x": (None, 4), "z": (None, 4)}
+    )
     feeds = {"x": normal(sizes[0], 4), "z": normal(sizes[1], 4)}
     result = run_passes(model, GRAPH_PASSES).model
     assert_close(outputs_of(result, feeds), outputs_of(model, feeds))
