@@ -58,7 +58,9 @@ class DirectCalls:
         arrays: list[Array] = []
         for name, dtype, shape in signature:
             array = cast("Array", feeds.get(name))
-            if array.__class__ is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+            if array.__class__ is not np.ndarray or array.shape != shape:
+                return None
+            if array.dtype is not dtype and array.dtype != dtype:  # an array that was unpickled has a dtype of its own
                 return None
             arrays.append(array)
         try:
