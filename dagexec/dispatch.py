@@ -106,7 +106,12 @@ class Dispatcher:
             raise
 
     def first_idle(self) -> Transfers | None:
-        """How arrays get into the replica whose turn it is; None when none is idle, or that one was never fed."""
+        """How arrays get into the replica whose turn it is; None when none is idle, or that one was never fed.
+
+        None also for a thread that is in a run here, as an operator's is, or whose last one is still to be passed on.
+        """
+        if get_ident() in self._here:
+            return None
         try:
             return self._idle[0].transfers
         except IndexError:
@@ -115,10 +120,11 @@ class Dispatcher:
     def begin_here(self, transfers: Transfers) -> RunHere | None:
         """Take an idle replica for a run in this thread; None when there is none that is fed as `transfers` does.
 
-        Raises what `check_caller` raises. Call `end_here` afterwards, also when this is interrupted.
+        To be called where `first_idle` has given something. Raises what `check_caller` raises. Call `end_here`
+        afterwards, also when this is interrupted.
         """
         caller = get_ident()
-        if caller in self._here or caller in self._pool.workers:
+        if caller in self._pool.workers:
             self.check_caller("run")
         now = self._now()
         with self._lock:  # nothing is called that changes something: Ctrl-C comes between calls
@@ -210,7 +216,8 @@ class Dispatcher:
                 f"net {self.name!r}: the process was forked, and the workers stayed in the parent; "
                 "compile the model again in the child"
             )
-        if self._pool.is_worker() or get_ident() in self._here:
+        here = self._here.get(get_ident())
+        if self._pool.is_worker() or (here is not None and here.running):
             raise DagexecError(
                 f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
             )

@@ -248,6 +248,54 @@ def test_an_operator_cannot_use_the_executor_that_runs_it(act: Callable[[dagexec
         executor.run({"x": rows(1)})
 
 
+def test_an_operator_that_was_refused_the_executor_that_runs_it_keeps_its_replica() -> None:
+    found: list[dagexec.Executor] = []
+    seen: list[tuple[int, int]] = []
+
+    def body(operator: Operator) -> None:
+        operator.y(0)[...] = 1
+        for executor in found:
+            with pytest.raises(DagexecError, match="would wait for itself"):
+                executor.run({"x": rows(1)})
+            seen.append((executor.statistics().running, len(executor._dispatcher._idle)))
+
+    with temporary_operator("Trying", body), warm("simple", "Trying", num_workers=2, replicas=2) as executor:
+        found.append(executor)
+        executor.run({"x": rows(1)})
+        assert seen == [(1, 1)]
+        assert (executor.statistics().completed, executor.statistics().failed) == (1, 0)
+
+
+def test_a_caller_whose_last_replica_is_still_to_be_passed_on_runs_again(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        warm_held(held, num_workers=2, replicas=2) as executor,
+        ThreadPoolExecutor(1) as caller,
+        ThreadPoolExecutor(1) as other,
+    ):
+        dispatcher, late = executor._dispatcher, []
+        pinned = dispatcher._idle[0]
+        first = caller.submit(executor.run, {"x": rows(1)})
+        held.wait_inside()
+        waiting = other.submit(executor._warm, pinned, {"x": rows(2)})
+        while not dispatcher._pinned.waiting:
+            pass
+        monkeypatch.setattr(dispatcher._pool, "submit", late.append)
+        held.go_on.release()
+        first.result(PATIENCE)
+        assert len(late) == 1
+        monkeypatch.undo()
+        held.go_on.release(2)
+        again = caller.submit(executor.run, {"x": rows(3)})
+        np.testing.assert_array_equal(again.result(PATIENCE)["y"], [2, 2, 2])
+        dispatcher._pool.submit(late[0])
+        waiting.result(PATIENCE)
+        while executor.statistics().running:
+            pass
+        assert sorted(replica.number for replica in dispatcher._idle) == [0, 1]
+
+
 def test_an_operator_may_use_another_executor() -> None:
     results: list[np.ndarray] = []
     with warm(num_workers=1) as other:

@@ -250,7 +250,8 @@ def test_a_preparation_that_comes_back_is_proved_with_its_own_pieces_and_working
             assert check_net(net).holds
             working = net.operators[0].working_arrays
             assert [array.size for array in working] == [16 * rows]
-            said = [list(map(id, working)), *((operator.inputs_in_place, operator.outputs_in_place) for operator in net.operators)]
+            pieces = [(operator.inputs_in_place, operator.outputs_in_place) for operator in net.operators]
+            said = [list(map(id, working)), *pieces]
             assert seen.setdefault(rows, said) == said
         assert seen[1][2] == ((), (0, 1))
         assert seen[3][2] == ((), ())
