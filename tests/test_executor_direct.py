@@ -274,7 +274,8 @@ def test_a_caller_whose_last_replica_is_still_to_be_passed_on_runs_again(
         ThreadPoolExecutor(1) as caller,
         ThreadPoolExecutor(1) as other,
     ):
-        dispatcher, late = executor._dispatcher, []
+        dispatcher = executor._dispatcher
+        late: list[object] = []
         pinned = dispatcher._idle[0]
         first = caller.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
