@@ -302,7 +302,7 @@ def without_unread_outputs(model: Model) -> Model:
     for definition in net.op:
         used.update((*definition.input, *definition.control_input))
     for definition in net.op:
-        if definition.type in IMAGE_OPERATORS:
+        if definition.type in IMAGE_OPERATORS and definition.type != "Split":  # which has one for each piece
             least = schema_of(definition.type).outputs[0]
             while len(definition.output) > least and definition.output[-1] not in used:
                 del definition.output[-1]

@@ -294,6 +294,18 @@ def test_outputs_that_nobody_reads_are_left_out() -> None:
 
 
 @needs_onednn
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("sizes", [{}, {"split": [16, 16]}])
+def test_a_split_whose_last_pieces_nobody_reads_still_cuts_them_off(name: str, sizes: dict[str, object]) -> None:
+    drawing = Drawing((1, 4, 6, 6))
+    x = drawing.conv("x", "wide", 4, 32)
+    definition = OperatorDef(type="Split", input=[x], output=["one", "two"])
+    set_arguments(definition, {"axis": 1, **sizes})  # type: ignore[dict-item]
+    drawing.net.op.append(definition)
+    drawing.add("Abs", ["one"], "y")
+    check_same(drawing.model("y"), name)
+
+
 def test_padding_makes_blocks_of_channels_that_only_convolutions_see() -> None:
     drawing = Drawing()
     x = drawing.conv("x", "conv1", 3, 24)
