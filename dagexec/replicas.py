@@ -97,7 +97,7 @@ class Replica:
         """The transfers for what the net is prepared for now."""
         preparation = self.net.prepared()
         transfers = self._known.get(preparation)
-        if transfers is None or transfers.fed != tuple(feeds):
+        if transfers is None or transfers.fed != tuple(feeds) or not transfers.in_place():
             transfers = self._known[preparation] = Transfers(self.net, preparation, tuple(feeds), self._outputs)
         return transfers
 

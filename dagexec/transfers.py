@@ -109,11 +109,11 @@ class Transfers:
             self._copies = [(place.name, place.array) for place in places if place is not None]
 
     def in_place(self) -> bool:
-        """True while the net is prepared as it was when these were made."""
+        """True while the net is prepared, and its inputs are where they were, as when these were made."""
         if self._epoch == binding_epoch():
             return True
         preparation = self._preparation()
-        if preparation is None or not preparation.in_place():
+        if preparation is None or not preparation.in_place() or not all(map(self._holds, self._inputs)):
             return False
         self._epoch = binding_epoch()
         return True
@@ -213,6 +213,11 @@ class Transfers:
         if preparation is None or step not in preparation.steps:
             return f"an operator of net {self._net.name!r}"
         return self._net.graph.label(preparation.steps.index(step))
+
+    def _holds(self, place: Place) -> bool:
+        """True while the blob of an input, which the net need not read, has the array that is fed."""
+        value = self._net.workspace.get_blob(place.name).value
+        return isinstance(value, Tensor) and value.current_array() is place.array
 
     def _input(self, preparation: Preparation, name: str) -> Place:
         blob = self._net.workspace.get_blob(name)

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import anyio
 import numpy as np
@@ -192,6 +193,21 @@ def test_an_input_that_is_a_result_too_or_asked_for_is_what_was_fed(addresses: A
     with prepared(model_of(*MOVING)) as executor:
         executor.run({"x": numbers(1)})
         np.testing.assert_array_equal(executor.run({"x": numbers(2)}, outputs=["x"])["x"], numbers(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": PATIENCE}])
+def test_an_input_that_is_a_result_and_read_by_nobody_is_what_was_fed_in_any_shape(options: dict[str, float]) -> None:
+    model = model_of(("Relu", "x", "y"), outputs=("y", "z"))
+    model = replace(model, inputs={"x": InputInfo(dtypes.FLOAT32), "z": InputInfo(dtypes.FLOAT32)})
+    with dagexec.compile(model, optimize=False, num_workers=1) as executor:
+        for value, count in enumerate((3, 3, 5, 5, 3, 3, 5, 5)):
+            for other in (count, 2, 4, 4):
+                feeds = {"x": numbers(value, count), "z": numbers(value + other, other)}
+                results = executor.run(feeds, **options)  # type: ignore[arg-type]
+                assert {name: array.tolist() for name, array in results.items()} == {
+                    "y": [value] * count,
+                    "z": [value + other] * other,
+                }
 
 
 def test_an_input_that_the_net_writes_stays_the_callers(addresses: Addresses) -> None:
