@@ -203,13 +203,19 @@ def _same_channels(
 def _normalised_by_channel(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
-    """SpatialBN in inference, and PRelu: further inputs have an element a channel, in whatever order."""
+    """SpatialBN in inference, and PRelu: vectors have an element a channel, in whatever order; other slopes broadcast."""
     image = images.get(definition.input[0])
     if image is None or len(definition.output) != 1 or any(name not in parameters for name in definition.input[1:]):
         return None
     if definition.type == "SpatialBN" and not arguments.int("is_test", 0):
         return None
-    return Role({0: image}, {0: image}, arguments=_order_argument, blocked=_has_onednn(definition))
+    changed: dict[int, Callable[[Array, str], Array]] = {}
+    if parameters[definition.input[1]].ndim > 1:
+        operands = _operands(definition, range(1, 2), image, images, parameters)
+        if operands is None:
+            return None
+        changed = operands[1]
+    return Role({0: image}, {0: image}, changed, _order_argument, blocked=_has_onednn(definition))
 
 
 def _elementwise(

@@ -173,6 +173,16 @@ def test_constants_follow_the_order_of_the_images_they_meet(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("slope", [(16,), (16, 1, 1), (1, 16, 1, 1), (16, 1), (16, 16, 16), (1, 1)])
+def test_slopes_that_broadcast_follow_the_order_of_the_image(name: str, slope: tuple[int, ...]) -> None:
+    drawing = Drawing((2, 16, 16, 16))
+    x = drawing.conv("x", "conv1", 16, 16)
+    drawing.add("PRelu", [x, drawing.constant("slope", *slope)], "rectified")
+    drawing.conv("rectified", "y", 16, 16)
+    check_same(drawing.model("y"), name)
+
+
+@pytest.mark.parametrize("name", ORDERS)
 def test_a_split_along_the_channels_and_a_residual_go_along(name: str) -> None:
     drawing = Drawing()
     x = drawing.conv("x", "conv1", 3, 48)
