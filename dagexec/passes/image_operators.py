@@ -203,7 +203,7 @@ def _same_channels(
 def _normalised_by_channel(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
-    """SpatialBN in inference, and PRelu: vectors have an element a channel, in whatever order; other slopes broadcast."""
+    """SpatialBN in inference, and PRelu: vectors have an element a channel in any order; other slopes broadcast."""
     image = images.get(definition.input[0])
     if image is None or len(definition.output) != 1 or any(name not in parameters for name in definition.input[1:]):
         return None
