@@ -185,8 +185,9 @@ class Executor:
         self.net_type = options.net_type
         self.num_workers = num_workers
         self._keep = options.keep
-        self._needed = (given or model).needed_inputs()
-        self._given = {name for operator in (given or model).net.op for name in operator.output}
+        self._source = given or model
+        self._needed = self._source.needed_inputs()
+        self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
@@ -429,7 +430,7 @@ class Executor:
         return names
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
-        feeds = zero_feeds(self.model, shapes)
+        feeds = zero_feeds(self._source, shapes)
         try:
             self._warm_up(feeds)
         except DagexecError as error:

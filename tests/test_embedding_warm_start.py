@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,3 +175,13 @@ def test_a_replica_that_is_being_warmed_serves_nobody_else_meanwhile() -> None:
         warming.result(PATIENCE)
         running.result(PATIENCE)
         assert len(executor._dispatcher._idle) == 1
+
+
+def test_an_input_that_the_rewritten_net_no_longer_reads_is_warmed_up_with_too() -> None:
+    model = doubled_model()
+    model.net.op.append(operator_def("Relu", ["unread"], ["nobody reads it"]))
+    model = replace(model, inputs={**model.inputs, "unread": InputInfo(dtypes.FLOAT32, (2,))})
+    with dagexec.compile(model, warm_start=True) as executor:
+        assert all("unread" not in definition.input for definition in executor.model.net.op)
+        results = executor.run({"x": rows(3), "unread": np.ones(2, np.float32)})
+        np.testing.assert_array_equal(results["y"], rows(6))
