@@ -35,7 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def compiled(model: str, mode: str, workers: int = 2) -> Executor:
-    return dagexec.compile(model, net_type="dag", num_workers=workers, operator_arguments=MODES[mode])
+    return dagexec.compile(model, net_type="dag", num_workers=workers, operator_arguments=MODES[mode], optimize=False)
 
 
 def feeds_of(executor: Executor) -> dict[str, Any]:

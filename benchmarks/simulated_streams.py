@@ -72,7 +72,7 @@ class Times(Observer):
 def measure(model: Model, name: str, workers: int, streams: int, *, alike: bool) -> Row:
     """One model, with kernels that take all the same time or what is estimated."""
     feeds = random_feeds(model)
-    with dagexec.compile(model, net_type="simple") as host:
+    with dagexec.compile(model, net_type="simple", optimize=False) as host:
         expected = host.run(feeds)
 
     def scenario() -> Row:
@@ -91,6 +91,7 @@ def measure(model: Model, name: str, workers: int, streams: int, *, alike: bool)
                 num_workers=workers,
                 streams_per_worker=streams // workers,
                 device="sim:0",
+                optimize=False,
             ) as executor,
         ):
             executor.run(feeds)
