@@ -15,11 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.dtypes import FLOAT32, INT64
+from dagexec.core.errors import DagexecError
 from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC
+from dagexec.ops.slicing import slice_ranges
 
 Array = npt.NDArray[Any]
 
+_ANY_SIZE = 1 << 30  # for axes whose size is not known, larger than any bound
 _MOST_CHANNELS_READ_PLAIN = 4  # an image with colours: oneDNN has kernels that read it in NCHW and write NCHW16c
 
 
@@ -302,14 +307,17 @@ def _along_channels(arguments: Arguments) -> bool:
     return arguments.int("axis", 1) == 1 and not arguments.int("add_axis", 0)
 
 
-def _cut_channels(
+def _cut(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
-    """Split along the channels, into parts of known sizes."""
+    """Split, into parts of known sizes along the channels, or along any other axis."""
     image = images.get(definition.input[0])
-    if image is None or not _along_channels(arguments) or len(definition.input) != 1:
+    if image is None or len(definition.input) != 1 or arguments.int("add_axis", 0):
         return None
-    count = len(definition.output)
+    axis, count = arguments.int("axis", 1) % (image.axes + 2), len(definition.output)
+    if axis != 1:
+        same = dict.fromkeys(range(count), image)
+        return Role({0: image}, same, arguments=lambda order: {"axis": _axis_in(order, axis, image.axes + 2)})
     sizes = arguments.ints("split") or [image.channels // count] * count
 
     def changed(order: str) -> Mapping[str, ArgumentValue | None]:
@@ -318,6 +326,68 @@ def _cut_channels(
 
     outputs = {position: Image(image.axes, size) for position, size in enumerate(sizes)}
     return Role({0: image}, outputs, arguments=changed)
+
+
+def _axis_in(order: str, axis: int, rank: int) -> int:
+    """Where axis `axis` of a tensor of `rank` axes in NCHW is in `order`; that of the blocks for the channels."""
+    if order != NHWC or axis == 0:
+        return axis
+    return rank - 1 if axis == 1 else axis - 1
+
+
+def _sliced(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Slice by known bounds: those of each axis go where the axis goes; channels are cut between blocks only."""
+    image = images.get(definition.input[0])
+    values = [parameters.get(name) for name in definition.input[1:]]
+    if image is None or any(bounds is None for bounds in values):
+        return None
+    rank = image.axes + 2
+    shape = (_ANY_SIZE, image.channels, *(_ANY_SIZE,) * image.axes)
+    kinds = (TensorType(shape, FLOAT32), *(TensorType(bounds.shape, INT64) for bounds in values if bounds is not None))
+    try:
+        kept = slice_ranges(OperatorCall(definition, arguments, kinds, (None, *values), definition.type))[1]
+    except DagexecError:
+        return None
+    given = values[0] if values and values[0] is not None else arguments.ints("starts")
+    axes = [axis % rank for axis in arguments.ints("axes")] or list(range(len(given)))
+    whole = kept == range(image.channels)
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        moved: dict[str, ArgumentValue | None] = {"axes": [_axis_in(order, axis, rank) for axis in axes]}
+        if order == NCHW16C and 1 in axes:
+            for name, bound in (("starts", kept.start), ("ends", kept.stop)):
+                bounds = list(arguments.ints(name))
+                bounds[axes.index(1)] = bound // BLOCK_CHANNELS
+                moved[name] = bounds
+        return moved
+
+    whole_blocks = kept.step == 1 and kept.start % BLOCK_CHANNELS == 0 and kept.stop % BLOCK_CHANNELS == 0
+    blocked = 1 not in axes or (whole_blocks and not values)
+    result = image if whole else Image(image.axes, len(kept))
+    return Role({0: image}, {0: result}, arguments=changed, blocked=blocked)
+
+
+def _padded(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Pad: the heads of all axes, then the tails. Channels are not padded in blocks."""
+    image = images.get(definition.input[0])
+    pads = arguments.ints("pads")
+    if image is None or len(definition.input) != 1 or len(pads) != 2 * (image.axes + 2):
+        return None
+    rank = image.axes + 2
+    channels = pads[1] + pads[rank + 1]
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        halves: list[int] = []
+        for half in (pads[:rank], pads[rank:]):
+            halves += [half[0], *half[2:], half[1]] if order == NHWC else [*half, 0]
+        return {"pads": halves}
+
+    whole = pads[1] == pads[rank + 1] == 0
+    return Role({0: image}, {0: Image(image.axes, image.channels + channels)}, arguments=changed, blocked=whole)
 
 
 def _reduced(
@@ -359,7 +429,9 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduced),
     **dict.fromkeys(("DequantizeLinear", "QuantAdd", "QuantizeLinear"), _on_integers),
     "QuantConv": _quantised_convolution,
-    "Split": _cut_channels,
+    "Pad": _padded,
+    "Slice": _sliced,
+    "Split": _cut,
 }  # fmt: skip
 
 IMAGE_OPERATORS = frozenset(_RULES)

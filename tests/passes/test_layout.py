@@ -197,6 +197,68 @@ def test_a_split_along_the_channels_and_a_residual_go_along(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize(
+    ("channels", "arguments"),
+    [
+        (32, {"starts": [0, 0, 1, 1], "ends": [-1, -1, -1, -1]}),
+        (16, {"starts": [0, 16, 2], "ends": [-1, -1, 9]}),
+        (16, {"starts": [0, -33, 0], "ends": [-1, 16, -3]}),
+        (16, {"starts": [3, 16], "ends": [7, 32], "axes": [3, 1], "steps": [2, 1]}),
+        (16, {"starts": [-2, -32], "ends": [-9, 16], "axes": [-1, 1], "steps": [-3, 1], "onnx_style": 1}),
+    ],
+)
+def test_a_slice_goes_along(name: str, channels: int, arguments: dict[str, object]) -> None:
+    drawing = Drawing((2, 3, 12, 12))
+    drawing.conv("x", "conv1", 3, 32)
+    drawing.add("Slice", ["conv1"], "part", engine="", **arguments)
+    drawing.conv("part", "y", channels, 16)
+    assert len(reorders(check_same(drawing.model("y"), name))) <= 2
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_slice_that_cuts_blocks_of_channels_is_made_in_another_order(name: str, step: int) -> None:
+    drawing = Drawing()
+    drawing.conv("x", "conv1", 3, 32)
+    drawing.add("Slice", ["conv1"], "part", engine="", starts=[3], ends=[31], axes=[1], steps=[step])
+    drawing.conv("part", "y", 28 // step, 16)
+    assert len(reorders(check_same(drawing.model("y"), name))) == (2 if name == "NHWC" else 3)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_slice_by_constant_bounds_goes_along(name: str) -> None:
+    drawing = Drawing()
+    drawing.conv("x", "conv1", 3, 16)
+    drawing.parameters |= {"from": np.array([2, 1], np.int64), "to": np.array([12, 9], np.int64)}
+    drawing.add("Slice", ["conv1", "from", "to"], "part", engine="", axes=[2, 3], onnx_style=1)
+    drawing.conv("part", "y", 16, 16)
+    assert len(reorders(check_same(drawing.model("y"), name))) <= 2
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("pads", [[0, 0, 1, 2, 0, 0, 3, 0], [0, 3, 0, 1, 0, 0, 1, 0], [1, 0, -1, 0, 0, 0, 0, -2]])
+def test_padding_goes_along(name: str, pads: list[int]) -> None:
+    drawing = Drawing()
+    drawing.conv("x", "conv1", 3, 16)
+    drawing.add("Pad", ["conv1"], "wide", engine="", pads=pads)
+    drawing.conv("wide", "y", 16 + pads[1] + pads[5], 16)
+    assert len(reorders(check_same(drawing.model("y"), name))) <= 2 + (pads[1] > 0 and name != "NHWC")
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("axis", [2, -1])
+def test_a_split_along_another_axis_goes_along(name: str, axis: int) -> None:
+    drawing = Drawing()
+    drawing.conv("x", "conv1", 3, 16)
+    definition = OperatorDef(type="Split", input=["conv1"], output=["one", "two"])
+    set_arguments(definition, {"axis": axis, "split": [5, 7]})
+    drawing.net.op.append(definition)
+    drawing.conv("one", "y", 16, 16)
+    drawing.conv("two", "z", 16, 16)
+    assert len(reorders(check_same(drawing.model("y", "z"), name))) <= 3
+
+
+@pytest.mark.parametrize("name", ORDERS)
 def test_a_mean_over_the_image_and_operators_with_an_order_go_along(name: str) -> None:
     drawing = Drawing()
     x = drawing.conv("x", "conv1", 3, 32, stride=2)
