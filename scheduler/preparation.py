@@ -23,6 +23,7 @@ from dagexec.core.errors import DagexecError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Move, Operator, Step, nothing_to_do
 from dagexec.core.schema import TensorType
+from dagexec.core.shared_buffer import SharedBuffer
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
 from dagexec.scheduler.memory import Inferred, MemoryPlan, find_buffers, graph_order, list_order
 from dagexec.scheduler.plan import Plan, build_plan
@@ -66,6 +67,7 @@ class _Work:
     working_arrays: list[Array]
     in_place: tuple[tuple[int, ...], tuple[int, ...]]
     moves: tuple[dict[int, Move], dict[int, Move]]
+    shared_buffer: SharedBuffer | None
 
     @staticmethod
     def of(operator: Operator) -> _Work:
@@ -75,6 +77,7 @@ class _Work:
             operator.working_arrays,
             (operator.inputs_in_place, operator.outputs_in_place),
             (operator.input_moves, operator.output_moves),
+            operator.shared_buffer,
         )
 
     def put_back(self) -> None:
@@ -83,6 +86,7 @@ class _Work:
         operator.working_arrays = self.working_arrays
         operator.inputs_in_place, operator.outputs_in_place = self.in_place
         operator.input_moves, operator.output_moves = self.moves
+        operator.shared_buffer = self.shared_buffer
 
 
 def _bindings(blobs: Iterable[Blob]) -> list[Binding]:

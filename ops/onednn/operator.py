@@ -85,17 +85,21 @@ class OneDNNOperator(Operator):
         if self.threads < 1:
             raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
         self.threads = usable_threads(self.threads)
+        self._buffer_by_default = self.shared_buffer
 
     def prepare(self) -> Step:
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
+        self.shared_buffer = self._buffer_by_default
         if self.prefers_default():
             return super().prepare()  # type: ignore[safe-super]
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
-            return self.prepare_primitive()
+            step = self.prepare_primitive()
+            self.shared_buffer = None  # which primitives do without
+            return step
         except UnsupportedFeatureError as reason:
             if self.needs_onednn():
                 raise

@@ -15,6 +15,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
 from dagexec.core.sim import simulated
+from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards import Accesses, check_net, named_accesses, prepared_accesses
@@ -191,6 +192,20 @@ def test_working_memory_is_found_with_and_without_preparing() -> None:
     assert [resource.name for resource in accesses.resources if resource.exclusive] == ["shared buffer of cpu"]
     assert proof.holds
     assert proof.guards == {"shared buffer of cpu": 2}
+
+
+@pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+def test_a_convolution_by_onednn_does_not_take_turns_at_the_shared_buffer_until_numpy_serves_it() -> None:
+    workspace = conv_workspace()
+    definition = conv_net(shared_buffer=1)
+    for convolution in definition.op:
+        convolution.engine = "ONEDNN"
+    with SimpleNet(definition, workspace) as net:
+        for dtype, turns in ((np.float32, []), (np.float64, ["shared buffer of cpu"]), (np.float32, [])):
+            for name in definition.op[0].input:
+                workspace.feed_blob(name, workspace.fetch_blob(name).astype(dtype))
+            net.run()
+            assert {name for name in touched(prepared(net), 0)[1] if "buffer" in name} == set(turns)
 
 
 def test_a_library_state_is_working_memory_of_its_users() -> None:
