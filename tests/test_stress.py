@@ -21,6 +21,7 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.replicas import Replica
 from dagexec.scheduler import preparation
+from dagexec.scheduler.memory import list_order
 from dagexec.scheduler.plan import Plan, build_plan
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.simple import SimpleNet
@@ -147,7 +148,8 @@ def test_cases_differ_in_all_they_can() -> None:
     cases = [make_case(seed, "sim:0") for seed in SEEDS]
     for name, least in {
         "net_type": 3, "workers": 4, "streams": 3, "stream_priority": 2, "replicas": 3, "executors": 2,
-        "repeats": 3, "closing": 5, "devices": 4, "max_queued": 4, "when_full": 2, "warm": 2,
+        "repeats": 3, "closing": 5, "devices": 4, "max_queued": 4, "when_full": 2, "warm": 2, "compiling": 3,
+        "least_bytes_moved": 3,
     }.items():  # fmt: skip
         assert len({getattr(case, name) for case in cases}) == least, name
     requests = [request for case in cases for request in case.requests()]
@@ -230,7 +232,12 @@ def leave_a_worker_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerPool, "close", forgetful)
 
 
-@pytest.mark.parametrize("plant", [drop_dependencies, spoil_results, leave_a_worker_behind])
+def share_memory_by_list_order(patch: pytest.MonkeyPatch) -> None:
+    """Plan the memory of all nets as if operators followed one another."""
+    patch.setattr(preparation, "graph_order", lambda graph: list_order(len(graph)))
+
+
+@pytest.mark.parametrize("plant", [drop_dependencies, spoil_results, leave_a_worker_behind, share_memory_by_list_order])
 def test_a_planted_defect_is_found_and_the_printed_command_replays_it(
     plant: Callable[[pytest.MonkeyPatch], None], cli: Cli
 ) -> None:
@@ -261,7 +268,7 @@ def test_what_was_wrong_is_told_by_blob_and_request() -> None:
 
 
 def failing_never(case: Case) -> Case:
-    return dataclasses.replace(case, closing=None)
+    return dataclasses.replace(case, closing=None, compiling="as given")
 
 
 def test_two_seconds_on_the_command_line(cli: Cli) -> None:

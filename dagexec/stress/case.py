@@ -17,6 +17,7 @@ from dagexec.core.errors import SchemaError
 from dagexec.dispatch import WhenFull
 from dagexec.stress.nets import NetOptions, RandomNet, random_net
 from dagexec.stress.operators import Failure
+from dagexec.transfers import LEAST_BYTES_MOVED
 
 NET_TYPES = ("simple", "dag", "async_dag")
 FEEDS = 4
@@ -25,8 +26,10 @@ Ending = Literal["wait", "timeout", "cancel"]
 Mistake = Literal["missing input", "unknown input", "wrong type", "unknown output"]
 Closing = Literal["close", "close and drain", "drain", "drain with a timeout"]
 Backend = Literal["threads", "asyncio", "trio"]
+Compiling = Literal["as given", "memory planned", "rewritten"]
 DeviceFault = Literal["launch", "kernel", "copy", "event", "allocation", "hang"]
 
+_COMPILINGS: tuple[Compiling, ...] = ("as given", "memory planned", "rewritten")
 _CLOSINGS: tuple[Closing, ...] = ("close", "close and drain", "drain", "drain with a timeout")
 
 
@@ -99,6 +102,9 @@ class Case:
         closing: how the executors are closed while requests are under way; None: afterwards.
         callers: who asks for what.
         sim: settings of the simulated devices; None when there are none.
+        compiling: the net runs as it is given; or its memory is planned, and all but the results may share it; or it is
+            rewritten for speed as well, which changes the last bits of results.
+        least_bytes_moved: inputs and results of so many bytes are not copied where operators can work on the caller's.
         stateful: the net that is driven alone writes its parameters too.
     """
 
@@ -120,6 +126,8 @@ class Case:
     closing: Closing | None
     callers: tuple[Caller, ...]
     sim: SimSettings | None
+    compiling: Compiling
+    least_bytes_moved: int
 
     def net(self) -> RandomNet:
         """The net that the executors serve."""
@@ -150,6 +158,7 @@ class Case:
         parts += [f"{self.repeats} runs alone"] * bool(self.repeats)
         parts += [f"{self.when_full} at {self.max_queued} queued"] * (self.max_queued is not None)
         parts += ["warmed up"] * self.warm
+        parts += [self.compiling] * (self.compiling != "as given")
         parts += [f"{self.closing} under way"] * (self.closing is not None)
         if self.sim is not None:
             parts.append(f"driver {self.sim.driver}")
@@ -166,7 +175,7 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
     if net_type is not None and net_type not in NET_TYPES:
         raise SchemaError(f"net type {net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
     place = Device.parse(device or "cpu")
-    source = random.Random(f"{seed} case")
+    source, compiling = random.Random(f"{seed} case"), random.Random(f"{seed} compiling")
     drawn_type = source.choices(NET_TYPES, (1, 2, 4))[0]
     devices = _devices(random.Random(f"{seed} devices"), place)
     net = _case_net(seed, devices)
@@ -190,6 +199,8 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
         closing=source.choice(_CLOSINGS) if source.random() < 0.15 else None,
         callers=_callers(random.Random(f"{seed} callers"), net.failing, executors),
         sim=_sim_settings(random.Random(f"{seed} sim")) if place.kind == "sim" else None,
+        compiling=compiling.choices(_COMPILINGS, (3, 3, 2))[0],
+        least_bytes_moved=compiling.choice((1, 100, LEAST_BYTES_MOVED)),
     )
 
 

@@ -1,6 +1,7 @@
 """Running a case: everyone calls at once, and every result and every error is judged.
 
-A result must have SimpleNet's bytes on the host. An error must be one that the caller asked for: the failure of an
+A result must have SimpleNet's bytes on the host, or those values, and the same bytes each time, when the net is
+rewritten for speed. An error must be one that the caller asked for: the failure of an
 operator that was told to fail, a timeout that was set, a feed that was wrong, an executor that was closed, a device
 that was made to fail. Afterwards the executor must serve clean runs on all its replicas, and nothing may be lost.
 """
@@ -13,12 +14,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import anyio
 import numpy as np
 
 import dagexec
+from dagexec import transfers
+from dagexec.compilation import PASSES
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
@@ -33,6 +37,8 @@ from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.core.threads import threads
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards.detector import Detector
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.simple import SimpleNet
@@ -43,6 +49,11 @@ from dagexec.stress.operators import FAILING_OPERATOR
 from dagexec.transfers import Outputs
 
 _DEVICE_ERRORS = (OperatorError, DeviceError, ResourceError)
+
+_ALL_PASSES = frozenset(one.name for one in PASSES) - {"zero-copy", "in-place"}
+"""That change what operators compute; the others decide where."""
+
+_TOLERANCE = 1e-3
 
 _DETECT_EVERY = 3
 """Of the seeds, those that this divides have all their runs watched by a detector of unordered accesses."""
@@ -57,7 +68,11 @@ class CaseFailedError(Exception):
 
 def run_case(case: Case) -> Counter[str]:
     """Run `case` and count what was tried and how it ended. Raises CaseFailedError."""
-    with _expected_errors_unlogged(), prepared_devices(case.devices, case.sim) as devices:
+    with (
+        _expected_errors_unlogged(),
+        _moved_from(case.least_bytes_moved),
+        prepared_devices(case.devices, case.sim) as devices,
+    ):
         before = Holdings.now(case.devices)
         run = _CaseRun(case, devices)
         run.serve()
@@ -116,13 +131,19 @@ def feed_all(workspace: Workspace, arrays: Mapping[str, Array]) -> None:
         workspace.feed_blob(name, array)
 
 
-def differences(found: Outputs, expected: Outputs) -> list[str]:
-    """Names and numbers of what is not the same to the byte; empty when all is."""
+def differences(found: Outputs, expected: Outputs, tolerance: float | None = None) -> list[str]:
+    """Names and numbers of what is not the same to the byte; empty when all is.
+
+    With a `tolerance`, numbers with a fraction may differ by so much of the largest.
+    """
     problems = [f"outputs {sorted(found)}, expected {sorted(expected)}"] if found.keys() != expected.keys() else []
     for name in found.keys() & expected.keys():
         mine, other = found[name], expected[name]
         if (mine.shape, mine.dtype) != (other.shape, other.dtype):
             problems.append(f"{name!r} is {mine.dtype}{mine.shape}, expected {other.dtype}{other.shape}")
+        elif tolerance is not None and mine.dtype.kind == "f":
+            far = ~(np.abs(mine - other) <= tolerance * (1 + np.abs(other).max(initial=0)))
+            problems += [f"{name!r} is far off in {int(far.sum())} of {mine.size} elements"] * bool(far.any())
         elif mine.tobytes() != other.tobytes():
             problems.append(f"{name!r} differs in {int((mine != other).sum())} of {mine.size} elements")
     return problems
@@ -136,6 +157,11 @@ class _CaseRun:
         self._devices = devices
         self._net = case.net()
         self._model = self._net.model()
+        self._keep: frozenset[str] = frozenset()
+        if case.compiling != "as given":
+            self._keep = frozenset(self._net.outputs[1::2])
+            self._model = replace(self._model, outputs=self._net.outputs[::2])
+        self._seen: dict[tuple[int, str], bytes] = {}
         self._reference = Reference(self._net)
         self._limited = case.sim is not None and case.sim.limit_bytes is not None
         self._troubled = case.sim is not None and bool(case.sim.faults or case.sim.limit_bytes is not None)
@@ -146,6 +172,7 @@ class _CaseRun:
         self.tally: Counter[str] = Counter(self._net.features)
         self.tally["cases"] = 1
         self.tally[f"net type {case.net_type}"] = 1
+        self.tally[f"nets {case.compiling}"] = 1
         for what in ("workers", "streams", "replicas", "executors"):
             self.tally[f"{what}: {getattr(case, what)}"] = 1
         if case.sim is not None:
@@ -180,7 +207,12 @@ class _CaseRun:
         case = self._case
         return dagexec.compile(
             self._model,
-            optimize=False,
+            optimize=case.compiling != "as given",
+            without_passes=_ALL_PASSES if case.compiling == "memory planned" else (),
+            keep=self._keep,
+            shapes={"switches": (max(1, self._net.failing),)},
+            tuning_seconds=0,
+            intra_op_threads=1,
             net_type=case.net_type,
             num_workers=case.workers,
             replicas=case.replicas,
@@ -251,7 +283,7 @@ class _CaseRun:
 
     def _arguments(self, request: Request) -> dict[str, object]:
         feeds: dict[str, Array] = self._net.feeds(request.feed, dict(request.failures))
-        outputs = None
+        outputs = list(self._asked(request)) if self._keep else None
         needed = sorted(self._model.needed_inputs())
         if request.mistake == "missing input" and needed:
             del feeds[needed[0]]
@@ -266,7 +298,7 @@ class _CaseRun:
             timeout = PATIENCE_WITH_HANGS
         out: Outputs | None = None
         if request.mistake is None and request.feed % 2:  # every second result goes to an array of the caller's
-            expected = self._reference[request.feed]
+            expected = {name: self._reference[request.feed][name] for name in self._asked(request)}
             out = {name: np.full_like(expected[name], 77) for name in sorted(expected)[::2]}
             self.tally["requests with arrays for results"] += 1
         return {
@@ -285,10 +317,20 @@ class _CaseRun:
     def _judge(self, request: Request, result: Outputs) -> None:
         self._outcomes.append("right")
         self._expect(request.mistake is None, f"accepted: {request}")
-        self._expect(not request.failures, f"operators that were told to fail did not: {request}")
-        for problem in differences(result, self._reference[request.feed]):
+        rewritten = self._case.compiling == "rewritten"  # what nobody reads is not run then
+        self._expect(not request.failures or rewritten, f"operators that were told to fail did not: {request}")
+        expected = {name: self._reference[request.feed][name] for name in self._asked(request)}
+        problems = differences(result, expected, _TOLERANCE if rewritten else None)
+        for name, array in result.items():
+            if self._seen.setdefault((request.feed, name), array.tobytes()) != array.tobytes():
+                problems.append(f"{name!r} is not what it was in another run")
+        for problem in problems:
             self._outcomes[-1] = "wrong"
             self.problems.append(f"wrong result, {problem}: {request}")
+
+    def _asked(self, request: Request) -> tuple[str, ...]:
+        """The results that a request asks for."""
+        return self._model.outputs if request.feed == 0 else self._net.outputs
 
     def _judge_error(self, request: Request, error: BaseException) -> None:
         self._outcomes.append(type(error).__name__)
@@ -325,7 +367,8 @@ class _CaseRun:
 
     def _serve_clean(self, executor: Executor, request: Request) -> None:
         try:
-            self._judge(request, executor.run(self._net.feeds(request.feed), trace=self._detector))
+            asked = self._asked(request)
+            self._judge(request, executor.run(self._net.feeds(request.feed), outputs=asked, trace=self._detector))
         except Exception as error:
             if not (self._limited and isinstance(error, _DEVICE_ERRORS)):
                 self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
@@ -350,8 +393,11 @@ class _CaseRun:
             create_shared_buffer(workspace, device)
         feed_all(workspace, net.parameters)
         feed_all(workspace, net.feeds(0))
-        driven = workspace.create_net(net.net, case.net_type, case.workers)
-        assert isinstance(driven, BaseNet)
+        if case.compiling == "as given":
+            driven = workspace.create_net(net.net, case.net_type, case.workers)
+            assert isinstance(driven, BaseNet)
+        else:
+            driven = _planned_net(net, workspace, case)
         with HostNet(net) as host:
             try:
                 for number in range(case.repeats):
@@ -364,7 +410,9 @@ class _CaseRun:
             except DagexecError:
                 self.problems.append(f"the net alone fails:\n{traceback.format_exc()}")
             finally:
-                workspace.delete_net(driven.name)
+                if case.compiling == "as given":
+                    workspace.delete_net(driven.name)
+                driven.close()
         self._check_races()
 
     def _check_races(self) -> None:
@@ -385,6 +433,25 @@ _CLOSINGS: Mapping[Closing | None, Callable[[Executor], object]] = {
     "drain": lambda executor: executor.drain(),
     "drain with a timeout": lambda executor: executor.drain(0.0),
 }
+
+
+def _planned_net(net: RandomNet, workspace: Workspace, case: Case) -> BaseNet:
+    """A net that keeps its outputs alone."""
+    keep = frozenset(net.outputs)
+    if case.net_type == "simple":
+        return SimpleNet(net.net, workspace, keep=keep)
+    kind = DAGNet if case.net_type == "dag" else AsyncDAGNet
+    return kind(net.net, workspace, keep=keep, num_workers=case.workers)
+
+
+@contextmanager
+def _moved_from(nbytes: int) -> Iterator[None]:
+    """Within it, transfers do not copy what has so many bytes where they need not."""
+    before, transfers.LEAST_BYTES_MOVED = transfers.LEAST_BYTES_MOVED, nbytes
+    try:
+        yield
+    finally:
+        transfers.LEAST_BYTES_MOVED = before
 
 
 def _available(backend: Backend) -> Backend:
