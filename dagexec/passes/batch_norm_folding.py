@@ -28,7 +28,8 @@ def apply(model: Model) -> Rewritten:
     for number, _ in draft.operators():
         layer = read_layer(draft, number)
         if layer is not None:
-            _fold(draft, layer)
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is not folded
+                _fold(draft, layer)
     left = [number for number, definition in draft.operators() if definition.type == "SpatialBN"]
     types = infer_types(model) if left else {}
     for number in left:

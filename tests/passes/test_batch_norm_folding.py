@@ -148,6 +148,9 @@ def not_folded() -> dict[str, Model]:
     half = {name: array.astype(np.float16) for name, array in given.items()}
     squared = parameters(filters=6)
     zero = {**given, "k1": np.zeros((8, 1, 1), np.float32)}
+    huge = {**given, "w": given["w"] * np.float32(1e30), "k1": np.full((8, 1, 1), 1e30, np.float32)}
+    before = {**parameters(4, 4), "w": normal(8, 4, 3, 3)}
+    same = op("Conv", ["d", "w"], ["y"], kernel=3, legacy_pad=4)
     return {
         "another reader": model_of([CONVOLUTION, normalisation, op("Relu", ["c"], ["z"])], ["y", "z"], **given),
         "an output": model_of([CONVOLUTION, normalisation], ["y", "c"], **given),
@@ -166,6 +169,11 @@ def not_folded() -> dict[str, Model]:
         "float16": model_of([CONVOLUTION, normalisation], **half),
         "a quotient by zero": model_of([CONVOLUTION, op("Div", ["c", "k1"], ["y"])], **zero),
         "a number over it": model_of([CONVOLUTION, op("Div", ["k1", "c"], ["y"])], **given),
+        "weights beyond all numbers": model_of([CONVOLUTION, op("Mul", ["c", "k1"], ["y"])], **huge),
+        "padding that is computed": model_of([bn("x", "d"), same], **before),
+        "a constant of another type": model_of(
+            [CONVOLUTION, op("Mul", ["c", "k1"], ["y"])], **{**given, "k1": given["k1"].astype(np.float64)}
+        ),
         "itself twice": model_of([CONVOLUTION, op("Add", ["c", "c"], ["y"])], **given),
     }
 

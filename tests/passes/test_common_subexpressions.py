@@ -26,6 +26,12 @@ def test_operators_that_differ_in_an_argument_an_input_or_an_engine_stay() -> No
     assert unchanged(PASS, model_of(operators))
 
 
+def test_operators_of_different_numbers_of_outputs_stay() -> None:
+    operators = [op("Concat", ["x", "x"], ["a"], axis=1), op("Concat", ["x", "x"], ["b", "sizes"], axis=1)]
+    assert unchanged(PASS, model_of([*operators, op("Add", ["a", "b"], ["y"])], ["y", "sizes"]))
+    assert unchanged(PASS, model_of([*operators[::-1], op("Add", ["a", "b"], ["y"])]))
+
+
 def test_random_fillers_outputs_and_ordered_operators_stay() -> None:
     random = [op("UniformFill", [], [name], shape=[6]) for name in "ab"]
     assert unchanged(PASS, model_of([*random, op("Sum", ["x", "a", "b"], ["y"])]))

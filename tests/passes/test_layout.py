@@ -354,6 +354,14 @@ def test_a_constant_of_more_channels_than_the_image_decides_how_many_there_are(n
     check_same(drawing.model("y", "z"), name)
 
 
+def test_what_a_dropout_in_training_leaves_out_depends_on_places_so_it_stays_in_nchw() -> None:
+    drawing = Drawing((1, 16, 8, 8))
+    x = drawing.conv("x", "first", 16, 16)
+    x = drawing.add("Dropout", [x], "dropped", is_test=0)
+    drawing.conv(x, "y", 16, 16)
+    assert ("first", "NHWC", "NCHW") in reorders(laid_out(drawing.model("y"), "NHWC").model)
+
+
 def test_outputs_that_nobody_reads_are_left_out() -> None:
     drawing = Drawing((1, 16, 8, 8))
     x = drawing.conv("x", "conv", 16, 16)
