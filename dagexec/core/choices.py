@@ -2,20 +2,23 @@
 
 A choice is text under a key that names all that it depends on: processor, library and its version, geometry, threads.
 Measuring takes time, so it happens within a budget only: `with measuring(seconds):`. Outside of it, what is known is
-used and for the rest the caller's rule decides. At the end of `measuring` new choices go to the cache file:
-`$DAGEXEC_CHOICES` (a path, or "off"), else `$XDG_CACHE_HOME/dagexec/choices.json`, where `~/.cache` is the default. A
-file that is damaged, or is something else, is warned of and not read; what it costs is to measure again.
+used and for the rest the caller's rule decides. `postponed` lets the dearest be measured first. At the end of
+`measuring` new choices go to the cache file: `$DAGEXEC_CHOICES` (a path, or "off"), else
+`$XDG_CACHE_HOME/dagexec/choices.json`, where `~/.cache` is the default. A file that is damaged, or is something else,
+is warned of and not read; what it costs is to measure again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from dagexec.core.net_file import write_atomically
 logger = logging.getLogger("dagexec")
 
 _FORMAT = "dagexec choices"
+_BATCH = " | batch "  # the last part of a key, when it is there
 
 
 @cache
@@ -53,6 +57,17 @@ class Choices:
                 return found
             self._read_cache()
             return self._known.get(key)
+
+    def near(self, key: str) -> str | None:
+        """What was chosen under a key with another batch, the nearest; None where `key` does not end with a batch."""
+        family, found, batch = key.rpartition(_BATCH)
+        if not found:
+            return None
+        start = family + _BATCH
+        kin = {other[len(start) :]: name for other, name in self.all().items() if other.startswith(start)}
+        sizes = [size for size in kin if size.isdigit()]
+        wanted = float(batch)
+        return kin[min(sizes, key=lambda size: abs(math.log2(max(1, int(size)) / wanted)))] if sizes else None
 
     def keep(self, key: str, choice: str) -> str:
         """Keep a measured choice, unless another was kept meanwhile. Returns the one that holds."""
@@ -225,14 +240,48 @@ def seconds_left() -> float:
         return max((budget.left for budget in _budgets), default=0.0)
 
 
-def choose(key: str, measure: Callable[[float], str]) -> str | None:
+Measure = Callable[[float], str | None]
+"""Finds the fastest within seconds; None when they are not enough."""
+
+_postponed: ContextVar[dict[str, tuple[float, Measure]] | None] = ContextVar("_postponed", default=None)
+
+
+@contextmanager
+def postponed() -> Iterator[Callable[[], bool]]:
+    """Within the block, `choose` measures nothing in this thread, but notes what it is asked for.
+
+    The function that it gives measures what was noted, what has the greatest weight first, as long as seconds are left;
+    it says whether they sufficed.
+    """
+    noted: dict[str, tuple[float, Measure]] = {}
+
+    def measure() -> bool:
+        for key, (_, one) in sorted(noted.items(), key=lambda item: -item[1][0]):
+            if seconds_left() <= 0:
+                return False
+            choose(key, one)
+        return seconds_left() > 0
+
+    token = _postponed.set(noted)
+    try:
+        yield measure
+    finally:
+        _postponed.reset(token)
+
+
+def choose(key: str, measure: Measure, *, weight: float = 0.0) -> str | None:
     """The choice under `key`: known, or measured now; None when it is not known and the budget does not allow it.
 
-    `measure` gets the seconds that are left. One thread measures at a time, so that none disturbs another.
+    `measure` gets the seconds that are left. One thread measures at a time, so that none disturbs another. `weight` is
+    what the choice matters, in any unit: see `postponed`.
     """
     found = choices.find(key)
     if found is not None or seconds_left() <= 0:
         return found
+    noted = _postponed.get()
+    if noted is not None:
+        noted[key] = (noted.get(key, (0.0, measure))[0] + weight, measure)
+        return None
     with _turn:
         found = choices.find(key)
         left = seconds_left()
@@ -240,7 +289,8 @@ def choose(key: str, measure: Callable[[float], str]) -> str | None:
             return found
         start = time.perf_counter()
         try:
-            return choices.keep(key, measure(left))
+            measured = measure(left)
+            return None if measured is None else choices.keep(key, measured)
         finally:
             _spend(time.perf_counter() - start)
 

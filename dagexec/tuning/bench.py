@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.arithmetic import operator_arithmetic
-from dagexec.core.choices import measuring, seconds_left
+from dagexec.core.choices import measuring, postponed, seconds_left
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
@@ -40,6 +40,7 @@ Array = npt.NDArray[Any]
 
 _QUIET, _PROBES = 0.8, 3
 _LEAST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 25, 400
+_SURVEY_SHARE = 2 / 3  # of what is left for choosing implementations, at a time
 _SHORT = 0.1  # seconds: rounds that are over so soon are not enough yet
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
 
@@ -102,10 +103,9 @@ class Bench:
     def __init__(
         self, inputs: Mapping[str, Array], search_seconds: float, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """All nets together may spend `search_seconds` on choosing their operators' implementations, one a third."""
+        """All nets together may spend `search_seconds` on choosing their operators' implementations."""
         self._inputs = inputs
         self._search_seconds = search_seconds
-        self._search_share = search_seconds / 3
         self._clock = clock
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
@@ -126,6 +126,7 @@ class Bench:
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         """The time of interleaved runs, from feeding the inputs to the end; infinity where it cannot run."""
+        self._survey([trial.model for trial in trials])
         with ExitStack() as stack:
             ready = {}
             for number, trial in enumerate(trials):
@@ -138,12 +139,13 @@ class Bench:
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         """The time of each operator, run one after another in this thread; see `_Stopwatch` for a busy machine."""
+        self._survey(models)
         with ExitStack() as stack:
             runners = []
             for model in models:
                 runners.append(_Runner(Trial(model), self.parameters(model)))
                 stack.callback(runners[-1].close)
-                self._prepare(runners[-1])
+                runners[-1].run(self._inputs)
             times: list[list[list[float]]] = [[[] for _ in model.net.op] for model in models]
             for _ in self._rounds(seconds):
                 for runner, rows in zip(runners, times, strict=True):
@@ -192,18 +194,33 @@ class Bench:
     def _warm(self, runner: _Runner, trial: Trial) -> bool:
         """Prepare and run twice. False for a model that cannot be run so."""
         try:
-            self._prepare(runner)
+            runner.run(self._inputs)
             runner.run(self._inputs)
         except Exception as error:
             logger.info("net %r cannot be measured (%s): %s", trial.model.name, type(error).__name__, error)
             return False
         return True
 
-    def _prepare(self, runner: _Runner) -> None:
-        """The first run, in which operators choose how to compute."""
-        allowed = min(self._search_share, self._search_seconds)
+    def _survey(self, models: Sequence[Model]) -> None:
+        """Let the operators of all models choose how to compute: those that take longest first, each geometry once.
+
+        The nets are prepared on parameters of their own, as weights are packed for what is chosen without measuring.
+        """
+        allowed = self._search_seconds * _SURVEY_SHARE
+        if allowed <= 0:
+            return
+        parameters: dict[int, Workspace] = {}
         with measuring(allowed):
-            runner.run(self._inputs)
+            with postponed() as measure, ExitStack() as stack:
+                for model in models:
+                    known = parameters.setdefault(id(model.parameters), parameter_workspace(model))
+                    runner = _Runner(Trial(model), known)
+                    stack.callback(runner.close)
+                    try:
+                        runner.prepare(self._inputs)
+                    except Exception as error:
+                        logger.info("net %r cannot be surveyed (%s): %s", model.name, type(error).__name__, error)
+            measure()
             self._search_seconds -= allowed - min(allowed, seconds_left())
 
     def _interleaved(self, runners: dict[int, _Runner], seconds: float) -> dict[int, float]:
@@ -262,6 +279,10 @@ class _Runner:
     def run(self, inputs: Mapping[str, Array]) -> None:
         """Feed the inputs and run the net once."""
         self._fed(inputs).net.run()
+
+    def prepare(self, inputs: Mapping[str, Array]) -> None:
+        """Feed the inputs and have the operators choose how to compute."""
+        self._fed(inputs).net.prepared()
 
     def timed(self, inputs: Mapping[str, Array]) -> float:
         """Seconds that a run takes; by the clock where several threads compute."""

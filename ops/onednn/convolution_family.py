@@ -14,7 +14,6 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT16, from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.ops.conv.problem import DEFAULT_LIMIT
 from dagexec.ops.geometry import Axis, tap_count
 from dagexec.ops.layout import NCHW, NCHW16C, NHWC, logical_shape
 from dagexec.ops.onednn.implementation import choose_implementation
@@ -30,6 +29,12 @@ from dagexec.ops.onednn.primitive import (
     describe,
 )
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, Problem, assemble
+
+SCRATCHPAD_LIMIT = 512 << 20
+"""Default of `ws_nbytes_limit`, bytes. F(4x4, 3x3) takes up to 2.3 times its images' bytes: 228 MiB for 8 images of
+128 x 112 x 112. The memory plan lets operators share it."""
+
+_LANES = 16  # float32 numbers in a vector
 
 CONVOLUTION = {DIRECT: 1, WINOGRAD: 2}
 """dnnl_alg_kind_t of convolutions, by algorithm."""
@@ -62,6 +67,14 @@ def grouped(weights: Array, group: int, channels_last: bool) -> Array:
     return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
 
 
+def _is_ragged(weights: Array, axes: int) -> bool:
+    """True when the channels of a filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) do not fill vectors."""
+    *groups, filters, channels = weights.shape[: weights.ndim - axes]
+    if groups and filters == channels == 1:
+        return bool(groups[0] % _LANES)
+    return bool(filters % _LANES or channels % _LANES)
+
+
 class ConvolutionFamily(OneDNNOperator):
     """What all convolutions by oneDNN share: the choice of an implementation and the steps around it."""
 
@@ -87,7 +100,7 @@ class ConvolutionFamily(OneDNNOperator):
     @property
     def scratchpad_limit(self) -> int:
         """The most bytes of working memory that an implementation may take."""
-        return self.arguments.int("ws_nbytes_limit", DEFAULT_LIMIT)
+        return self.arguments.int("ws_nbytes_limit", SCRATCHPAD_LIMIT)
 
     @property
     def weights_are_cold(self) -> bool:
@@ -174,11 +187,13 @@ class ConvolutionFamily(OneDNNOperator):
             return describe(library, threads, self.label, function, library.engine, *arguments)
 
         constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
-        shapes = [f"{list(logical_shape(order, array.shape))} {order}" for array, order in images.values()]
+        shapes = [f"{list(logical_shape(order, array.shape)[1:])} {order}" for array, order in images.values()]
+        batch = next(iter(images.values()))[0].shape[0]
         fed = "" if filters == result else "constant " if filters in constant else "fed "
         window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
         bias = "bias" if len(parameters) > 1 else "no bias"
-        parts = [f"{function} {meta}", *shapes, f"{fed}filter {list(weights.shape)}", f"window {window}", bias, key]
+        filtered = f"{fed}filter {list(weights.shape)}"
+        parts = [f"{function} {meta}", *shapes, filtered, f"window {window}", bias, key, f"batch {batch}"]
         problem = Problem(
             library=library,
             label=self.label,
@@ -196,6 +211,9 @@ class ConvolutionFamily(OneDNNOperator):
             own_layouts=own_layouts and NCHW16C not in orders,
             limit=self.scratchpad_limit,
             cold=self.weights_are_cold,
+            batch=batch,
+            places=tuple(axis.out for axis in axes),
+            ragged=_is_ragged(weights, len(axes)),
         )
         arrays = {number: array for number, (array, _) in images.items()}
         arrays |= parameters

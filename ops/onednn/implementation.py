@@ -1,8 +1,8 @@
 """Which implementation of oneDNN computes a problem: the one measured to be fastest, or one by rule.
 
-Without a measurement it is the library's first, with one exception: Winograd's F(2x2, 3x3) goes before sums over taps
-where the library has it, with copies into blocks of channels if need be. It took 0.5 to 0.9 of their time in all that
-was measured, and is as accurate. F(4x4, 3x3) is faster still for large images of few channels, but must be measured.
+Without a measurement it is what was chosen for the same geometry and another batch. Where there is none it is the
+library's first, or one of Winograd's algorithms where that is estimated to be faster: from the arithmetic that it
+saves, the weights that it makes larger, and copies into blocks of channels. They are as accurate (docs/onednn.md).
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from __future__ import annotations
 import logging
 
 from dagexec.core.choices import choices, choose, measuring, processor_key
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.measuring import fastest
-from dagexec.ops.onednn.problem import WINOGRAD, Candidate, Problem
+from dagexec.ops.onednn.primitive import WEIGHTS
+from dagexec.ops.onednn.problem import Candidate, Problem
 
 logger = logging.getLogger("dagexec")
 
-_SAFE_WINOGRAD = f"{WINOGRAD} jit_fp32_wino_2x3"
+_WINOGRAD = {"wino_2x3": (2, 1.8, 16 / 9), "wino_4x3": (4, 2.5, 36 / 9)}
+"""By a part of the name: pixels a side of a tile, speed against sums over taps, growth of the weights."""
+
+_LEAST_CHANNELS = 32  # for F(4x4, 3x3): with fewer the transforms take longer than the products
+_PRODUCTS, _STREAM, _COPY = 5.5e10, 2.5e10, 1e10  # a second: products, bytes of weights, bytes copied; one core's
 _LONG = 60.0  # seconds: what a search that the caller asks for may take
 
 
@@ -36,24 +42,30 @@ def choose_implementation(
         with measuring(_LONG):
             name = choose(key, lambda seconds: _measured(problem, reference, seconds))
     else:
-        name = choose(key, lambda seconds: _measured(problem, reference, seconds))
+        name = choose(key, lambda seconds: _measured(problem, reference, seconds), weight=_seconds(problem))
+        name = name or choices.near(key)
     found = problem.named(name, problem.threads) if name else None
     return found or _by_rule(problem, reference)
 
 
-def _measured(problem: Problem, reference: bool, seconds: float) -> str:
+def _measured(problem: Problem, reference: bool, seconds: float) -> str | None:
     worthy = _worthy(list(problem.candidates()), problem, reference)
     return fastest(problem, worthy, seconds) if len(worthy) > 1 else worthy[0].name
 
 
 def _worthy(candidates: list[Candidate], problem: Problem, reference: bool) -> list[Candidate]:
-    """Those worth measuring: none for older instructions, and none for any geometry where there is one for this.
+    """Those worth measuring: none for any geometry where there is one for this, and few for older instructions.
+
+    AVX2 has vectors of 8: where channels do not fill 16, and in products of few rows, it was up to 0.6 of the time.
 
     Raises UnsupportedFeatureError when nothing is left.
     """
+    if problem.open and not all(one.is_reference for one in candidates):
+        return [one for one in candidates if not one.is_reference]
     special = [one for one in candidates if not one.is_general]
     newest = max((one.generation for one in special), default=0)
-    kept = [one for one in special if one.generation == newest]
+    oldest = min(newest, 2) if problem.ragged else newest
+    kept = [one for one in special if one.generation >= oldest]
     if not all(one.has_own_layout for one in kept):
         return kept
     general = [one for one in candidates if one.is_general and not one.is_reference]
@@ -72,12 +84,40 @@ def _by_rule(problem: Problem, reference: bool) -> Candidate:
     windows, and these are of more than one tap.
     """
     candidates = list(problem.candidates())
-    safe = [one for one in candidates if _SAFE_WINOGRAD in one.name]
-    if safe:
-        return safe[0]
-    worthy = _worthy(candidates, problem, reference)
+    winograd = [one for one in candidates if _winograd(one) and _has_channels(one, problem)]
+    others = [one for one in candidates if not _winograd(one)]
+    if not others:
+        return _worthy(candidates, problem, reference)[0]
+    worthy = _worthy(others, problem, reference or bool(winograd))
     special = [one for one in worthy if not one.is_general]
-    return special[0] if special and (problem.taps > 1 or not special[0].has_own_layout) else worthy[0]
+    first = special[0] if special and (problem.taps > 1 or not special[0].has_own_layout) else worthy[0]
+    return min([first, *winograd], key=lambda one: _seconds(problem, one))
+
+
+def _winograd(candidate: Candidate) -> str | None:
+    """The algorithm of Winograd's that it is."""
+    return next((part for part in _WINOGRAD if part in candidate.name), None)
+
+
+def _has_channels(candidate: Candidate, problem: Problem) -> bool:
+    """True when the geometry has enough channels for it: the taps of a window are no use to tell by."""
+    filters = next(iter(problem.plain))
+    descriptor, meta = problem.tensors[filters]
+    channels = problem.fan_in // max(1, problem.taps)
+    written = descriptor.nbytes // meta.itemsize // max(1, problem.fan_in)
+    return "wino_4x3" not in candidate.name or (meta is FLOAT32 and min(channels, written) >= _LEAST_CHANNELS)
+
+
+def _seconds(problem: Problem, candidate: Candidate | None = None) -> float:
+    """An estimate of what a run takes on one core; without a candidate, by sums over taps."""
+    algorithm = None if candidate is None else _winograd(candidate)
+    tile, speed, growth = (1, 1.0, 1.0) if algorithm is None else _WINOGRAD[algorithm]
+    found = problem.products(tile) / speed / _PRODUCTS
+    found += problem.weights_nbytes * growth / _STREAM if problem.cold else 0.0
+    if candidate is not None and candidate.has_own_layout:
+        copied = sum(tensor.nbytes for number, (tensor, _) in problem.tensors.items() if number != WEIGHTS)
+        found += 2 * copied / _COPY
+    return found
 
 
 def _key(problem: Problem) -> str:
@@ -87,8 +127,8 @@ def _key(problem: Problem) -> str:
         f"oneDNN {'.'.join(map(str, library.version))} isa {library.isa}",
         processor_key(),
         f"{problem.threads} thread(s)",
-        problem.key,
         f"limit {problem.limit}",
         "cold weights" if problem.cold else "warm weights",
+        problem.key,
     ]
     return " | ".join(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.errors import UnsupportedFeatureError
@@ -19,6 +20,7 @@ from dagexec.ops.onednn.primitive import (
     POST_OP,
     SCRATCHPAD,
     SCRATCHPAD_MD,
+    WEIGHTS,
     Array,
     BoundPrimitive,
     Descriptor,
@@ -45,7 +47,7 @@ class Problem:
         library: oneDNN.
         label: how messages name the operator.
         threads: OpenMP threads.
-        key: all that a choice of implementation depends on, beside library, processor and threads.
+        key: all that a choice of implementation depends on, beside library, processor and threads, the batch last.
         ask: how the library is asked.
         tensors: by argument number, the layout and element type of each tensor as the operator has it.
         result: the argument that is computed.
@@ -58,6 +60,10 @@ class Problem:
         own_layouts: True when an implementation may use layouts of its own, with copies before and after.
         limit: the most bytes of scratchpad.
         cold: True when the weights come from memory in a run, because those of the net do not fit in the caches.
+        batch: images, or rows.
+        places: spatial sizes of what the window is laid on.
+        ragged: True when channels do not fill vectors of 16, so that implementations with vectors of 8 may be faster.
+        open: True when general implementations may be faster than others, as in products of few rows.
     """
 
     library: Library
@@ -76,6 +82,22 @@ class Problem:
     own_layouts: bool = False
     limit: int = 1 << 62
     cold: bool = True
+    batch: int = 1
+    places: tuple[int, ...] = ()
+    ragged: bool = False
+    open: bool = False
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of the weights; 0 where they are the result."""
+        return self.tensors[WEIGHTS][0].nbytes if WEIGHTS in self.tensors else 0
+
+    def products(self, tile: int = 1) -> int:
+        """Products that are summed up, as if the image were made of whole tiles of so many pixels a side."""
+        (filters,) = self.plain
+        descriptor, meta = self.tensors[filters]
+        places = prod(-(-size // tile) * tile for size in self.places)
+        return self.batch * places * (descriptor.nbytes // meta.itemsize)
 
     def candidates(self) -> Iterator[Candidate]:
         """Every implementation once, those for the operator's own layouts first."""
@@ -128,11 +150,11 @@ class Candidate:
     @property
     def is_general(self) -> bool:
         """True for those that are not made for the geometry: plain loops, and matrix products on unrolled windows."""
-        return self.is_reference or "gemm" in self.description.name
+        return self.is_reference or "gemm" in self.description.name.replace("brgemm", "")
 
     @property
     def generation(self) -> int:
-        """How new the instructions are that it needs: of those offered, older ones are never faster."""
+        """How new the instructions are that it needs: older ones are not faster where channels fill vectors of 16."""
         isa = self.description.name.rpartition(":")[2]
         return next((number for number, name in ((3, "avx512"), (2, "avx2"), (1, "avx")) if isa.startswith(name)), 0)
 

@@ -18,6 +18,7 @@ from dagexec.core.choices import (
     choose,
     load_choices,
     measuring,
+    postponed,
     save_choices,
     seconds_left,
 )
@@ -85,6 +86,50 @@ def test_nested_budgets_are_spent_from_the_inside(file: Path, measure: Measure) 
                 choose(key, measure)
         assert seconds_left() == 9
     assert len(measure.left) == 3
+
+
+def test_what_is_postponed_is_measured_the_weightiest_first(file: Path, measure: Measure) -> None:
+    order: list[str] = []
+
+    def noting(name: str) -> module.Measure:
+        def measured(seconds: float) -> str:
+            order.append(name)
+            return measure(seconds)
+
+        return measured
+
+    with measuring(2):
+        with postponed() as measure_all:
+            for name, weight in (("small", 1.0), ("often", 2.0), ("large", 3.0), ("often", 2.0)):
+                assert choose(name, noting(name), weight=weight) is None
+        assert order == []
+        assert not measure_all(), "the third would be beyond the budget"
+    assert order == ["often", "large"]
+    assert choices.all() == {"often": "fast", "large": "fast"}
+
+
+def test_postponing_ends_with_its_block(file: Path, measure: Measure) -> None:
+    with measuring(2):
+        with postponed() as measure_all:
+            pass
+        assert measure_all()
+        assert choose("a", measure) == "fast"
+
+
+def test_a_measurement_that_finds_nothing_keeps_nothing(file: Path) -> None:
+    with measuring(60):
+        assert choose("a", lambda seconds: None) is None
+        assert choices.all() == {}
+        assert choose("a", lambda seconds: "fast") == "fast"
+
+
+def test_the_choice_for_the_nearest_batch_is_found(file: Path) -> None:
+    for key, name in (("a | batch 1", "one"), ("a | batch 16", "many"), ("b | batch 8", "other"), ("a", "none")):
+        choices.keep(key, name)
+    assert choices.near("a | batch 8") == "many"
+    assert choices.near("a | batch 3") == "one"
+    assert choices.near("c | batch 8") is None
+    assert choices.near("a") is None
 
 
 def test_a_measurement_that_fails_is_paid_for_and_not_kept(file: Path, measure: Measure) -> None:

@@ -15,6 +15,7 @@ from dagexec.core.errors import ResourceError
 from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.onednn.implementation import _by_rule, _worthy
 from dagexec.ops.onednn.measuring import fastest, last_level_cache
 from dagexec.ops.onednn.problem import Candidate, Problem, assemble
 from dagexec.scheduler.simple import SimpleNet
@@ -87,7 +88,8 @@ def problem_of(**arguments: ArgumentValue) -> Problem:
 
 def slowest(problem: Problem) -> Candidate:
     """One that no rule takes."""
-    return [one for one in problem.candidates() if not one.is_reference][-1]
+    rule = _by_rule(problem, False).name
+    return [one for one in problem.candidates() if not one.is_reference and one.name != rule][-1]
 
 
 @pytest.fixture
@@ -131,6 +133,57 @@ def test_within_a_budget_the_fastest_is_taken_and_kept(
     assert list(choices.all().values()) == [wanted]
     times[wanted] = 2.0
     assert computed_by(monkeypatch) == wanted, "what was measured holds"
+
+
+def test_unmeasured_the_choice_for_another_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of()
+    wanted, usual = slowest(problem).name, computed_by(monkeypatch)
+    assert wanted != usual
+    with measuring(60):
+        run()
+    (key,) = choices.all()
+    assert key.endswith("| batch 2")
+    choices.forget()
+    choices.keep(key.removesuffix("2") + "16", wanted)
+    assert computed_by(monkeypatch) == wanted
+    assert computed_by(monkeypatch, deterministic=1) == usual, "it is not in a file that the caller named"
+
+
+@pytest.mark.usefixtures("winograd")
+def test_unmeasured_winograd_goes_by_what_it_saves() -> None:
+    def by_rule(channels: int, side: int, batch: int) -> str:
+        geometry = Geometry((side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
+        return _by_rule(problem_of(layer=Layer(geometry, channels, channels, batch=batch), order="NCHW16c"), True).name
+
+    assert "wino_4x3" in by_rule(64, 28, 8)
+    assert "wino_4x3" in by_rule(256, 14, 8)
+    assert "wino_4x3" not in by_rule(16, 28, 8), "the transforms would take longer than the products"
+    assert "wino_4x3" not in by_rule(512, 3, 1), "its weights are four times as large, and read once"
+
+
+def test_vectors_of_8_are_measured_where_channels_do_not_fill_vectors_of_16() -> None:
+    def generations(channels: int) -> set[int]:
+        problem = problem_of(layer=Layer(Geometry((8, 8), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)), 32, channels))
+        return {one.generation for one in _worthy(list(problem.candidates()), problem, False)}
+
+    assert generations(32) == {3}
+    assert generations(24) == {2, 3}
+
+
+def test_of_what_takes_long_a_slow_implementation_runs_once(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
+) -> None:
+    problem = problem_of()
+    arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
+    fast, slow = (measurement._make(problem, one, arrays) for one in list(problem.candidates())[:2])
+    assert fast is not None
+    assert slow is not None
+    times[fast.candidate.name], times[slow.candidate.name] = 0.1, 0.15
+    measurement._take_turns([fast, slow], deadline=float("inf"))
+    assert (len(fast.samples), len(slow.samples)) == (1, 1)
+    times[slow.candidate.name] = 0.11
+    measurement._take_turns([fast, slow], deadline=float("inf"))
+    assert (len(fast.samples), len(slow.samples)) == (3, 3)
 
 
 def test_a_gain_within_the_noise_leaves_the_first(monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
@@ -202,10 +255,15 @@ def test_what_has_no_room_is_passed_over(
     assert any("passed over: no room" in line for line in caplog.messages)
 
 
-def test_a_budget_that_is_over_at_once_leaves_the_first(times: dict[str, float]) -> None:
+def test_a_budget_that_is_over_at_once_leaves_the_choice_to_the_rule(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
+) -> None:
     problem = problem_of()
-    candidates = list(problem.candidates())
-    assert fastest(problem, candidates, 0.0) == candidates[0].name
+    assert fastest(problem, list(problem.candidates()), 0.0) is None
+    usual = computed_by(monkeypatch)
+    with measuring(1e-9):
+        assert computed_by(monkeypatch) == usual
+    assert choices.all() == {}
 
 
 @pytest.mark.usefixtures("winograd")
