@@ -400,6 +400,21 @@ def test_padding_makes_blocks_of_channels_that_only_convolutions_see() -> None:
     assert {order for order in orders(changed).values() if order != "NCHW"} == {"NCHW16c"}
 
 
+@needs_onednn
+@pytest.mark.parametrize("kind", ["FusedElementwise", "FusedConv"])
+def test_channels_are_not_padded_where_a_zero_becomes_infinite(kind: str) -> None:
+    drawing = Drawing()
+    x = drawing.conv("x", "first", 3, 24)
+    if kind == "FusedConv":
+        constants = [drawing.constant("second_w", 24, 24, 1, 1)]
+        drawing.add(kind, [x, *constants], "second", kernel=1, post_ops=["square", "log"])
+    else:
+        drawing.add(kind, [x], "second", post_ops=["square", "log"])
+    drawing.conv("second", "y", 24, 16)
+    found = results(laid_out(drawing.model("y"), PADDED).model, np.ones((1, 3, 12, 12), np.float32))["y"]
+    assert np.isfinite(found).all()
+
+
 def test_channels_that_others_see_are_not_padded() -> None:
     for last in ("Concat", "Log", "Softmax", "output"):
         drawing = Drawing()
