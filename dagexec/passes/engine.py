@@ -23,12 +23,14 @@ from dagexec.passes.rewriting import Pass, Rewritten
 
 ONEDNN = "ONEDNN"
 
+_PRODUCTS = frozenset({"FC", "FCTransposed", "FusedFC", "MatMul", "BatchMatMul", "Gemm"})
+
 
 def assign_engine(model: Model) -> Rewritten:
     """`model` with engine ONEDNN on the operators that have it, if the library is there.
 
-    Nets on float64 inputs, and operators with parameters of float64, are left to NumPy. Convolutions of a net whose
-    parameters stay in the processor's cache from run to run are told so, for the choice of their implementation.
+    Nets on float64 inputs, and operators with parameters of float64, are left to NumPy. Convolutions and products of a
+    net whose parameters stay in the processor's cache from run to run are told so, for the choice of implementations.
     """
     if library() is None or any(info.dtype is FLOAT64 for info in model.inputs.values()):
         return Rewritten(model)
@@ -41,7 +43,7 @@ def assign_engine(model: Model) -> Rewritten:
         if definition.engine or preferred & {definition.type, ANY_OPERATOR} or not _suits(definition, net, model):
             continue
         definition.engine = ONEDNN
-        if stays_in_cache and "Conv" in definition.type:
+        if stays_in_cache and ("Conv" in definition.type or definition.type in _PRODUCTS):
             definition.arg.append(make_argument("cold_weights", 0))
         changed[definition.type] += 1
     if not changed:

@@ -45,7 +45,7 @@ def choose_implementation(
         name = choose(key, lambda seconds: _measured(problem, reference, seconds), weight=_seconds(problem))
         name = name or choices.near(key)
     found = problem.named(name, problem.threads) if name else None
-    return found or _by_rule(problem, reference)
+    return found or rule(problem, reference=reference)
 
 
 def _measured(problem: Problem, reference: bool, seconds: float) -> str | None:
@@ -77,8 +77,8 @@ def _worthy(candidates: list[Candidate], problem: Problem, reference: bool) -> l
     raise UnsupportedFeatureError(f"{problem.label}: oneDNN {what}")
 
 
-def _by_rule(problem: Problem, reference: bool) -> Candidate:
-    """The candidate where nothing was measured.
+def rule(problem: Problem, *, reference: bool) -> Candidate:
+    """The candidate where nothing was measured. Raises UnsupportedFeatureError when there is none.
 
     Copies into layouts of its own pay for an implementation when the alternative is a matrix product on unrolled
     windows, and these are of more than one tap.
@@ -90,6 +90,8 @@ def _by_rule(problem: Problem, reference: bool) -> Candidate:
         return _worthy(candidates, problem, reference)[0]
     worthy = _worthy(others, problem, reference or bool(winograd))
     special = [one for one in worthy if not one.is_general]
+    if problem.open:
+        return worthy[0]
     first = special[0] if special and (problem.taps > 1 or not special[0].has_own_layout) else worthy[0]
     return min([first, *winograd], key=lambda one: _seconds(problem, one))
 

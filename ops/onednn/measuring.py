@@ -150,7 +150,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _
     cold: list[Array] = []
     if WEIGHTS in problem.constant and problem.cold:
         nbytes = assembled.bound.nbytes(WEIGHTS)
-        cold = _places(nbytes, problem.tensors[WEIGHTS][1])
+        cold = _places(nbytes, problem.tensors[WEIGHTS][1]) if nbytes < 2 * last_level_cache() else []
     return _Trial(candidate, assembled, result.copy(), [], cold)
 
 

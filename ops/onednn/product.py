@@ -1,14 +1,14 @@
 """Matrix products by oneDNN: fully connected layers, plain and fused, MatMul, BatchMatMul and Gemm.
 
-A fully connected layer with constant weights is an inner product on packed weights. Measured on one core: 64 x 64 for
-one row takes 1.2 us (NumPy with bias and Relu 2.9), 8 x 2048 x 1000 takes 0.29 ms (1.8). For one row, weights that the
-rest of the net has driven out of the cache are read once, and come faster as they are, row after row: 1024 x 1000 in
-0.23 ms (packed 0.27), 2048 x 1000 in 0.40 (0.51), 9216 x 4096 in 13 (21).
+A fully connected layer with constant weights is an inner product by the implementation that is measured to be fastest,
+see `measured_product`. Measured on one core: 64 x 64 for one row takes 1.2 us (NumPy with bias and Relu 2.9), 8 x 2048
+x 1000 takes 0.29 ms (1.8). Where nothing is measured weights are packed, but for one row large ones are read as they
+are: 2048 x 1000 in 0.40 ms (packed 0.51).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dagexec.core.registry import operator
 from dagexec.ops import fused_product, product
 from dagexec.ops.layout import NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
-from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops
 from dagexec.ops.onednn.primitive import (
     BIAS,
@@ -36,14 +36,16 @@ from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
 STREAMED_BYTES = 3 << 20
 """Weights of more bytes than this are taken not to be in a cache when the layer runs."""
 
+_PACKED_ROWS = 64  # of so many rows, packing weights in every run pays
 
-class FullyConnected(OneDNNOperator, product.FullyConnected):
+
+class FullyConnected(MeasuredProduct, product.FullyConnected):
     """A fully connected layer, with post-ops where the definition has some."""
 
     metas = (FLOAT32, BFLOAT16, FLOAT16)
 
     def prepare_primitive(self) -> Step:
-        """One inner product; its weights are packed, or read as they are when packing them would not pay."""
+        """One inner product."""
         (rows, inner), w_matrix, _ = product.fc_matrices(self.call(), self.transposed)
         x, w = self.x(0).reshape(rows, inner), self.x(1).reshape(w_matrix)
         weights = w.T if self.transposed else w
@@ -55,9 +57,31 @@ class FullyConnected(OneDNNOperator, product.FullyConnected):
         attributes = self.attributes()
         operands = {op.input: self._rows_of(op.input, y) for op in post_ops if op.kind in BINARY}
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (2, NCHW), self.label)
+        offered = {} if self.definition.input[0] in self.definition.input[1:] else {0: SRC}
+        is_moved = not any(op.kind == SUM for op in post_ops)
+        if self.input(1).constant is not None:
+
+            def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+                handles = [layouts[number].handle for number in (SRC, WEIGHTS, BIAS, DST)]
+                return [FORWARD_INFERENCE, *handles, attributes.handle]
+
+            assembled = self.product(
+                WeightedProduct(
+                    "inner_product_forward",
+                    request,
+                    {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y},
+                    further,
+                    0,
+                    rows > 1 or w.nbytes <= STREAMED_BYTES,
+                    _key(post_ops, further),
+                )
+            )
+            if is_moved:
+                self.offer_moves(assembled.bound, offered, {0: DST})
+            return in_sequence(assembled.steps)
         layout, source, target, bias = (self.packed(array) for array in (weights, x, y, self.x(2)))
         wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(w.dtype))
-        if not self._is_packed_worth_while(rows, w):
+        if rows < _PACKED_ROWS:
             wanted = layout
         handles = (source.handle, wanted.handle, bias.handle, target.handle, attributes.handle)
         found = self.describe_fast("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *handles)
@@ -65,14 +89,9 @@ class FullyConnected(OneDNNOperator, product.FullyConnected):
         memory, pack = self.parameter(1, weights, layout, packed)
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
         bound = self.bound(found, arguments)
-        if not any(op.kind == SUM for op in post_ops):
-            self.offer_moves(bound, {} if self.definition.input[0] in self.definition.input[1:] else {0: SRC}, {0: DST})
+        if is_moved:
+            self.offer_moves(bound, offered, {0: DST})
         return in_sequence([pack, bound.step])
-
-    def _is_packed_worth_while(self, rows: int, w: Array) -> bool:
-        if self.input(1).constant is None:
-            return rows >= 64
-        return rows > 1 or w.nbytes <= STREAMED_BYTES
 
     def _rows_of(self, index: int, y: Array) -> Array:
         """Operand `index` as a matrix that broadcasts to `y`."""
@@ -99,7 +118,7 @@ class FusedFC(FullyConnected, fused_product.FusedFC):
     """Fully connected layer with post-ops."""
 
 
-class Product(OneDNNOperator):
+class Product(MeasuredProduct):
     """Base of the products of two matrices, or stacks of them."""
 
     def multiply(
@@ -114,8 +133,18 @@ class Product(OneDNNOperator):
         attributes = self.attributes()
         operands = {} if addend is None else {2: addend}
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (y.ndim, NCHW), self.label)
-        source, layout, target = (self.packed(array) for array in (a, b, y))
         constant = self.input(1).constant is not None
+        if constant and a.ndim == b.ndim == 2:
+
+            def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+                handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, self.onednn.ffi.NULL, layouts[DST].handle)
+                return [*handles, attributes.handle]
+
+            arrays, key = {SRC: a, WEIGHTS: b, DST: y}, _key(post_ops, further)
+            return in_sequence(
+                self.product(WeightedProduct("matmul", request, arrays, further, 1, True, key)).steps
+            )
+        source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
         handles = (source.handle, wanted.handle, self.onednn.ffi.NULL, target.handle)
         found = self.describe_fast("matmul", self.onednn.engine, *handles, attributes.handle)
@@ -172,6 +201,12 @@ class Gemm(Product, product.Gemm):
             return self.multiply(a, b, self.y(0), _scaled(alpha))
         links = [*_scaled(alpha / beta), PostOp("add", input=2), *_scaled(beta)]
         return self.multiply(a, b, self.y(0), links, self.x(2))
+
+
+def _key(post_ops: Sequence[PostOp], operands: Mapping[int, tuple[Descriptor, Array]]) -> str:
+    """What an implementation's speed depends on of the post-ops: their kinds, and the shapes of their operands."""
+    shapes = [str(list(array.shape)) for _, array in operands.values()]
+    return " ".join(["post-ops", *(one.kind for one in post_ops), *shapes])
 
 
 def _scaled(factor: float) -> list[PostOp]:

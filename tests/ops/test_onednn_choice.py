@@ -15,7 +15,7 @@ from dagexec.core.errors import ResourceError
 from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
-from dagexec.ops.onednn.implementation import _by_rule, _worthy
+from dagexec.ops.onednn.implementation import _worthy, rule
 from dagexec.ops.onednn.measuring import fastest, last_level_cache
 from dagexec.ops.onednn.problem import Candidate, Problem, assemble
 from dagexec.scheduler.simple import SimpleNet
@@ -88,8 +88,8 @@ def problem_of(**arguments: ArgumentValue) -> Problem:
 
 def slowest(problem: Problem) -> Candidate:
     """One that no rule takes."""
-    rule = _by_rule(problem, False).name
-    return [one for one in problem.candidates() if not one.is_reference and one.name != rule][-1]
+    usual = rule(problem, reference=False).name
+    return [one for one in problem.candidates() if not one.is_reference and one.name != usual][-1]
 
 
 @pytest.fixture
@@ -153,7 +153,8 @@ def test_unmeasured_the_choice_for_another_batch_is_taken(monkeypatch: pytest.Mo
 def test_unmeasured_winograd_goes_by_what_it_saves() -> None:
     def by_rule(channels: int, side: int, batch: int) -> str:
         geometry = Geometry((side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
-        return _by_rule(problem_of(layer=Layer(geometry, channels, channels, batch=batch), order="NCHW16c"), True).name
+        problem = problem_of(layer=Layer(geometry, channels, channels, batch=batch), order="NCHW16c")
+        return rule(problem, reference=True).name
 
     assert "wino_4x3" in by_rule(64, 28, 8)
     assert "wino_4x3" in by_rule(256, 14, 8)
