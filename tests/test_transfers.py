@@ -21,6 +21,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OpSchema, one_to_one
 from dagexec.transfers import LEAST_BYTES_MOVED
 from tests.held import PATIENCE, doubled_model, held_operators, rows
+from tests.interrupts import InterruptedAtPoints
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
@@ -145,6 +146,34 @@ def test_nothing_holds_on_to_the_callers_arrays(addresses: Addresses) -> None:
         addresses.failing = False
         executor.net().run()  # on its own arrays again
         np.testing.assert_array_equal(executor.run({"x": numbers(4)})["y"], numbers(8))
+
+
+def test_ctrl_c_at_any_point_leaves_no_operator_at_the_callers_arrays(addresses: Addresses) -> None:
+    twice = (("Moving", "x", "y"), ("Moving", "x", "z"), ("Moving", "y", "w"))
+    with prepared(model_of(*twice, outputs=("y", "z", "w"))) as executor:
+
+        def run() -> None:
+            feed = numbers(3)
+            try:
+                interrupted.look(lambda: executor.run({"x": feed}))
+            finally:
+                feed.fill(7)
+                addresses.read.clear()
+                copied = executor.run({"x": unaligned(5)}, outputs=["z"], out={"z": unaligned(0)})
+                np.testing.assert_array_equal(copied["z"], numbers(10), err_msg=f"point {interrupted.point}")
+                assert address(feed) not in addresses.read, f"point {interrupted.point}"
+                results = executor.run({"x": numbers(2)})
+                for name, value in (("y", 4), ("z", 4), ("w", 8)):
+                    np.testing.assert_array_equal(results[name], numbers(value), err_msg=f"point {interrupted.point}")
+
+        interrupted = InterruptedAtPoints("dagexec/", "test_transfers")
+        interrupted(run)
+
+
+def unaligned(value: float) -> np.ndarray:
+    array = np.frombuffer(bytearray(4 * COUNT + 1), np.uint8)[1:].view(np.float32)
+    array.fill(value)
+    return array
 
 
 @pytest.mark.parametrize(
