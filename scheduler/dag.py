@@ -17,7 +17,7 @@ from dagexec.scheduler import intra_op
 from dagexec.scheduler.drain import Drain
 from dagexec.scheduler.launching import LaunchedChains
 from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import ObservedRun, Observer
+from dagexec.scheduler.observers import ObservedRun, Observer, observed_operator
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.preparation import Preparation
@@ -172,7 +172,7 @@ class DAGNet(BaseNet):
 def _culprit(preparation: Preparation, steps: Sequence[Step], chain: int, step: Step) -> int:
     """The operator of a failed step: steps of a chain are its operators' in order, views left out unless wrapped."""
     operators = preparation.plan.chains[chain]
-    exact = [index for index in operators if preparation.steps[index] is step]
+    exact = [index for index in operators if preparation.steps[index] is step or observed_operator(step) == index]
     if exact:
         return exact[0]
     return operators[min(list(steps).index(step), len(operators) - 1)]

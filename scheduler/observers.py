@@ -200,19 +200,27 @@ class ObservedRun:
         return observed
 
 
+_OPERATOR = "observed_operator"
+
+
+def observed_operator(step: Step) -> int | None:
+    """The operator that `step` of an observed chain runs; None for what waits and records, and for other steps."""
+    return getattr(step, _OPERATOR, None)
+
+
 class _ObservedOperator:
     """The step of an operator, with what is told of it."""
 
-    __slots__ = ("_index", "_run", "_step")
+    __slots__ = ("_run", "_step", "index")
 
     def __init__(self, run: ObservedRun, index: int, step: Step) -> None:
         self._run = run
-        self._index = index
+        self.index = index
         self._step = step
 
     def __call__(self) -> None:
         """Run or launch the operator once."""
-        run, index, step = self._run, self._index, self._step
+        run, index, step = self._run, self.index, self._step
         worker = threading.current_thread().name
         run.observer.operator_started(run, index, worker)
         error: BaseException | None = None
@@ -235,7 +243,7 @@ class _ObservedOperator:
         for conversion in conversions:
             start = _now()
             conversion.copy()
-            self._run.observer.converted(self._run, self._index, worker, conversion, start, _now())
+            self._run.observer.converted(self._run, self.index, worker, conversion, start, _now())
 
 
 class _ObservedChain:
@@ -261,6 +269,8 @@ class _ObservedChain:
             if is_last:
                 self._end(None)
 
+        if isinstance(body, _ObservedOperator):
+            setattr(observed, _OPERATOR, body.index)
         return observed
 
     def _begin(self) -> None:

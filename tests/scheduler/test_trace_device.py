@@ -4,13 +4,17 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
+import dagexec
+from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.errors import OperatorError
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator
 from dagexec.core.sim import Fault, simulated
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.observers import TimeObserver
@@ -18,7 +22,8 @@ from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.simulate import Machine, machine_bound, predict_device, retimed
 from dagexec.scheduler.trace import Trace
 from dagexec.scheduler.trace_file import trace_events
-from tests.nets import net_of, parents_from_edges
+from tests.nets import net_of, parents_from_edges, temporary_operator
+from tests.ops.running import operator_def
 from tests.scheduler.test_trace import check_format, of_category, read
 
 SIM = Device.parse("sim:0")
@@ -187,3 +192,31 @@ def test_a_trace_on_a_device_is_json(tmp_path: Path) -> None:
     trace, _ = traced(net_of([[]]), streams=1)
     trace.write(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["displayTimeUnit"] == "ms"
+
+
+@pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
+def test_an_observed_host_operator_that_fails_behind_a_wait_for_a_device_is_named(net_type: str) -> None:
+    def fail(operator: Operator) -> None:
+        raise ValueError("on purpose")
+
+    def on(device: str, op_type: str, source: str, target: str) -> OperatorDef:
+        definition = operator_def(op_type, [source], [target])
+        definition.device_option.CopyFrom(Device.parse(device).to_option())
+        return definition
+
+    operators = [
+        on("sim:0", "Relu", "x", "a"),
+        on("sim:0", "EnsureCPUOutput", "a", "b"),
+        on("cpu", "Failing", "b", "c"),
+        on("cpu", "Relu", "c", "d"),
+        on("cpu", "Relu", "d", "y"),
+    ]
+    model = Model("n", NetDef(name="n", op=operators), inputs={"x": InputInfo()}, outputs=("y",))
+    with (
+        simulated("sim:0"),
+        temporary_operator("Failing", fail),
+        dagexec.compile(model, optimize=False, net_type=net_type, device="sim:0") as executor,
+    ):
+        for trace in (None, Trace()):
+            with pytest.raises(OperatorError, match=r"^Failing 'c'"):
+                executor.run({"x": np.ones(3, np.float32)}, trace=trace)
