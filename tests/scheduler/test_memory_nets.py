@@ -200,6 +200,20 @@ def test_feeding_a_planned_blob_does_not_touch_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_not_laid_into_a_result_that_is_written_over(kind: Make) -> None:
+    workspace = Workspace()
+    workspace.feed_blob("x", -np.ones((1, 100), np.float32))
+    joined = operator_def("Concat", ["a", "b"], ["c", "s"], axis=1, zero_copy=1)
+    operators = [operator_def("Copy", ["x"], ["a"]), relu("x", "b"), joined, relu("c", "c")]
+    definition = NetDef(name="n", op=operators)
+    with make(kind, definition, workspace, 2, frozenset({"a", "c"})) as net:
+        assert check_net(net).holds
+        net.run()
+        assert workspace.fetch_blob("a").tolist() == [[-1] * 100]
+        assert workspace.fetch_blob("c").tolist() == [[0] * 200]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_one_run_leaves_for_the_next_keeps_memory_of_its_own(kind: Make) -> None:
     workspace = Workspace()
     workspace.feed_blob("x", np.ones(100, np.float32))
