@@ -13,7 +13,7 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.ops.layout import NHWC, image_order
-from dagexec.ops.pieces import is_same_memory, offsets_along
+from dagexec.ops.pieces import copying, has_rows, is_same_memory, offsets_along
 from dagexec.ops.shape import copy_cost, integers_of
 
 _AXIS_ARGS = {
@@ -100,7 +100,10 @@ class Concat(Operator):
     """Inputs joined along an axis."""
 
     def prepare(self) -> Step:
-        """One `np.concatenate` into the output, or copies of the inputs that are not there already; and the sizes."""
+        """One `np.concatenate` into the output, or copies of the inputs that are not there already; and the sizes.
+
+        What is joined along one of the last axes is copied row by row, see `dagexec.ops.pieces.copying`.
+        """
         call = self.call()
         add_axis = self.arguments.bool("add_axis")
         axis = joint_axis(call, len(call.inputs[0].shape) + add_axis)
@@ -112,9 +115,9 @@ class Concat(Operator):
         pairs = list(zip(parts, places, strict=True))
         self.inputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
         steps: list[Step] = [partial(np.concatenate, parts, axis, self.y(0))]
-        if self.inputs_in_place:
+        if self.inputs_in_place or has_rows(self.y(0), axis):
             missing = [pair for index, pair in enumerate(pairs) if index not in self.inputs_in_place and pair[0].size]
-            steps = [partial(np.copyto, place, part) for part, place in missing]
+            steps = [copying(place, part, axis) for part, place in missing]
         if len(self.output_blobs) == 2:
             steps.append(partial(np.copyto, self.y(1), np.array([part.shape[axis] for part in parts], np.int32)))
         return in_sequence(steps)
@@ -190,9 +193,10 @@ class Split(Operator):
         axis = joint_axis(call, x.ndim)
         ends = np.cumsum(split_sizes(call, axis))
         parts = np.split(x, [int(end) for end in ends[:-1]], axis)
+        targets = [self.y(index) for index in range(len(parts))]
         if self.arguments.bool("add_axis"):
-            parts = [np.squeeze(part, axis) for part in parts]
-        pairs = [(self.y(index), part) for index, part in enumerate(parts)]
+            targets = [np.expand_dims(target, axis) for target in targets]
+        pairs = list(zip(targets, parts, strict=True))
         self.outputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
         missing = [pair for index, pair in enumerate(pairs) if index not in self.outputs_in_place]
-        return in_sequence([partial(np.copyto, *pair) for pair in missing])
+        return in_sequence([copying(*pair, axis) for pair in missing])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.ops.pieces import is_same_memory, offsets_along, piece_offset
+from dagexec.ops.pieces import copying, is_same_memory, offsets_along, piece_offset
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
@@ -45,3 +49,45 @@ def test_the_same_memory_is_the_same_elements_at_the_same_indices() -> None:
     assert not is_same_memory(array.T[:3, :3], array[:3, :3])
     assert not is_same_memory(array, array.view(np.uint64))
     assert not is_same_memory(array[:0], array[:0])
+
+
+TYPES = (np.float32, np.float64, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16, np.object_)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.sampled_from(TYPES), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_part_is_copied_and_nothing_beside_it(shape: list[int], dtype: type, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    size = data.draw(st.integers(0, shape[axis]))
+    start = data.draw(st.integers(0, shape[axis] - size))
+    place = (*(slice(None),) * axis, slice(start, start + size))
+    whole = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    part = np.zeros_like(whole[place])
+    take, put = copying(part, whole[place], axis), copying(whole[place], part, axis)
+    take()
+    assert part.tolist() == whole[place].tolist()
+    wanted = whole.copy()
+    wanted[place] = np.ones((), dtype)
+    part[...] = np.ones((), dtype)
+    put()
+    assert whole.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    "turned", [np.zeros((6, 4, 8)).T, np.zeros((8, 4, 12))[..., ::2], np.zeros((9, 5, 7))[1:, 1:, 1:]]
+)
+def test_parts_without_rows_are_copied_too(turned: np.ndarray) -> None:
+    source = np.random.default_rng(0).standard_normal(turned.shape)
+    copying(turned, source, 1)()
+    np.testing.assert_array_equal(turned, source)
+
+
+def test_copying_rows_takes_no_memory() -> None:
+    whole, part = np.zeros((100, 64), np.float32), np.ones((100, 40), np.float32)
+    step = copying(whole[:, 8:48], part, 1)
+    step()
+    tracemalloc.start()
+    step()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < part.nbytes / 4
