@@ -139,7 +139,7 @@ class ConvolutionFamily(OneDNNOperator):
         chosen = self.implementation(problem)
         return assemble(
             problem,
-            chosen.description,
+            chosen,
             arrays,
             self.working_memory,
             lambda number, array, source, target: self.parameter(inputs[number], array, source, target),

@@ -2,8 +2,11 @@
 
 The weights come from memory, so that what counts for few rows is how fast they are read: 9216 x 4096 for one row takes
 8.3 ms by the library's first implementation, 6.0 by that for AVX2, and 5.7 by the general product on weights as they
-are; for 8 rows of 4096 x 4096 it is 3.6, 6.2 and 7.7 ms. An inner product and a matmul on packed weights are the same
-code, within 6% wherever they were compared, so one operator asks for one of them.
+are; for 8 rows of 4096 x 4096 it is 3.6, 6.2 and 7.7 ms.
+
+On several threads the library's inner product cuts long sums into pieces, and gives other bytes than on one: it did for
+1280 x 1000 and up. Its matmul on packed weights, which is as fast within 6%, gave the same in all that was tried, so
+that goes first, and whatever gives other bytes on one thread than on two is passed over.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import Assembled, Problem, assemble
 
-PACKED, AS_IT_IS = "packed", "as it is"
-"""Algorithms: on weights in a layout of the implementation's choice, and on those that are there."""
+MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
+"""Algorithms: matmul and inner product on weights in a layout of the implementation's choice; on those that are there.
+
+Where the operator is no inner product, the last two are matmul, too.
+"""
 
 MOST_MEASURED = 64 << 20
 """Bytes of weights: of more, a part of the units is measured, which takes as long for each byte."""
@@ -37,6 +43,7 @@ class WeightedProduct:
     Attributes:
         function: of the library, without `dnnl_`.
         request: how it is asked for.
+        matmul: how a matmul is asked for, where `function` is another: with WEIGHTS transposed, and BIAS a row.
         arrays: by argument number: SRC, WEIGHTS and DST are matrices.
         further: operands of post-ops.
         units_axis: of WEIGHTS, along which there is a column of DST for each element.
@@ -51,6 +58,7 @@ class WeightedProduct:
     units_axis: int
     packs: bool
     key: str
+    matmul: Request | None = None
 
     def part(self, units: int) -> Mapping[int, Array]:
         """The arrays of a product with so many units, of which only shapes and strides count."""
@@ -92,7 +100,7 @@ class MeasuredProduct(OneDNNOperator):
             return self.parameter(1, array, source, target)
 
         arrays = {**product.arrays, **operands}
-        return assemble(whole, chosen.description, arrays, self.working_memory, pack)
+        return assemble(whole, chosen, arrays, self.working_memory, pack)
 
     def _problem(self, product: WeightedProduct, arrays: Mapping[int, Array]) -> Problem:
         library, weights = self.onednn, arrays[WEIGHTS]
@@ -100,7 +108,15 @@ class MeasuredProduct(OneDNNOperator):
         tensors = {number: self.packed(array) for number, array in arrays.items()}
         wanted = {WEIGHTS: Descriptor.any_layout(library, weights.shape, meta)}
 
+        views: dict[int, Descriptor] = {}
+        if product.matmul is not None:
+            views = {WEIGHTS: self.packed(weights.T), BIAS: self.packed(arrays[BIAS].reshape(1, -1))}
+
         def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
+            if algorithm == MATMUL and product.matmul is not None:
+                turned = Descriptor.any_layout(library, weights.T.shape, meta)
+                arguments = product.matmul({**tensors, **views, WEIGHTS: turned})
+                return describe(library, threads, self.label, "matmul", library.engine, *arguments)
             arguments = product.request({**tensors, **(wanted if algorithm == PACKED else {})})
             return describe(library, threads, self.label, product.function, library.engine, *arguments)
 
@@ -110,6 +126,7 @@ class MeasuredProduct(OneDNNOperator):
         strides = ["turned" if weights.strides[0] < weights.strides[1] else "straight"]
         strides += ["turned source"] if arrays[SRC].strides[0] < arrays[SRC].strides[1] else []
         rows = len(arrays[SRC])
+        packed = (PACKED,) if product.matmul is None else (MATMUL, PACKED)
         parts = [
             f"{product.function} {meta}",
             f"weights {list(weights.shape)} {' '.join(strides)}",
@@ -130,7 +147,8 @@ class MeasuredProduct(OneDNNOperator):
             constant=frozenset({WEIGHTS}),
             taps=1,
             fan_in=arrays[SRC].shape[1],
-            algorithms=(PACKED, AS_IT_IS) if product.packs else (AS_IT_IS, PACKED),
+            algorithms=(*packed, AS_IT_IS) if product.packs else (AS_IT_IS, *packed),
+            views={MATMUL: views},
             cold=self.arguments.bool("cold_weights", True),
             batch=rows,
             open=True,

@@ -26,7 +26,7 @@ from dagexec.core.errors import DagexecError, UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, PrimitiveDescriptor, aligned_empty
+from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
 
 logger = logging.getLogger("dagexec")
@@ -141,7 +141,7 @@ def _within(factor: float, trials: Sequence[_Trial], best: float) -> list[_Trial
 def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _Trial | None:
     """A trial that has run once; None when the candidate cannot be made."""
     try:
-        assembled, result = _assembled(problem, candidate.description, arrays)
+        assembled, result = _assembled(problem, candidate, arrays)
         for step in assembled.steps:
             step()
     except (DagexecError, MemoryError) as error:
@@ -154,13 +154,13 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _
     return _Trial(candidate, assembled, result.copy(), [], cold)
 
 
-def _assembled(problem: Problem, description: PrimitiveDescriptor, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
+def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
     """The primitive on `arrays`, and a result that holds what it is given to hold."""
     result = arrays[problem.result].copy()
 
     def pack(number: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
         packed = aligned_empty(target.nbytes)
-        ask = (problem.library, description.threads, problem.label)
+        ask = (problem.library, candidate.description.threads, problem.label)
         try:
             step: Step = reorder(*ask, source, target, array, packed, aligned_empty).step
         except UnsupportedFeatureError:
@@ -171,12 +171,12 @@ def _assembled(problem: Problem, description: PrimitiveDescriptor, arrays: dict[
         return packed, nothing_to_do if number in problem.constant else step
 
     given = {**arrays, problem.result: result}
-    return assemble(problem, description, given, aligned_empty, pack), result
+    return assemble(problem, candidate, given, aligned_empty, pack), result
 
 
 def _is_reproducible(problem: Problem, trial: _Trial, arrays: dict[int, Array]) -> bool:
-    """True when the candidate gives the same bytes on one thread; a general one for one thread, also on two."""
-    if problem.threads == 1 and not trial.candidate.is_general:
+    """True when the candidate gives the same bytes on one thread; in a product for one thread, also on two."""
+    if problem.threads == 1 and not problem.open:
         return True
     threads = usable_threads(2) if problem.threads == 1 else 1
     if threads == problem.threads:

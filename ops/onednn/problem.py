@@ -7,7 +7,7 @@ layout of those tensors or in layouts of its own, with copies before and after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from dagexec.core.dtypes import TypeMeta
@@ -63,6 +63,7 @@ class Problem:
         batch: images, or rows.
         places: spatial sizes of what the window is laid on.
         ragged: True when channels do not fill vectors of 16, so that implementations with vectors of 8 may be faster.
+        views: of algorithms that see an argument in other axes, its layout there.
         open: True when general implementations may be faster than others, as in products of few rows.
     """
 
@@ -86,6 +87,15 @@ class Problem:
     places: tuple[int, ...] = ()
     ragged: bool = False
     open: bool = False
+    views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
+
+    def layouts(self, name: str) -> dict[int, Descriptor]:
+        """The layouts of all tensors, as the candidate of that name sees them."""
+        found = {number: layout for number, (layout, _) in self.tensors.items()}
+        for algorithm, views in self.views.items():
+            if name.startswith((_prefix(algorithm, False), _prefix(algorithm, True))):
+                found |= views
+        return found
 
     @property
     def weights_nbytes(self) -> int:
@@ -176,18 +186,19 @@ class Assembled:
 
 def assemble(
     problem: Problem,
-    description: PrimitiveDescriptor,
+    candidate: Candidate,
     arrays: Mapping[int, Array],
     memory: Callable[[int], Array],
     pack: Pack,
 ) -> Assembled:
     """The primitive on `arrays`, by argument number; `memory` gives bytes for copies and working memory."""
+    description, layouts = candidate.description, problem.layouts(candidate.name)
     before: list[Step] = []
     after: list[Step] = []
     arguments: dict[int, tuple[Descriptor, Array]] = {}
     direct = set()
     for number, array in arrays.items():
-        layout = problem.tensors[number][0]
+        layout = layouts[number]
         wanted = layout if number >= POST_OP else description.descriptor(EXEC_ARG_MD, number)
         if wanted == layout:
             direct.add(number)

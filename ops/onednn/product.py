@@ -65,6 +65,9 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                 handles = [layouts[number].handle for number in (SRC, WEIGHTS, BIAS, DST)]
                 return [FORWARD_INFERENCE, *handles, attributes.handle]
 
+            def matmul(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+                return [*(layouts[number].handle for number in (SRC, WEIGHTS, BIAS, DST)), attributes.handle]
+
             assembled = self.product(
                 WeightedProduct(
                     "inner_product_forward",
@@ -74,6 +77,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                     0,
                     rows > 1 or w.nbytes <= STREAMED_BYTES,
                     _key(post_ops, further),
+                    matmul,
                 )
             )
             if is_moved:

@@ -245,10 +245,10 @@ def test_what_has_no_room_is_passed_over(
     times["winograd"] = 0.1
     assembled = measurement._assembled
 
-    def full(problem: Problem, description: object, arrays: object) -> object:
-        if "wino" in description.name:  # type: ignore[attr-defined]
+    def full(problem: Problem, candidate: Candidate, arrays: dict[int, np.ndarray]) -> object:
+        if "wino" in candidate.name:
             raise ResourceError("no room")
-        return assembled(problem, description, arrays)  # type: ignore[arg-type]
+        return assembled(problem, candidate, arrays)
 
     monkeypatch.setattr(measurement, "_assembled", full)
     with caplog.at_level(logging.INFO, "dagexec"), measuring(60):
@@ -378,7 +378,7 @@ def test_steps_of_a_candidate_with_its_own_layout_copy_before_and_after() -> Non
     arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
     found = assemble(
         problem,
-        own.description,
+        own,
         arrays,
         lambda nbytes: np.zeros(nbytes + 64, np.uint8),
         lambda number, array, source, target: (np.zeros(target.nbytes + 64, np.uint8), lambda: None),

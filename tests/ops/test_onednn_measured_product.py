@@ -111,8 +111,14 @@ def test_the_fastest_of_all_is_kept_general_ones_included(op_type: str, times: d
 
 def test_without_a_measurement_one_row_reads_large_weights_as_they_are() -> None:
     assert rule(problem_of("FC", 1, 1024, 1000), reference=False).name.startswith("as it is")
-    assert rule(problem_of("FC", 2, 1024, 1000), reference=False).name.startswith("packed")
-    assert rule(problem_of("FC", 1, 64, 64), reference=False).name.startswith("packed")
+    assert rule(problem_of("FC", 2, 1024, 1000), reference=False).name.startswith("matmul")
+    assert rule(problem_of("FC", 1, 64, 64), reference=False).name.startswith("matmul")
+
+
+def test_what_is_taken_by_rule_gives_the_same_bytes_on_one_and_two_threads() -> None:
+    for rows, inner, units in ((1, 64, 64), (1, 1280, 1000), (8, 1280, 1000), (8, 2048, 512), (64, 1024, 300)):
+        arrays, _ = arrays_of("FC", rows, inner, units)
+        assert run("FC", arrays).tobytes() == run("FC", arrays, threads=2).tobytes(), (rows, inner, units)
 
 
 @pytest.mark.parametrize("op_type", KINDS)
