@@ -386,6 +386,7 @@ def test_a_split_whose_last_pieces_nobody_reads_still_cuts_them_off(name: str, s
     check_same(drawing.model("y"), name)
 
 
+@needs_onednn
 def test_padding_makes_blocks_of_channels_that_only_convolutions_see() -> None:
     drawing = Drawing()
     x = drawing.conv("x", "conv1", 3, 24)
