@@ -29,7 +29,7 @@ MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
 Where the operator is no inner product, the last two are matmul, too.
 """
 
-MOST_MEASURED = 64 << 20
+MOST_MEASURED = 20 << 20
 """Bytes of weights: of more, a part of the units is measured, which takes as long for each byte."""
 
 Request = Callable[[Mapping[int, Descriptor]], Sequence[object]]

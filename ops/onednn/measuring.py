@@ -47,7 +47,29 @@ _HOPELESS = 1.4  # times the best time after the first rounds
 _FAR_BEHIND = 2.0  # times the best time after one round
 _PERIOD = 65_521  # random numbers, repeated: a prime, so that no two rows of a tensor are alike
 _DEFAULT_CACHE = 32 << 20
-_MOST_WEIGHTS = 64  # places that weights are read from, in turn
+_PAGE = 4096
+_POOL = 2  # times the largest cache: memory that weights are read from
+
+
+class _Pool:
+    """Memory that weights are read from, each time from where nobody has read for the longest time.
+
+    Candidates share it: were each to go through places of its own, one would find in the cache what another has read.
+    """
+
+    def __init__(self, nbytes: int, meta: TypeMeta) -> None:
+        self.nbytes = nbytes
+        self._memory = aligned_empty(nbytes)
+        self._memory.view(meta.numpy)[...] = np.resize(_numbers(WEIGHTS), nbytes // meta.itemsize)
+        self._start = 0
+
+    def place(self, nbytes: int) -> Array:
+        """The next place for so many bytes."""
+        if self._start + nbytes > self.nbytes:
+            self._start = 0
+        place: Array = self._memory[self._start : self._start + nbytes]
+        self._start += -(-max(1, nbytes) // _PAGE) * _PAGE
+        return place
 
 
 @dataclass
@@ -58,13 +80,14 @@ class _Trial:
     assembled: Assembled
     result: Array
     samples: list[float]
-    cold: list[Array]
+    elsewhere: _Pool | None
+    """Where its weights are read from; None: always from the same memory."""
 
     def seconds(self) -> float:
         """The time of one run."""
-        if self.cold:
-            self.cold.append(self.cold.pop(0))
-            self.assembled.bound.move(WEIGHTS, self.cold[0])
+        if self.elsewhere is not None:
+            bound = self.assembled.bound
+            bound.move(WEIGHTS, self.elsewhere.place(bound.nbytes(WEIGHTS)))
         steps = self.assembled.steps
         alone = self.candidate.description.threads == 1
         begun, start = time.thread_time(), time.perf_counter()
@@ -147,11 +170,12 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _
     except (DagexecError, MemoryError) as error:
         logger.info("%s: %s passed over: %s", problem.label, candidate.name, error)
         return None
-    cold: list[Array] = []
+    elsewhere = None
     if WEIGHTS in problem.constant and problem.cold:
-        nbytes = assembled.bound.nbytes(WEIGHTS)
-        cold = _places(nbytes, problem.tensors[WEIGHTS][1]) if nbytes < 2 * last_level_cache() else []
-    return _Trial(candidate, assembled, result.copy(), [], cold)
+        pool = _pool(problem.tensors[WEIGHTS][1])
+        if assembled.bound.nbytes(WEIGHTS) <= pool.nbytes:  # larger ones drive themselves out of the cache
+            elsewhere = pool
+    return _Trial(candidate, assembled, result.copy(), [], elsewhere)
 
 
 def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
@@ -237,23 +261,10 @@ def _tolerance(problem: Problem) -> float:
     return 2.0**-7 if meta.name == "bfloat16" else 2.0**-10
 
 
-def _places(nbytes: int, meta: TypeMeta) -> list[Array]:
-    """Places for so many bytes of weights, one after another in more memory than the caches hold."""
-    pool = _pool(meta)
-    pitch = -(-max(1, nbytes) // 4096) * 4096
-    count = min(len(pool) // pitch, _MOST_WEIGHTS)
-    if count < 2:
-        pool, count = aligned_empty(2 * pitch), 2
-        pool.view(meta.numpy)[...] = np.resize(_numbers(WEIGHTS), len(pool) // meta.itemsize)
-    return [pool[index * pitch : index * pitch + nbytes] for index in range(count)]
-
-
 @lru_cache(maxsize=1)
-def _pool(meta: TypeMeta) -> Array:
+def _pool(meta: TypeMeta) -> _Pool:
     at_end_of_measuring(_pool.cache_clear)
-    pool = aligned_empty(last_level_cache() * 5 // 4)
-    pool.view(meta.numpy)[...] = np.resize(_numbers(WEIGHTS), len(pool) // meta.itemsize)
-    return pool
+    return _Pool(_POOL * last_level_cache(), meta)
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.onednn.implementation import _worthy, rule
 from dagexec.ops.onednn.measuring import fastest, last_level_cache
+from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import Candidate, Problem, assemble
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.test_onednn_conv import Layer, from_order, net_of
@@ -359,14 +360,20 @@ def test_measured_for_real_the_result_is_right() -> None:
 
 def test_weights_are_read_from_more_memory_than_the_caches_hold() -> None:
     problem = problem_of()
-    trial = measurement._make(
-        problem,
-        next(iter(problem.candidates())),
-        {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()},
-    )
-    assert trial is not None
-    places = {trial.cold[0].ctypes.data for _ in range(len(trial.cold)) if trial.seconds() > 0}
-    assert len(places) == len(trial.cold) > 8
+    arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
+    trials = [measurement._make(problem, one, arrays) for one in list(problem.candidates())[:2]]
+    with measuring(60):
+        places = []
+        for _ in range(20):
+            for trial in trials:
+                assert trial is not None
+                assert trial.seconds() > 0
+                places.append(trial.assembled.bound._arrays[WEIGHTS].ctypes.data)
+        assert len(set(places)) == 40, "no place twice, also not by another candidate"
+        pool = measurement._pool(problem.tensors[WEIGHTS][1])
+        assert pool.nbytes >= 2 * last_level_cache()
+        half = pool.nbytes // 2
+        assert len({pool.place(half).ctypes.data for _ in range(6)}) <= 3, "then it goes round"
     assert last_level_cache() >= 1 << 20
     warm = problem_of(cold_weights=0)
     assert not warm.cold
