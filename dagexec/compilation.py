@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from dagexec.core import teams
 from dagexec.core.choices import choices, processor_key
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
@@ -158,7 +159,10 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
         return _as_given(model, options)
     if options.device != CPU:
         return _for_device(model, options)
-    return _Compilation(model, options).result()
+    try:
+        return _Compilation(model, options).result()
+    finally:
+        teams.leave()
 
 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:

@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 
+from dagexec.core import teams
 from dagexec.core.errors import OperatorError, RunCancelledError, RunTimeoutError
 from dagexec.core.feeds import Feeds
 from dagexec.core.operator import Step
@@ -102,7 +103,10 @@ class DirectCalls:
         caller = threading.get_ident()
         if self._caller is None:
             self._caller = caller
-        return self._caller == caller
+        if self._caller != caller:
+            return False
+        teams.enter()
+        return True
 
     def _call(self, transfers: Transfers) -> None:
         step: Step | None = None

@@ -158,9 +158,7 @@ class LSTM(Operator):
         begin, sequence = in_sequence(before), self.y(0)[:, number]
         order = range(sizes.steps - 1, -1, -1) if sizes.reversed[number] else range(sizes.steps)
         last = [
-            convert(state, self.y(index)[number])
-            for index, state in ((1, h), (2, c))
-            if index < len(self.output_blobs)
+            convert(state, self.y(index)[number]) for index, state in ((1, h), (2, c)) if index < len(self.output_blobs)
         ]
 
         def run() -> None:

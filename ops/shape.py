@@ -173,9 +173,7 @@ class Reshape(Operator):
     reads_strided = True
     _old_shape: tuple[int, ...] = ()
 
-    def bind(
-        self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()
-    ) -> Step:
+    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
         """Note the input's shape first: in place, sizing the output changes it."""
         self._old_shape = self.x(0).shape
         return super().bind(types, as_view=as_view, placed=placed)

@@ -140,7 +140,9 @@ class DAGNet(BaseNet):
         def name_step(chain: int, step: Step) -> str:
             return self.graph.label(_culprit(preparation, steps[chain], chain, step))
 
-        return Run(self.name, preparation.plan, steps, name_step, finished)
+        run = Run(self.name, preparation.plan, steps, name_step, finished)
+        run.teams = self.has_teams
+        return run
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         end = ThreadWait()

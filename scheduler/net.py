@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar, Self
 
+from dagexec.core import teams
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
@@ -49,6 +50,7 @@ class BaseNet(ABC):
         graph: operators and their order.
         operators: the operator objects, in list order.
         workspace: where the blobs are.
+        has_teams: operators use several threads each.
         streams: those it has leased, of the devices that its operators run on.
         keep: the blobs whose values survive a run; None for all.
         in_list_order: operators follow one another as listed, whatever their dependencies.
@@ -96,6 +98,7 @@ class BaseNet(ABC):
         self._run_lock = threads().owned_lock()
         self._closed = False
         self._runner: threading.Thread | None = None
+        self.has_teams = any(operator.arguments.int("threads", 1) > 1 for operator in self.operators)
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(definition.name, streams_per_worker, stream_priority)
         self._lines = line_observer()
@@ -159,6 +162,8 @@ class BaseNet(ABC):
             if self._closed:
                 raise ClosedError(f"net {self.name!r} is closed")
             self._runner = threading.current_thread()
+            if self.has_teams:
+                teams.enter()
             self._execute(self.prepared(), timeout, trace)
         finally:
             if self._runner is threading.current_thread():

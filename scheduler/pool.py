@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 
+from dagexec.core import teams
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.errors import ClosedError, ResourceError, WorkerLostError
 from dagexec.core.threads import Thread, ThreadsEndedError, reset_after_fork, threads
@@ -240,6 +241,7 @@ class WorkerPool:
                     return
                 self._idle.append(worker)
                 lock.release()
+                teams.leave_to_others()
                 me.wait()
                 lock.acquire()
                 if worker in self._idle:  # nobody took it from there: a worker died
@@ -253,6 +255,8 @@ class WorkerPool:
             lock.release()
             if helper is not None:
                 helper.wake()
+            if run.teams:
+                teams.enter(worker.wake)
             self._work(worker, run, chain)
 
     def _wake_all(self) -> None:

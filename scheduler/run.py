@@ -61,13 +61,14 @@ class Run:
         over: nobody is inside any more and nobody will be; `finished` is being called or was.
         on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
         listed: the pool knows that this run has ready chains.
+        teams: operators use several threads each (see `dagexec.core.teams`).
         on_stop: called with no lock held when the run is stopped, even if no worker is inside any more: devices may
             still be at work for it. None once it is too late.
     """
 
     __slots__ = (
         "active", "counts", "error", "finished", "interrupted", "listed", "name", "name_step", "on_stop", "order",
-        "over", "plan", "priority", "ready", "secondary", "steps", "stopped",
+        "over", "plan", "priority", "ready", "secondary", "steps", "stopped", "teams",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class Run:
         self.counts = list(plan.parent_counts)
         self.ready = list(plan.frontier)  # ascending, hence already a heap
         self.active = 0
+        self.teams = False
         self.priority = priority
         self.order = 0
         self.stopped = False

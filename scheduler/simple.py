@@ -44,6 +44,7 @@ class SimpleNet(BaseNet):
         make = self._one_by_one if self.on_host else self._launched
         steps = make(preparation, observed)
         run = Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
+        run.teams = self.has_teams
         if observed is not None:
             observed.follow(run)
         if not self.on_host:

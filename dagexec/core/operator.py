@@ -207,9 +207,7 @@ class Operator(ABC):
         """Types of the outputs for the inputs as they are now; None when the schema cannot tell."""
         return None if self.schema.infer is None else tuple(self.schema.infer(self.call()))
 
-    def bind(
-        self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()
-    ) -> Step:
+    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
         """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's packed storage.
 
         The outputs in `placed` have their types and their memory already.

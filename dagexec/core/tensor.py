@@ -50,9 +50,7 @@ class Storage:
 
     __slots__ = ("buffer", "capacity", "reused", "writable")
 
-    def __init__(
-        self, buffer: npt.NDArray[Any], capacity: int, writable: bool = True, *, reused: bool = False
-    ) -> None:
+    def __init__(self, buffer: npt.NDArray[Any], capacity: int, writable: bool = True, *, reused: bool = False) -> None:
         self.buffer = buffer
         self.capacity = capacity
         self.writable = writable

@@ -116,9 +116,7 @@ def _join(groups: _Groups, index: int, definition: OperatorDef, values: Values, 
         groups.forbid(value.number)
 
 
-def _is_convolution(
-    definition: OperatorDef, arguments: Arguments, values: Values, model: Model, index: int
-) -> bool:
+def _is_convolution(definition: OperatorDef, arguments: Arguments, values: Values, model: Model, index: int) -> bool:
     """True for a convolution whose constants can be padded: ungrouped, or a filter a channel."""
     constant = [position for position, value in enumerate(values.read[index]) if value is None]
     filters = model.parameters.get(definition.input[1])

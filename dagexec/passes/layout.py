@@ -91,9 +91,7 @@ class _Assignment:
         role = self.roles[index]
         return role is not None and self.writes[index] == NCHW and role.serves(order)
 
-    def _add_value(
-        self, network: nx.DiGraph[Node], value: Value, free: list[bool], source: Node, sink: Node
-    ) -> None:
+    def _add_value(self, network: nx.DiGraph[Node], value: Value, free: list[bool], source: Node, sink: Node) -> None:
         """Edges for one tensor: cut once where it is written in the order and any reader is not, or the other way."""
         image = self.image(value)
         if image is None:
@@ -200,9 +198,7 @@ class _Rewriting:
         read = {name for definition in self._net.op for name in (*definition.input, *definition.control_input)}
         replaced = {name for name, _, _ in self._constants}
         kept = read | set(self._model.outputs)
-        parameters = {
-            name: array for name, array in self._parameters.items() if name in kept or name not in replaced
-        }
+        parameters = {name: array for name, array in self._parameters.items() if name in kept or name not in replaced}
         model = replace(self._model, net=self._net, parameters=parameters)
         return Layout(model, self._reorders, counts)
 

@@ -205,9 +205,7 @@ def _considered(situation: Situation) -> list[Considered]:
     return [Considered(schedule, predicted_seconds(situation, schedule)) for schedule in candidates(situation)]
 
 
-def _measured_times(
-    model: Model, widths: Sequence[int], measures: Measures, seconds: float
-) -> dict[int, list[float]]:
+def _measured_times(model: Model, widths: Sequence[int], measures: Measures, seconds: float) -> dict[int, list[float]]:
     models = [with_threads(model, width) for width in widths]
     return dict(zip(widths, measures.operator_seconds(models, seconds), strict=True))
 

@@ -15,13 +15,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
+from dagexec.core.teams import on_release
 
 logger = logging.getLogger("dagexec")
 
@@ -109,7 +110,12 @@ int dnnl_lstm_forward_primitive_desc_create(h *, h engine, int prop, int directi
     h dst_iter_c, unsigned flags, h attr);
 """
 
-_OPENMP_DECLARATIONS = "void omp_set_num_threads(int); int omp_get_max_threads(void);"
+_OPENMP_DECLARATIONS = """
+void omp_set_num_threads(int);
+int omp_get_max_threads(void);
+int omp_pause_resource_all(int kind);
+"""
+_PAUSE_SOFT = 1
 
 _SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION = range(5)
 _OPENMP_RUNTIME = 2
@@ -275,18 +281,20 @@ def load(path: str) -> Library:
 def _short_spins() -> Iterator[None]:
     """Within it, a libgomp that is loaded lets idle threads of its teams spin for 0.2 ms, not for 4 ms.
 
-    So long they would take a core from other workers after each primitive of several threads. What the user set, and a
-    libgomp that is there already, are left alone. Child processes do not see the setting.
+    So long they would take a core from other workers after each primitive of several threads. The policy `active` lets
+    them spin for some 10 us, not 1, where there are more of them than cores: for the next primitive to find them awake.
+    What the user set, and a libgomp that is there already, are left alone. Child processes do not see the setting.
     """
-    name = "GOMP_SPINCOUNT"
-    if {name, "OMP_WAIT_POLICY"} & os.environ.keys() or _is_loaded("libgomp"):
+    names = {"GOMP_SPINCOUNT": _SPINS, "OMP_WAIT_POLICY": "active"}
+    if names.keys() & os.environ.keys() or _is_loaded("libgomp"):
         yield
         return
-    os.environ[name] = _SPINS
+    os.environ.update(names)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        for name in names:
+            os.environ.pop(name, None)
 
 
 def _is_loaded(library: str) -> bool:
@@ -310,4 +318,7 @@ def _openmp(path: str, runtime: int) -> Any:
         openmp.omp_get_max_threads()
     except (OSError, AttributeError):
         return None
+    with suppress(AttributeError):  # OpenMP 5.0: without it, threads keep their teams
+        pause = openmp.omp_pause_resource_all
+        on_release(lambda: pause(_PAUSE_SOFT))
     return openmp

@@ -212,4 +212,3 @@ def reorder(
     if found.scratchpad_bytes:
         arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))
     return found.create().bind(arguments, label)
-

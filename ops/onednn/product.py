@@ -145,9 +145,7 @@ class Product(MeasuredProduct):
                 return [*handles, attributes.handle]
 
             arrays, key = {SRC: a, WEIGHTS: b, DST: y}, _key(post_ops, further)
-            return in_sequence(
-                self.product(WeightedProduct("matmul", request, arrays, further, 1, True, key)).steps
-            )
+            return in_sequence(self.product(WeightedProduct("matmul", request, arrays, further, 1, True, key)).steps)
         source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
         handles = (source.handle, wanted.handle, self.onednn.ffi.NULL, target.handle)

@@ -158,9 +158,7 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
         if what.addend is not None:
             operands[what.addend], fetch = self._last(self.x(what.addend))
             before += fetch
-        arguments |= append_post_ops(
-            attributes, self.onednn, scaling.post_ops, operands, (y.ndim, NHWC), self.label
-        )
+        arguments |= append_post_ops(attributes, self.onednn, scaling.post_ops, operands, (y.ndim, NHWC), self.label)
         logical = grouped(weights, group, window.channels_last)
         wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
         source, result = self.image(x, NHWC), self.image(y, NHWC)
@@ -339,4 +337,3 @@ class DequantizeLinear(_LinearCopy, linear.DequantizeLinear):
     def prepare_primitive(self) -> Step:
         """One reorder."""
         return self.copied(SRC)
-

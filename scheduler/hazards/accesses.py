@@ -207,9 +207,7 @@ def touched_memory(graph: Graph, operators: Sequence[Operator], steps: Sequence[
     return Touched(regions, names, tuple(working), silent, dynamic)
 
 
-def _silent(
-    index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], step: Step | None
-) -> Silent:
+def _silent(index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], step: Step | None) -> Silent:
     """What operator `index` does not touch: of a view that has nothing to do, all; and what it says and is so."""
     first_input = id(operator.input_blobs[0]) if operator.input_blobs else 0
     first_output = id(operator.output_blobs[0]) if operator.output_blobs else 0

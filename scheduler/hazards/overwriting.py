@@ -167,9 +167,7 @@ class _Walk:
             if writer != _BEFORE_THE_RUN and writer >= right.get(value, 0):
                 self._note(found, key, index, writer, value)
 
-    def _note(
-        self, found: dict[tuple[int, int], Overwritten], key: int, index: int, writer: int, value: int
-    ) -> None:
+    def _note(self, found: dict[tuple[int, int], Overwritten], key: int, index: int, writer: int, value: int) -> None:
         reader = self._graph.label(index) if index < len(self._graph) else "the end of the run"
         finding = Overwritten(self._shown(key), reader, self._graph.label(writer), self._shown(value))
         found.setdefault((key, writer), finding)
