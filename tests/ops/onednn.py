@@ -41,9 +41,7 @@ def fallbacks() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-def run_onednn(
-    op_type: str, inputs: list[npt.ArrayLike], outputs: int = 1, **arguments: ArgumentValue
-) -> list[Array]:
+def run_onednn(op_type: str, inputs: list[npt.ArrayLike], outputs: int = 1, **arguments: ArgumentValue) -> list[Array]:
     """The outputs of one operator computed by oneDNN; an AssertionError when the default engine served."""
     with fallbacks() as found:
         results = run_operator(op_type, inputs, outputs, engine="ONEDNN", **arguments)
@@ -74,4 +72,3 @@ def from_order(array: Array, order: str) -> Array:
 def normal(seed: int, *shape: int) -> Array:
     """float32 numbers of a normal distribution."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-

@@ -111,4 +111,3 @@ def test_a_blocked_tensor_in_float64_is_an_error_that_says_so() -> None:
 def test_without_onednn_a_blocked_tensor_is_refused() -> None:
     with pytest.raises(Exception, match="oneDNN is needed"):
         run_operator("MaxPool", [normal(7, 1, 2, 4, 4, 16)], kernel=2, order="NCHW16c")
-

@@ -49,7 +49,7 @@ def test_convolutions_agree_with_the_exact_ones(data: st.DataObject) -> None:
     draw = data.draw
     random = np.random.default_rng(draw(st.integers(0, 1000)))
     group = draw(st.sampled_from([1, 1, 2, 16]))
-    channels, filters = ((16, 16) if group == 16 else (group * draw(st.integers(1, 20)) for _ in range(2)))
+    channels, filters = (16, 16) if group == 16 else (group * draw(st.integers(1, 20)) for _ in range(2))
     kernel, stride, pad, dilation = (draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (0, 3), (1, 2)))
     x_type, to = draw(st.sampled_from(["uint8", "int8"])), draw(st.sampled_from(["uint8", "int8", "float32"]))
     x = full_range(random, (2, 9, 8, channels), x_type)

@@ -175,9 +175,7 @@ def test_integer_products_without_scales_agree_with_onnxruntime(inner: int) -> N
     a, b = full_range(random, (2, 4, inner), np.uint8), full_range(random, (inner, 5), np.int8)
     a_zero, b_zero = np.array(17, np.uint8), full_range(random, (5,), np.int8)
     inputs = [a, b, a_zero, b_zero]
-    np.testing.assert_array_equal(
-        run_operator("MatMulInteger", inputs)[0], onnx_result("MatMulInteger", inputs)[0]
-    )
+    np.testing.assert_array_equal(run_operator("MatMulInteger", inputs)[0], onnx_result("MatMulInteger", inputs)[0])
     x, w = full_range(random, (1, 4, 9, 9), np.uint8), full_range(random, (3, 4, 3, 3), np.int8)
     found = run_operator("ConvInteger", [x, w], kernel=3, x_zero_point=17, pad=1)[0]
     np.testing.assert_array_equal(found, convolution_sums(x, w, 17, pad=1))

@@ -95,9 +95,7 @@ def test_second_run_allocates_no_tensor(
 
 @needs_onednn
 @pytest.mark.parametrize(("op_type", "inputs", "arguments"), ONEDNN_CASES)
-def test_second_run_by_onednn_allocates_no_tensor(
-    op_type: str, inputs: list[Any], arguments: dict[str, Any]
-) -> None:
+def test_second_run_by_onednn_allocates_no_tensor(op_type: str, inputs: list[Any], arguments: dict[str, Any]) -> None:
     assert_no_allocation(*prepared(op_type, inputs, arguments, np.float32, "ONEDNN"))
 
 
@@ -124,9 +122,7 @@ def test_second_run_reads_its_inputs_anew(op_type: str, inputs: list[Any], argum
 @needs_onednn
 @pytest.mark.parametrize(("op_type", "inputs", "arguments"), ONEDNN_CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_second_run_by_onednn_reads_its_inputs_anew(
-    op_type: str, inputs: list[Any], arguments: dict[str, Any]
-) -> None:
+def test_second_run_by_onednn_reads_its_inputs_anew(op_type: str, inputs: list[Any], arguments: dict[str, Any]) -> None:
     assert_reads_anew(op_type, inputs, arguments, "ONEDNN")
 
 

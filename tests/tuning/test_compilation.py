@@ -246,9 +246,7 @@ def test_operators_that_gain_from_threads_get_them_and_then_stand_alone(
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"net_type": "async_dag"}, {"replicas": 2}])
-def test_results_are_those_of_the_net_as_it_is_given(
-    seconds: float, options: dict[str, object], cache: Path
-) -> None:
+def test_results_are_those_of_the_net_as_it_is_given(seconds: float, options: dict[str, object], cache: Path) -> None:
     model = initialised(small_net(None))
     with dagexec.compile(model, tuning_seconds=seconds, **options) as executor:  # type: ignore[arg-type]
         for batch in (1, 3):
