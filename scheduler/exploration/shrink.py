@@ -17,7 +17,7 @@ Fails = Callable[[NetDef], bool]
 
 
 def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
-    """A net of fewer operators for which `fails` is true too, and for none that is smaller by one operator.
+    """A net of fewer operators for which `fails` is true too, and for none that lacks a chunk of neighbours more.
 
     `fails` is called at most `limit` times; when they are spent, the smallest net so far is the answer. Raises
     ValueError when `fails(net)` is false.
@@ -35,13 +35,16 @@ def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
     if not fails(net):
         raise ValueError(f"net {net.name!r} does not fail, so there is nothing to shrink")
     chunk = max(1, len(net.op) // 2)
+    changed = False  # since the largest chunks were tried
     while True:
         smaller = next((candidate for candidate in _candidates(net, chunk) if still_fails(candidate)), None)
         if smaller is not None:
-            net = smaller
+            net, changed = smaller, True
             chunk = min(chunk, max(1, len(net.op) // 2))
         elif chunk > 1:
             chunk //= 2
+        elif changed:
+            chunk, changed = max(1, len(net.op) // 2), False
         else:
             return net
 
