@@ -109,6 +109,7 @@ def _drawing_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
             "value": "the element: a number, or a string (default 0)",
             "dtype": "the element type, by `TensorProto.DataType` number or name (default: float32 for a float `value`,"
             " int64 for an integer, string for a string, float32 without `value`)",
+            "input_type": "1: the element type is that of the input (default 0)",
         },
         check=lambda call, _shape: _discard(fill_value(call)),
     )

@@ -18,7 +18,9 @@ from dagexec.ops.cast import type_argument
 
 
 def fill_type(call: OperatorCall) -> TypeMeta:
-    """The element type of ConstantFill: `dtype`, else what kind of value `value` is, else float32."""
+    """The type of ConstantFill: that of its input if asked for, else `dtype`, the kind of `value`, or float32."""
+    if call.inputs and call.arguments.bool("input_type"):
+        return call.inputs[0].meta
     if "dtype" in call.arguments:
         return type_argument(call, "dtype")
     value = call.arguments.raw("value")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+from dagexec.core.registry import is_registered, schema_of
 
 _COPIES = frozenset({"Copy", "CopyCPUToGPU", "CopyFromCPUInput", "CopyGPUToCPU", "EnsureCPUOutput"})
 _TO_HOST = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
@@ -50,7 +51,7 @@ def insert_copies(
     devices = [_device(definition, net) for definition in net.op]
     homes: dict[str, Device] = {}
     for definition, device in zip(net.op, devices, strict=True):
-        for name in definition.input:
+        for name in _tensors_read(definition):
             homes.setdefault(name, home(name) or CPU)
         for name in definition.output:
             homes.setdefault(name, home(name) or _written_on(definition, device))
@@ -63,7 +64,7 @@ def _crosses(definition: OperatorDef, device: Device, homes: Mapping[str, Device
     """True when the operator reads or writes a blob that is elsewhere, and is not made for that."""
     if any(homes[name] != _written_on(definition, device) for name in definition.output):
         return True
-    return definition.type not in _COPIES and any(homes[name] != device for name in definition.input)
+    return definition.type not in _COPIES and any(homes[name] != device for name in _tensors_read(definition))
 
 
 class _Placing:
@@ -98,8 +99,10 @@ class _Placing:
                 placed.device_option.CopyFrom(device.to_option())
             written_on = _written_on(definition, device)
             if definition.type not in _COPIES:
+                tensors = _tensors_read(definition)
                 for position, name in enumerate(definition.input):
-                    placed.input[position] = self._reading(name, device)
+                    if name in tensors:
+                        placed.input[position] = self._reading(name, device)
             for position, name in enumerate(definition.output):
                 if self._homes[name] != written_on:
                     placed.output[position] = self._local(name, written_on)
@@ -133,6 +136,12 @@ class _Placing:
         if local in self._used:
             raise SchemaError(f"net {self._net.name!r}: blob {local!r} stands for {name!r} on {device}; rename yours")
         return local
+
+
+def _tensors_read(definition: OperatorDef) -> list[str]:
+    """The inputs of an operator but its handles, which are on no device; of an unknown operator, all."""
+    handles = schema_of(definition.type).handles if is_registered(definition.type) else ()
+    return [name for index, name in enumerate(definition.input) if index not in handles]
 
 
 def _device(definition: OperatorDef, net: NetDef) -> Device:

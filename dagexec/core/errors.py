@@ -58,6 +58,10 @@ class CycleError(NetOrderError):
         self.operators = operators
 
 
+class GradientError(DagexecError):
+    """A gradient cannot be computed: an operator on the way has none, or a blob it needs was overwritten."""
+
+
 class ResourceError(DagexecError):
     """A size overflows, or the tensors of a net would not fit in memory. Raised before anything is allocated."""
 

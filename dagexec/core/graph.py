@@ -23,7 +23,7 @@ import networkx as nx
 from dagexec.core.device import Device
 from dagexec.core.errors import CycleError, NetOrderError
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
-from dagexec.core.registry import verify
+from dagexec.core.registry import schema_of, verify
 from dagexec.core.schema import OpSchema, operator_label
 
 
@@ -109,6 +109,8 @@ def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Gra
 def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Hazard]:
     """Every (earlier, later) pair of operators with the hazards between them; one pass over the list.
 
+    Inputs that a schema says the operator `mutates` count as outputs.
+
     The WAR edges of a write start at the readers since the last write, so pairs ordered through another writer
     between them have no edge of their own: they are ordered by a path.
     """
@@ -126,13 +128,18 @@ def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Haza
                 if name in writer:
                     add(writer[name], index, hazard)
                 readers.setdefault(name, []).append(index)
-        for name in definition.output:
+        for name in (*definition.output, *_mutated(definition)):
             if name in writer:
                 add(writer[name], index, Hazard.WAW)
             for reader in readers.pop(name, ()):
                 add(reader, index, Hazard.WAR)
             writer[name] = index
     return hazards
+
+
+def _mutated(definition: OperatorDef) -> list[str]:
+    mutates = schema_of(definition.type).mutates
+    return [definition.input[index] for index in mutates if index < len(definition.input)]
 
 
 def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

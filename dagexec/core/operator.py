@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,10 @@ from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Context, Device, check_fits, make_context
 from dagexec.core.dtypes import STRING
-from dagexec.core.errors import DeviceError, MissingBlobError, ShapeError
+from dagexec.core.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.proto import OperatorDef
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
+from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ logger = logging.getLogger("dagexec")
 Step = Callable[[], object]
 Array = npt.NDArray[Any]
 Move = Callable[[Array], None]
+T = TypeVar("T")
 
 
 def nothing_to_do() -> None:
@@ -135,6 +136,16 @@ class Operator(ABC):
             raise MissingBlobError(f"{self.label}: input blob {blob.name!r} holds nothing yet")
         return blob.get(Tensor)
 
+    def handle(self, index: int, kind: type[T]) -> T:
+        """The object, a `kind`, that input `index` holds.
+
+        Raises MissingBlobError when there is none and BlobTypeError for another type; both name operator and blob.
+        """
+        try:
+            return self.input_blobs[index].get(kind)
+        except DagexecError as error:
+            raise type(error)(f"{self.label}: input {error}") from None
+
     def output(self, index: int) -> Tensor:
         """Output tensor `index`, made on this operator's device if the blob is empty."""
         return self.output_blobs[index].tensor(self.context)
@@ -186,13 +197,20 @@ class Operator(ABC):
         return OperatorCall(self.definition, self.arguments, tuple(types), values, self.label)
 
     def input_type(self, index: int) -> TensorType:
-        """The type of the tensor that input `index` holds now. Raises MissingBlobError when it holds nothing."""
+        """The type of the tensor that input `index` holds now, NO_TENSOR for a handle.
+
+        Raises MissingBlobError when it holds nothing.
+        """
+        if index in self.schema.handles:
+            self.handle(index, object)
+            return NO_TENSOR
         return TensorType(tuple(self.x(index).shape), self.input(index).meta)
 
     def check_input_devices(self) -> None:
         """Raise DeviceError, or MissingBlobError, unless every input is a tensor where this operator works."""
         for index, blob in enumerate(self.input_blobs):
-            self._check_device("input", blob, self.input(index))
+            if index not in self.schema.handles:
+                self._check_device("input", blob, self.input(index))
 
     def _check_device(self, kind: str, blob: Blob, tensor: Tensor) -> None:
         """Raise DeviceError unless the tensor is where this operator works, or the operator crosses devices."""

@@ -67,6 +67,11 @@ def schema_of(operator_type: str) -> OpSchema:
         raise UnsupportedOperatorError(f"operator type {operator_type!r} is unknown{hint}") from None
 
 
+def is_registered(operator_type: str) -> bool:
+    """True when an operator type has a schema."""
+    return operator_type in _schemas
+
+
 def registered_operators() -> list[str]:
     """The names of all operator types, sorted."""
     return sorted(_schemas)

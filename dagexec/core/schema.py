@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import element_count
-from dagexec.core.dtypes import TypeMeta
+from dagexec.core.dtypes import UINT8, TypeMeta
 from dagexec.core.errors import SchemaError, ShapeError
 from dagexec.core.proto import OperatorDef
 
@@ -41,6 +41,10 @@ class TensorType:
 
     def __str__(self) -> str:
         return f"{self.meta}{list(self.shape)}"
+
+
+NO_TENSOR = TensorType((0,), UINT8)
+"""What inference sees of an input that holds another object than a tensor (`OpSchema.handles`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,10 @@ class OpSchema:
             a net may have them written there in the first place, when the operator has the argument zero_copy=1.
         cut: outputs that are one unchanged piece of input 0, to the byte where each begins there; they may be views of
             it, when the operator has that argument.
+        handles: inputs that hold another object than a tensor, a queue or a mutex, say; inference sees NO_TENSOR there.
+        mutates: inputs whose object the operator changes without naming it as an output, such as a reader that it moves
+            on; for the order of operators that counts as a write.
+        effects: it does more than write its outputs (files, queues, messages), so it stays when nobody reads them.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
     """
 
@@ -211,6 +219,9 @@ class OpSchema:
     view: bool = False
     joined: PiecesFunction | None = None
     cut: PiecesFunction | None = None
+    handles: tuple[int, ...] = ()
+    mutates: tuple[int, ...] = ()
+    effects: bool = False
     reproducible: bool = True
 
     def verify(self, definition: OperatorDef, label: str) -> None:

@@ -19,7 +19,10 @@ def has_no_effects(definition: OperatorDef) -> bool:
 
 def is_known(definition: OperatorDef) -> bool:
     """True for operators of this package, which do no more than compute and may be run on inputs that are made up."""
-    return operator_module(definition.type).startswith(_OWN)
+    if not operator_module(definition.type).startswith(_OWN):
+        return False
+    schema = schema_of(definition.type)
+    return not schema.effects and not schema.mutates
 
 
 def is_pure(definition: OperatorDef) -> bool:

@@ -1,0 +1,243 @@
+"""Gradient makers: for an operator and the gradients of its outputs, the operators that compute those of its inputs.
+
+A maker stands beside its operator in `dagexec.ops` and only builds defs; `dagexec.training.backward` puts them together
+for a net. The gradient of blob `x` is called `x_grad`.
+
+    @gradient_of("Relu")
+    def relu_gradient(request: GradientRequest) -> GradientOperators:
+        return request.single("ReluGradient", [request.y(0), request.dy(0)], [0])
+
+Gradient operators get the arguments, the engine and the device of the forward operator. Those of an operator that may
+work in place must allow dX to overwrite dY, as both have one name then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.errors import GradientError
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import operator_label
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGradient:
+    """A gradient that is zero but in some rows: blob `values` has a row for each entry of blob `indices` (1-D).
+
+    An index may occur more than once; its rows add up.
+    """
+
+    indices: str
+    values: str
+
+
+Gradient = str | SparseGradient
+"""The blob that holds a gradient of the shape of what it belongs to, or a sparse one."""
+
+
+@dataclass(frozen=True)
+class GradientOperators:
+    """What a maker returns.
+
+    Attributes:
+        operators: the gradient operators, in an order in which they may run.
+        inputs: for each input of the forward operator its gradient; None where there is none, or it is not wanted.
+    """
+
+    operators: tuple[OperatorDef, ...]
+    inputs: tuple[Gradient | None, ...]
+
+
+@dataclass(frozen=True)
+class GradientRequest:
+    """What a maker is asked.
+
+    Attributes:
+        definition: the forward operator.
+        outputs: the gradient of each output; None where there is none: nothing depends on that output.
+        wanted: the inputs whose gradients are asked for. A maker may give others, too.
+        label: how messages name the forward operator.
+        arguments: the forward operator's arguments.
+    """
+
+    definition: OperatorDef
+    outputs: tuple[Gradient | None, ...]
+    wanted: frozenset[int]
+    label: str
+    arguments: Arguments
+    _fills: list[OperatorDef] = field(default_factory=list)
+
+    def x(self, index: int) -> str:
+        """The name of input `index`."""
+        return self.definition.input[index]
+
+    def y(self, index: int) -> str:
+        """The name of output `index`."""
+        return self.definition.output[index]
+
+    def has_x(self, index: int) -> bool:
+        """True when the operator has that input."""
+        return index < len(self.definition.input)
+
+    def has_y(self, index: int) -> bool:
+        """True when the operator has that output."""
+        return index < len(self.definition.output)
+
+    def has_dy(self, index: int) -> bool:
+        """True when something depends on output `index`."""
+        return index < len(self.outputs) and self.outputs[index] is not None
+
+    def dy(self, index: int) -> str:
+        """The dense gradient of output `index`; where nothing depends on it, zeros of the output's shape and type.
+
+        Raises GradientError when the gradient is sparse.
+        """
+        found = self.outputs[index]
+        if isinstance(found, SparseGradient):
+            raise GradientError(
+                f"{self.label}: expected a dense gradient of output {self.y(index)!r}, found a sparse one ({found})"
+            )
+        if found is not None:
+            return found
+        name = f"{self.y(index)}_autogen_zeros"
+        if all(name not in fill.output for fill in self._fills):
+            self._fills.append(_placed(fill_like(self.y(index), name, 0.0), self.definition))
+        return name
+
+    def dx(self, index: int) -> str:
+        """The name for the gradient of input `index`.
+
+        That is the blob's with `_grad`. A blob that is several inputs gets a name of its own for each; the backward
+        pass sums them.
+        """
+        name = self.x(index)
+        before = list(self.definition.input[:index]).count(name)
+        return f"{name}_grad" if not before else f"_{name}_grad_input_{index}"
+
+    def operator(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        **arguments: ArgumentValue,
+    ) -> OperatorDef:
+        """A gradient operator, with the forward operator's device, engine and arguments; `arguments` replace those."""
+        made = OperatorDef(type=op_type, input=inputs, output=outputs, is_gradient_op=True)
+        made.engine = self.definition.engine
+        made.arg.extend(arg for arg in self.definition.arg if arg.name not in arguments)
+        made.arg.extend(make_argument(name, value) for name, value in arguments.items())
+        return _placed(made, self.definition)
+
+    def plain_operator(
+        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue
+    ) -> OperatorDef:
+        """An operator on the forward operator's device, with none of its arguments and no engine."""
+        made = OperatorDef(type=op_type, input=inputs, output=outputs, is_gradient_op=True)
+        made.arg.extend(make_argument(name, value) for name, value in arguments.items())
+        return _placed(made, self.definition)
+
+    def single(
+        self, op_type: str, inputs: Sequence[str], of_inputs: Sequence[int], **arguments: ArgumentValue
+    ) -> GradientOperators:
+        """One gradient operator, whose outputs are the gradients of the inputs `of_inputs`, in that order."""
+        made = self.operator(op_type, inputs, [self.dx(index) for index in of_inputs], **arguments)
+        return self.result([made], {index: self.dx(index) for index in of_inputs})
+
+    def result(self, operators: Sequence[OperatorDef], gradients: dict[int, Gradient]) -> GradientOperators:
+        """What a maker returns: its operators, and the gradients by index of the input."""
+        inputs = tuple(gradients.get(index) for index in range(len(self.definition.input)))
+        return GradientOperators((*self._fills, *operators), inputs)
+
+
+Maker = Callable[[GradientRequest], GradientOperators]
+
+_makers: dict[str, Maker | None] = {}
+_refusals: dict[str, str] = {}
+
+
+def gradient_of(*op_types: str) -> Callable[[Maker], Maker]:
+    """Decorator: this maker serves these operator types. Raises GradientError when one of them has a maker already."""
+
+    def register(maker: Maker) -> Maker:
+        for op_type in op_types:
+            _check_free(op_type)
+            _makers[op_type] = maker
+        return maker
+
+    return register
+
+
+def no_gradient(*op_types: str) -> None:
+    """These operators pass on no gradient to any of their inputs: comparisons, shapes, fillers, StopGradient."""
+    for op_type in op_types:
+        _check_free(op_type)
+        _makers[op_type] = None
+
+
+def not_differentiable(reason: str, *op_types: str) -> None:
+    """To ask for a gradient through these operators is an error, which gives `reason`."""
+    for op_type in op_types:
+        _check_free(op_type)
+        _refusals[op_type] = reason
+
+
+def has_maker(op_type: str) -> bool:
+    """True when gradients pass through operators of this type."""
+    return _makers.get(op_type) is not None
+
+
+def is_known_to_gradients(op_type: str) -> bool:
+    """True when the type has a maker, or is known to pass on no gradient, or to have none."""
+    return op_type in _makers or op_type in _refusals
+
+
+def gradient(
+    definition: OperatorDef,
+    output_gradients: Sequence[Gradient | None],
+    *,
+    wanted: Collection[int] | None = None,
+    label: str = "",
+) -> GradientOperators:
+    """The gradient operators of `definition`, given the gradients of its outputs, one entry an output.
+
+    `wanted` are the inputs whose gradients are asked for, by default all. Raises GradientError for an operator that has
+    no maker or no gradient, and for a number of gradients that is not that of the outputs.
+    """
+    label = label or operator_label(definition, -1)
+    if len(output_gradients) != len(definition.output):
+        raise GradientError(
+            f"{label}: expected a gradient, or None, for each of {len(definition.output)} outputs, "
+            f"found {len(output_gradients)}"
+        )
+    if definition.type in _refusals:
+        raise GradientError(f"{label}: {definition.type} has no gradient: {_refusals[definition.type]}")
+    if definition.type not in _makers:
+        raise GradientError(f"{label}: no gradient maker is registered for {definition.type}")
+    maker = _makers[definition.type]
+    nothing = GradientOperators((), (None,) * len(definition.input))
+    if maker is None or all(found is None for found in output_gradients):
+        return nothing
+    chosen = frozenset(range(len(definition.input)) if wanted is None else wanted)
+    if not chosen:
+        return nothing
+    return maker(GradientRequest(definition, tuple(output_gradients), chosen, label, Arguments(definition, label)))
+
+
+def fill_like(source: str, target: str, value: float) -> OperatorDef:
+    """The operator that fills `target` with `value`, in the shape and the element type of `source`."""
+    made = OperatorDef(type="ConstantFill", input=[source], output=[target])
+    made.arg.extend([make_argument("value", float(value)), make_argument("input_type", 1)])
+    return made
+
+
+def _placed(made: OperatorDef, forward: OperatorDef) -> OperatorDef:
+    if forward.HasField("device_option"):
+        made.device_option.CopyFrom(forward.device_option)
+    return made
+
+
+def _check_free(op_type: str) -> None:
+    if is_known_to_gradients(op_type):
+        raise GradientError(f"operator type {op_type!r} has a gradient maker already")

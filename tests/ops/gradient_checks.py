@@ -1,0 +1,129 @@
+"""Checking gradient operators against numerical derivatives.
+
+The loss is the sum of all outputs, each times weights drawn at random; its derivative by each element of an input is
+taken by central differences of the forward operator alone, in float64, and compared with what the gradient operators
+give for those weights as the gradients of the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec import NetDef, OperatorDef, Workspace
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.gradient import Gradient, SparseGradient, gradient
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.running import operator_def
+
+Array = npt.NDArray[Any]
+
+
+def check_gradient(
+    op_type: str,
+    inputs: Sequence[npt.ArrayLike],
+    *,
+    wanted: Collection[int] | None = None,
+    outputs: int = 1,
+    weighted: Collection[int] | None = None,
+    inplace: Mapping[int, int] | None = None,
+    statistics: Collection[int] = (),
+    step: float = 1e-6,
+    rtol: float = 1e-6,
+    atol: float = 1e-7,
+    seed: int = 0,
+    **arguments: ArgumentValue,
+) -> dict[int, Array]:
+    """Compare the gradients of the inputs `wanted` (all of floats by default) with numerical ones; returns them.
+
+    `weighted` are the outputs that the loss depends on, by default all of floats; the others have no gradient.
+    `inplace` maps an output to the input whose name it takes. `statistics` are outputs that only the forward operator
+    has; they are not of the loss. Inputs should be float64, and away from where the operator has no derivative.
+    """
+    arrays = [np.array(value) for value in inputs]
+    definition = _definition(op_type, len(arrays), outputs, inplace or {}, arguments)
+    differentiable = [index for index, array in enumerate(arrays) if array.dtype == np.float64]
+    asked = sorted(differentiable if wanted is None else wanted)
+    results = _run(definition, arrays, [])
+    rng = np.random.default_rng(seed)
+    chosen = [
+        index
+        for index, result in enumerate(results)
+        if result.dtype == np.float64 and index not in statistics and (weighted is None or index in weighted)
+    ]
+    weights = {index: rng.uniform(-1, 1, results[index].shape) for index in chosen}
+    found = analytic_gradients(definition, arrays, weights, asked)
+
+    def loss(position: int, varied: Array) -> float:
+        values = _run(definition, [varied if i == position else array for i, array in enumerate(arrays)], [])
+        return float(sum(np.sum(values[index] * weight) for index, weight in weights.items()))
+
+    for position in asked:
+        expected = np.zeros(arrays[position].shape)
+        for place in np.ndindex(expected.shape):
+            sides = []
+            for sign in (1, -1):
+                varied = arrays[position].copy()
+                varied[place] += sign * step
+                sides.append(loss(position, varied))
+            expected[place] = (sides[0] - sides[1]) / (2 * step)
+        np.testing.assert_allclose(
+            found[position], expected, rtol, atol, err_msg=f"gradient of input {position} of {op_type} {arguments}"
+        )
+    return found
+
+
+def analytic_gradients(
+    definition: OperatorDef, inputs: Sequence[Array], output_gradients: Mapping[int, Array], wanted: Collection[int]
+) -> dict[int, Array]:
+    """The dense gradients of the inputs `wanted` that the gradient operators of `definition` compute.
+
+    `output_gradients` are those of the outputs, by index. A sparse gradient is added up into a dense array.
+    """
+    given: list[Gradient | None] = [
+        f"{name}_grad" if index in output_gradients else None for index, name in enumerate(definition.output)
+    ]
+    made = gradient(definition, given, wanted=wanted)
+    feeds = {f"{definition.output[index]}_grad": array for index, array in output_gradients.items()}
+    names: list[str] = []
+    for position in wanted:
+        one = made.inputs[position]
+        assert one is not None, f"{definition.type} gives no gradient of input {position}"
+        names += [one.indices, one.values] if isinstance(one, SparseGradient) else [one]
+    fetched = dict(zip(names, _run(definition, inputs, names, made.operators, feeds), strict=True))
+    results = {}
+    for position in wanted:
+        one = made.inputs[position]
+        if isinstance(one, SparseGradient):
+            results[position] = np.zeros_like(inputs[position])
+            np.add.at(results[position], fetched[one.indices], fetched[one.values])
+        else:
+            assert one is not None
+            results[position] = fetched[one]
+    return results
+
+
+def _definition(
+    op_type: str, inputs: int, outputs: int, inplace: Mapping[int, int], arguments: dict[str, ArgumentValue]
+) -> OperatorDef:
+    targets = [f"x{inplace[index]}" if index in inplace else f"y{index}" for index in range(outputs)]
+    return operator_def(op_type, [f"x{index}" for index in range(inputs)], targets, **arguments)
+
+
+def _run(
+    definition: OperatorDef,
+    inputs: Sequence[Array],
+    fetch: Sequence[str],
+    behind: Sequence[OperatorDef] = (),
+    feeds: Mapping[str, Array] | None = None,
+) -> list[Array]:
+    """The outputs of `definition` followed by the operators `behind`, or the blobs `fetch`."""
+    workspace = Workspace()
+    for name, array in {**dict(zip(definition.input, inputs, strict=True)), **(feeds or {})}.items():
+        workspace.feed_blob(name, array)
+    with SimpleNet(NetDef(name="test", op=[definition, *behind]), workspace) as net:
+        net.run()
+    return [workspace.fetch_blob(name) for name in fetch or definition.output]
