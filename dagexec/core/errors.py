@@ -91,6 +91,15 @@ class WorkerLostError(DagexecError):
     """A worker thread died in the middle of the run: something raised in it outside any operator (the `__cause__`)."""
 
 
+class NonFiniteError(DagexecError):
+    """A NaN or an infinity appeared where numbers are checked. `blob` holds it, `producer` names what computed it."""
+
+    def __init__(self, message: str, *, blob: str, producer: str) -> None:
+        super().__init__(message)
+        self.blob = blob
+        self.producer = producer
+
+
 class HazardError(DagexecError):
     """Accesses to one memory that nothing orders were found in a run. `races` describes each of them."""
 

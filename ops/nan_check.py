@@ -1,0 +1,72 @@
+"""NanCheck: stops the run where a NaN or an infinity appears.
+
+It stands behind an operator and overwrites its output in place with itself, so that whatever reads the blob comes after
+the check, on any schedule: the first check that fails names an operator whose own inputs were finite.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagexec.core.errors import NonFiniteError
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.ops.blocks import Array
+
+
+def infer_nan_check(call: OperatorCall) -> list[TensorType]:
+    """Y has the type of X."""
+    return [call.inputs[0]]
+
+
+@operator(
+    OpSchema(
+        "NanCheck",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_nan_check,
+        doc="Y = X; an error when X has a NaN or an infinity. Tensors of other than floats pass.",
+        input_names=("X",),
+        output_names=("Y",),
+        args={"producer": "how the error names the operator that computed X (default: X itself)"},
+        inplace=first_to_first,
+        effects=True,
+    )
+)
+class NanCheck(Operator):
+    """The check of one tensor."""
+
+    def prepare(self) -> Step:
+        """`isfinite` of every element; nothing but a copy for other types."""
+        x, y = self.x(0), self.y(0)
+        name = self.input_blobs[0].name
+        producer = self.arguments.string("producer", "") or f"the run, or what fed blob {name!r}"
+        steps: list[Step] = []
+        if x.dtype.kind in "fV":
+            finite = self.scratch(x.shape, np.bool_)
+            steps.append(lambda: _check(x, finite, name, producer, self.label))
+        if y is not x and not np.may_share_memory(x, y):
+            steps.append(lambda: np.copyto(y, x))
+        return in_sequence(steps)
+
+
+def _check(x: Array, finite: Array, name: str, producer: str, label: str) -> None:
+    np.isfinite(x, out=finite)
+    if finite.all():
+        return
+    place = tuple(int(index) for index in np.argwhere(~finite)[0])
+    count = finite.size - int(np.count_nonzero(finite))
+    raise NonFiniteError(
+        f"{label}: {producer} made {count} of {finite.size} elements of blob {name!r} NaN or infinite, "
+        f"the first at {list(place)}: {x[place]}",
+        blob=name,
+        producer=producer,
+    )
+
+
+@gradient_of("NanCheck")
+def nan_check_gradient(request: GradientRequest) -> GradientOperators:
+    """The gradient passes, and is checked as well."""
+    return request.single("NanCheck", [request.dy(0)], [0], producer=f"the gradient of {request.y(0)}")
