@@ -33,7 +33,7 @@ def test_the_operator_that_made_the_first_nan_is_named_on_every_schedule(net_typ
     workspace.feed_blob("x", np.array([-1.0, 4.0, -9.0], np.float32))
     with workspace.create_net(with_nan_checks(_net(device)), net_type, 2) as net:  # type: ignore[attr-defined]
         with pytest.raises(
-            OperatorError, match="Sqrt 'root'.*1 of 3 elements of blob 'root'.*at \\[1\\]: nan"
+            OperatorError, match=r"Sqrt 'root'.*1 of 3 elements of blob 'root'.*at \[1\]: nan"
         ) as failed:
             net.run()
         assert isinstance(failed.value.__cause__, NonFiniteError)
@@ -46,7 +46,7 @@ def test_what_is_fed_is_checked_before_anything_reads_it() -> None:
     workspace = Workspace()
     workspace.feed_blob("x", np.array([1.0, np.inf], np.float32))
     net = workspace.build_net(with_nan_checks(_net("cpu")))
-    with pytest.raises(OperatorError, match="what fed blob 'x'.*1 of 2"):
+    with pytest.raises(OperatorError, match=r"what fed blob 'x'.*1 of 2"):
         net.run()
 
 
