@@ -188,6 +188,11 @@ def has_maker(op_type: str) -> bool:
     return _makers.get(op_type) is not None
 
 
+def stops_gradients(op_type: str) -> bool:
+    """True when operators of this type are known to pass on no gradient."""
+    return op_type in _makers and _makers[op_type] is None
+
+
 def is_known_to_gradients(op_type: str) -> bool:
     """True when the type has a maker, or is known to pass on no gradient, or to have none."""
     return op_type in _makers or op_type in _refusals
