@@ -1,0 +1,108 @@
+"""Adam."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.arguments import Arguments
+from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+
+ADAM_ARGS = {
+    "beta1": "decay of the first moment (default 0.9)",
+    "beta2": "decay of the second moment (default 0.999)",
+    "epsilon": "added to the root of the second moment (default 1e-5)",
+}
+
+
+class AdamRule(Rule):
+    """m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2; step = c m' / (sqrt(v') + epsilon).
+
+    With t = iteration + 1, c = sqrt(1 - beta2^t) / (1 - beta1^t); the step goes to the extra output, and rate * step is
+    added to the parameter. Kingma and Ba, 2015, arXiv:1412.6980, section 2, in its form with one correction. With
+    `decoupled_weight_decay` d, the parameter is first multiplied by 1 + rate * d (the rate is negative): Loshchilov and
+    Hutter, 2019, arXiv:1711.05101.
+    """
+
+    def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
+        """Raises ArgumentError for a beta outside [0, 1), and for a negative epsilon or decay."""
+        super().__init__(arguments, dtype, label)
+        self._betas = [self.argument(name, default, 0, 1, open_ends="high") for name, default in _BETAS]
+        (self._beta1, self._rest1), (self._beta2, self._rest2) = [
+            (self.number(beta), self.number(1.0 - beta)) for beta in self._betas
+        ]
+        self._epsilon = self.number(self.argument("epsilon", 1e-5, 0, math.inf))
+        self._decay = self.argument("decoupled_weight_decay", 0.0, 0, math.inf)
+        self._kept = self.number(1.0)
+        self._correction = self.number(1.0)
+
+    def begin(self, rate: float, iteration: int) -> None:
+        """The correction of the moments' bias."""
+        super().begin(rate, iteration)
+        self._kept[...] = 1.0 + rate * self._decay
+        beta1, beta2 = self._betas
+        self.correct(iteration + 1, 1.0 - beta1 ** (iteration + 1), 1.0 - beta2 ** (iteration + 1))
+
+    def correct(self, step: int, bias1: float, bias2: float) -> None:
+        """Set the factors of step number `step` (from 1), given what the moments are short by: 1 - beta^step."""
+        self._correction[...] = math.sqrt(bias2) / bias1
+
+    def moments(self, piece: Piece) -> None:
+        """Change the two moments."""
+        (first, second), (work, *_) = piece.state, piece.scratch
+        np.multiply(first, self._beta1, out=first)
+        np.multiply(piece.grad, self._rest1, out=work)
+        np.add(first, work, out=first)
+        np.multiply(second, self._beta2, out=second)
+        np.multiply(piece.grad, piece.grad, out=work)
+        np.multiply(work, self._rest2, out=work)
+        np.add(second, work, out=second)
+
+    def step(self, piece: Piece) -> None:
+        """Put the step into scratch 0."""
+        (first, second), (work, *_) = piece.state, piece.scratch
+        np.sqrt(second, out=work)
+        np.add(work, self._epsilon, out=work)
+        np.divide(first, work, out=work)
+        np.multiply(work, self._correction, out=work)
+
+    def apply(self, piece: Piece) -> None:
+        """The formulas of the class."""
+        assert piece.param is not None
+        param, work = piece.param, piece.scratch[0]
+        self.moments(piece)
+        self.step(piece)
+        if piece.extras[0] is not None:
+            np.copyto(piece.extras[0], work)
+        np.multiply(work, self.rate, out=work)
+        if self._decay:
+            np.multiply(param, self._kept, out=param)
+        np.add(param, work, out=param)
+
+
+_BETAS = (("beta1", 0.9), ("beta2", 0.999))
+
+ADAM_DOC = (
+    "Adam, for a negative rate: m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2; step = c m' / "
+    "(sqrt(v') + epsilon) with c = sqrt(1 - beta2^t) / (1 - beta1^t), t = iteration + 1; param' = param + rate * step. "
+    "Kingma and Ba, 2015, arXiv:1412.6980."
+)
+
+
+@update_operator(
+    "Adam",
+    ADAM_DOC,
+    inputs=("param", "moment_1", "moment_2", "grad", "rate", "iteration"),
+    outputs=("param", "moment_1", "moment_2", "step"),
+    least_outputs=3,
+    args=ADAM_ARGS
+    | {"decoupled_weight_decay": "d: param is multiplied by 1 + rate * d first, as in AdamW (default 0)"},
+    flops=5,
+)
+class Adam(DenseUpdate):
+    """Adam on a dense gradient."""
+
+    parts = Parts(grad=3, param=0, state=(1, 2), rate=4, iteration=5, updated={0: 0, 1: 1, 2: 2}, extras=(3,))
+    rule = AdamRule

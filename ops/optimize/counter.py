@@ -1,0 +1,143 @@
+"""The iteration counter of training: Iter and AtomicIter, and CreateMutex, which AtomicIter uses."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dagexec.core.dtypes import INT64
+from dagexec.core.gradient import no_gradient
+from dagexec.core.operator import Array, Operator, Step
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import operator
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.ops.optimize.scalars import read_iteration, require_iteration
+
+if TYPE_CHECKING:
+    from dagexec.core.workspace import Workspace
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+class Mutex:
+    """What CreateMutex puts into a blob.
+
+    Attributes:
+        lock: held while the operator that names the mutex does its work.
+    """
+
+    def __init__(self) -> None:
+        """A mutex that nobody holds."""
+        self.lock = threading.Lock()
+
+
+@operator(
+    OpSchema(
+        "CreateMutex",
+        inputs=(0, 0),
+        outputs=(1, 1),
+        infer=None,
+        doc="A mutex for operators that take turns. A mutex that is there already stays.",
+        output_names=("mutex",),
+        effects=True,
+    )
+)
+class CreateMutex(Operator):
+    """Makes a mutex."""
+
+    def prepare(self) -> Step:
+        """Nothing when there is one."""
+        blob = self.output_blobs[0]
+
+        def create() -> None:
+            if not isinstance(blob.value, Mutex):
+                blob.value = Mutex()
+
+        return create
+
+
+def increment(counter: Array, label: str) -> None:
+    """Add 1 to a one-element int64 array.
+
+    Raises ValueError, naming the operator, when it is negative or the largest int64 already.
+    """
+    iteration = read_iteration(counter, label)
+    if iteration == _LARGEST:
+        raise ValueError(f"{label}: the iteration {iteration} is the largest int64 and cannot be incremented")
+    counter[0] = iteration + 1
+
+
+def infer_iter(call: OperatorCall) -> list[TensorType]:
+    """The counter's own type; one int64 when it has no input."""
+    if not call.inputs:
+        return [TensorType((1,), INT64)]
+    counter = len(call.inputs) - 1
+    require_iteration(call, counter)
+    return [call.inputs[counter]]
+
+
+@operator(
+    OpSchema(
+        "Iter",
+        inputs=(0, 1),
+        outputs=(1, 1),
+        infer=infer_iter,
+        doc="Adds 1 to an iteration counter (one int64), in place. Without input the output itself is the counter, and "
+        "begins at 0, so that the first run leaves 1.",
+        input_names=("counter",),
+        output_names=("counter",),
+        inplace=first_to_first,
+        enforced_inplace=((0, 0),),
+        cost=lambda _call, _outputs: Cost(1, 8, 8),
+        effects=True,
+    )
+)
+class Iter(Operator):
+    """Increments a counter."""
+
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Without input, an empty output blob becomes a counter that holds 0."""
+        super().__init__(definition, workspace, index=index, net=net)
+        if not self.input_blobs and self.output(0).is_empty:
+            self.output(0).feed(np.zeros(1, np.int64))
+
+    def prepare(self) -> Step:
+        """One increment."""
+        return partial(increment, self.y(0).reshape(-1), self.label)
+
+
+@operator(
+    OpSchema(
+        "AtomicIter",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_iter,
+        doc="Adds 1 to an iteration counter (one int64), in place, while it holds the mutex: several nets may share a "
+        "counter.",
+        input_names=("mutex", "counter"),
+        output_names=("counter",),
+        inplace=lambda source, target: (source, target) == (1, 0),
+        enforced_inplace=((1, 0),),
+        cost=lambda _call, _outputs: Cost(1, 8, 8),
+        handles=(0,),
+        effects=True,
+    )
+)
+class AtomicIter(Operator):
+    """Increments a counter under a mutex."""
+
+    def prepare(self) -> Step:
+        """One increment. Raises BlobTypeError when input 0 is no mutex."""
+        mutex, counter, label = self.handle(0, Mutex), self.y(0).reshape(-1), self.label
+
+        def count() -> None:
+            with mutex.lock:
+                increment(counter, label)
+
+        return count
+
+
+no_gradient("CreateMutex", "Iter", "AtomicIter")
