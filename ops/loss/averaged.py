@@ -1,0 +1,88 @@
+"""AveragedLoss: the mean of all elements, as the number to descend from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import is_narrow
+
+
+def require_one_element(call: OperatorCall, index: int) -> None:
+    """Raise ShapeError unless input `index`, the gradient of a number, has one element of X's type."""
+    call.require_same_type(0, index)
+    if call.inputs[index].elements != 1:
+        name = call.definition.input[index]
+        raise call.fail(f"the gradient {name!r} must have one element, found shape {call.inputs[index].shape}")
+
+
+def infer_averaged_loss(call: OperatorCall) -> list[TensorType]:
+    """A scalar of X's type."""
+    return [TensorType((), call.require_types(0, *FLOAT_TYPES))]
+
+
+@operator(
+    OpSchema(
+        "AveragedLoss",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_averaged_loss,
+        doc="The mean of all elements, a scalar; 0 when there are none.",
+        input_names=("X",),
+        output_names=("loss",),
+    )
+)
+class AveragedLoss(Operator):
+    """The mean of all elements. 16-bit floats are summed in float32, and pairwise, as NumPy sums."""
+
+    def prepare(self) -> Step:
+        """One sum and one division."""
+        x, y = self.x(0).reshape(-1), self.y(0)
+        total = np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
+
+        def step() -> None:
+            y[...] = np.add.reduce(x, dtype=total) / x.size if x.size else 0
+
+        return step
+
+
+def infer_averaged_loss_gradient(call: OperatorCall) -> list[TensorType]:
+    """The type of X."""
+    call.require_types(0, *FLOAT_TYPES)
+    require_one_element(call, 1)
+    return [call.inputs[0]]
+
+
+@operator(
+    OpSchema(
+        "AveragedLossGradient",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_averaged_loss_gradient,
+        doc="dX = dloss / (number of elements), everywhere.",
+        input_names=("X", "dloss"),
+        output_names=("dX",),
+    )
+)
+class AveragedLossGradient(Operator):
+    """The gradient of the mean of all elements."""
+
+    def prepare(self) -> Step:
+        """One fill."""
+        gradient, dx = self.x(1).reshape(-1), self.y(0)
+        count = max(1, dx.size)
+
+        def step() -> None:
+            dx.fill(float(gradient[0]) / count)
+
+        return step
+
+
+@gradient_of("AveragedLoss")
+def averaged_loss_gradient(request: GradientRequest) -> GradientOperators:
+    """AveragedLossGradient(X, dloss) -> dX."""
+    return request.single("AveragedLossGradient", [request.x(0), request.dy(0)], [0])

@@ -1,0 +1,46 @@
+"""Class labels as losses and metrics take them: an integer a row, in range, which only a run can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagexec.core.dtypes import INT32, INT64
+from dagexec.core.errors import FeedError
+from dagexec.core.operator import Operator, Step
+from dagexec.core.schema import OperatorCall
+
+LABEL_TYPES = (INT32, INT64)
+
+IGNORED = -1
+"""The label that SpatialSoftmaxWithLoss passes over."""
+
+
+def require_labels(call: OperatorCall, index: int, rows: int, why: str = "one for each row of X") -> None:
+    """Raise ShapeError unless input `index` holds `rows` integers of a type that labels may have."""
+    call.require_types(index, *LABEL_TYPES)
+    found = call.inputs[index]
+    if found.elements != rows:
+        name = call.definition.input[index]
+        raise call.fail(f"labels {name!r} must have {rows} elements ({why}), found shape {found.shape}")
+
+
+def row_pieces(rows: int, count: int) -> list[slice]:
+    """Ranges of at most `count` rows, in order."""
+    return [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
+
+
+def label_check(owner: Operator, index: int, classes: int, least: int = 0) -> Step:
+    """A step that raises FeedError unless all labels of input `index` are in [least, classes)."""
+    labels, name = owner.x(index), owner.definition.input[index]
+
+    def check() -> None:
+        if not labels.size or (int(labels.min()) >= least and int(labels.max()) < classes):
+            return
+        place = tuple(int(axis[0]) for axis in np.nonzero((labels < least) | (labels >= classes)))
+        ignored = f", or {IGNORED} to be ignored" if least == IGNORED else ""
+        raise FeedError(
+            f"{owner.label}: label {int(labels[place])} at position {list(place)} of blob {name!r} is out of range: "
+            f"expected 0 to {classes - 1} ({classes} classes){ignored}"
+        )
+
+    return check
