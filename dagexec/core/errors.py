@@ -70,6 +70,14 @@ class DeviceError(DagexecError):
     """An unknown device, or a device that failed."""
 
 
+class StorageError(DagexecError):
+    """A database or a file of blobs is missing, damaged or cannot be written. The message names file and place."""
+
+
+class QueueClosedError(DagexecError):
+    """A blobs queue was closed, and for a reader it is empty, too. The `__cause__` is why, where that is an error."""
+
+
 class FeedError(DagexecError):
     """An input given to a run is unknown, missing, or has the wrong dtype or shape."""
 
@@ -118,6 +126,17 @@ class RunTimeoutError(DagexecError, TimeoutError):
 
 class ClosedError(DagexecError):
     """The executor, pool or net has been closed."""
+
+
+class CommunicationError(DagexecError):
+    """Ranks that work together cannot go on: one of them failed, left, or does not answer.
+
+    `rank` is the one to blame.
+    """
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class DeadlockError(DagexecError):

@@ -1,0 +1,39 @@
+"""Ranks that work together: point-to-point messages, the collectives written over them, and the operators.
+
+| Module | What it has |
+|---|---|
+| `common_world` | `CommonWorld`: what a transport has to offer, and the table of transports |
+| `collectives` | all-reduce as a tree and as a ring, reduce, broadcast, all-gather, barrier |
+| `thread_group` | the transport between threads of one process |
+| `operators` | CreateCommonWorld, Allreduce, Broadcast, Allgather, Reduce, Barrier, DestroyCommonWorld |
+"""
+
+from dagexec.ops.communication import operators
+from dagexec.ops.communication.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_ring,
+    all_reduce_tree,
+    barrier,
+    broadcast,
+    reduce,
+)
+from dagexec.ops.communication.common_world import CommonWorld, CommunicationStatistics, connect, register_transport
+from dagexec.ops.communication.thread_group import ThreadGroup, ThreadWorld
+
+__all__ = [
+    "CommonWorld",
+    "CommunicationStatistics",
+    "ThreadGroup",
+    "ThreadWorld",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_ring",
+    "all_reduce_tree",
+    "barrier",
+    "broadcast",
+    "connect",
+    "operators",
+    "reduce",
+    "register_transport",
+]

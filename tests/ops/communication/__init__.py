@@ -1,0 +1,1 @@
+"""Tests of the ranks that work together."""

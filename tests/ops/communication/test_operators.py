@@ -1,0 +1,136 @@
+"""Operators of ranks: their results in nets, their order, and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec import NetDef, Workspace
+from dagexec.core.errors import CommunicationError, DagexecError, OperatorError
+from dagexec.core.graph import build_graph
+from dagexec.core.threads import threads
+from dagexec.ops.communication import CommonWorld
+from tests.ops.running import operator_def
+
+Array = npt.NDArray[Any]
+
+
+def on_workspaces(size: int, net: NetDef, feeds: Sequence[dict[str, Array]], name: str) -> list[Workspace]:
+    """Run `net`, whose world is `comm_world`, on a workspace a rank, each in its own thread."""
+    workspaces = [Workspace() for _ in range(size)]
+    errors: list[Exception] = []
+
+    def run(rank: int) -> None:
+        workspace = workspaces[rank]
+        for blob, array in feeds[rank].items():
+            workspace.feed_blob(blob, array)
+        create = operator_def("CreateCommonWorld", [], ["comm_world"], size=size, rank=rank, name=name, timeout_ms=20e3)
+        try:
+            workspace.run_operator_once(create)
+            made = workspace.build_net(net, "dag", 2)
+            made.run()
+            made.close()
+        except Exception as error:
+            errors.append(error)
+            workspace.get_blob("comm_world").get(CommonWorld).abort("the test")  # type: ignore[type-abstract]
+
+    started = [threads().start(lambda rank=rank: run(rank), f"rank {rank}") for rank in range(size)]
+    for thread in started:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return workspaces
+
+
+def test_nets_on_several_ranks_reduce_broadcast_and_gather() -> None:
+    net = NetDef(name="collectives")
+    net.op.append(operator_def("Allreduce", ["comm_world", "a", "b"], ["a", "b"], average=1))
+    net.op.append(operator_def("Allreduce", ["comm_world", "a"], ["a_sum"], algorithm="ring"))
+    net.op.append(operator_def("Broadcast", ["comm_world", "c"], ["c"], root=2))
+    net.op.append(operator_def("Reduce", ["comm_world", "d"], ["d"], root=1, divisor=2))
+    net.op.append(operator_def("Allgather", ["comm_world", "c_own"], ["gathered"]))
+    net.op.append(operator_def("Barrier", ["comm_world"], []))
+    feeds = [
+        {
+            "a": np.array([1.0, 2.0]) * (rank + 1),
+            "b": np.array([[rank]], np.float32),
+            "c": np.array([rank]),
+            "c_own": np.array([rank]),
+            "d": np.array([2.0**rank]),
+        }
+        for rank in range(3)
+    ]
+    workspaces = on_workspaces(3, net, feeds, "several ranks")
+    assert workspaces[1].fetch_blob("d").tolist() == [3.5]
+    for workspace in workspaces:
+        assert workspace.fetch_blob("a").tolist() == [2.0, 4.0]
+        assert workspace.fetch_blob("b").tolist() == [[1.0]]
+        assert workspace.fetch_blob("a_sum").tolist() == [6.0, 12.0]
+        assert workspace.fetch_blob("c").tolist() == [2]
+        assert workspace.fetch_blob("gathered").tolist() == [[0], [1], [2]]
+
+
+def test_operators_of_one_world_keep_the_order_of_the_list() -> None:
+    net = NetDef(name="order")
+    for index in range(4):
+        net.op.append(operator_def("Allreduce", ["comm_world", f"x{index}"], [f"x{index}"]))
+    graph = build_graph(net)
+    assert [graph.reduced_parents[index] for index in range(4)] == [(), (0,), (1,), (2,)]
+
+
+def test_the_error_of_a_rank_reaches_the_nets_of_the_others() -> None:
+    net = NetDef(name="failing")
+    net.op.append(operator_def("Allreduce", ["comm_world", "x"], ["x"]))
+    feeds = [{"x": np.ones(2 + rank // 2)} for rank in range(3)]
+    with pytest.raises(OperatorError, match="rank 2 sends float64") as caught:
+        on_workspaces(3, net, feeds, "failing ranks")
+    assert isinstance(caught.value.__cause__, DagexecError)
+
+
+def test_destroying_the_world_ends_the_wait_of_the_others() -> None:
+    workspaces = [Workspace(), Workspace()]
+    for rank, workspace in enumerate(workspaces):
+        workspace.run_operator_once(
+            operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, name="destroyed")
+        )
+    workspaces[1].run_operator_once(operator_def("DestroyCommonWorld", ["comm_world"], []))
+    with pytest.raises(OperatorError, match="rank 1 has left the group") as caught:
+        workspaces[0].run_operator_once(operator_def("Barrier", ["comm_world"], []))
+    assert isinstance(caught.value.__cause__, CommunicationError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"average": 1}, "the mean of integers"),
+        ({"divisor": 0}, "'divisor' must be at least 1, found 0"),
+        ({"algorithm": "star"}, "one of tree, ring, found 'star'"),
+    ],
+)
+def test_bad_arguments_are_found_before_anything_is_sent(arguments: dict[str, Any], problem: str) -> None:
+    workspace = Workspace()
+    workspace.run_operator_once(operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, name="bad"))
+    workspace.feed_blob("x", np.ones(2, np.int64))
+    with pytest.raises(DagexecError, match=problem):
+        workspace.run_operator_once(operator_def("Allreduce", ["comm_world", "x"], ["x"], **arguments))
+    assert workspace.get_blob("comm_world").get(CommonWorld).statistics().collectives == 0  # type: ignore[type-abstract]
+
+
+def test_an_output_is_needed_for_each_tensor() -> None:
+    workspace = Workspace()
+    workspace.run_operator_once(operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, name="outputs"))
+    workspace.feed_blob("x", np.ones(2))
+    workspace.feed_blob("y", np.ones(2))
+    with pytest.raises(DagexecError, match="an output for each of 2 tensors, found 1"):
+        workspace.run_operator_once(operator_def("Allreduce", ["comm_world", "x", "y"], ["x"]))
+
+
+def test_a_world_that_is_no_world_is_refused() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("comm_world", np.ones(2))
+    with pytest.raises(DagexecError, match="expected a CommonWorld"):
+        workspace.run_operator_once(operator_def("Barrier", ["comm_world"], []))
