@@ -375,7 +375,7 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
             by_value = any(definition.input[i] not in constants for i in schema.values_read(definition))
             if (
-                schema.infer is None
+                not schema.can_infer(definition)
                 or by_value
                 or any(name in unknown for name in definition.input)
                 or any(name in shared for name in definition.output)

@@ -53,7 +53,7 @@ def infer_net(
         types: tuple[TensorType | None, ...] = (None,) * len(definition.output)
         cost: Cost | None = None
         known = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
-        if schema.infer is not None and len(known) == len(definition.input):
+        if schema.infer is not None and schema.can_infer(definition) and len(known) == len(definition.input):
             label = graph.label(index)
             seen = tuple(constants.get(name) for name in definition.input)
             call = OperatorCall(definition, Arguments(definition, label), tuple(known), seen, label)

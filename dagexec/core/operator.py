@@ -223,7 +223,9 @@ class Operator(ABC):
 
     def infer(self) -> tuple[TensorType, ...] | None:
         """Types of the outputs for the inputs as they are now; None when the schema cannot tell."""
-        return None if self.schema.infer is None else tuple(self.schema.infer(self.call()))
+        if self.schema.infer is None or not self.schema.can_infer(self.definition):
+            return None
+        return tuple(self.schema.infer(self.call()))
 
     def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
         """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's packed storage.

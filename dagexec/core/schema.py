@@ -190,7 +190,9 @@ class OpSchema:
         cost: estimated work; by default one operation an output element.
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
         values_read_if: an argument that must be true for that; without a name, it is always so.
+        inferred_if: an argument without which only a run can tell the output types; without a name, `infer` always can.
         view: output 0 holds input 0's elements unchanged, so it may share the storage.
+        view_if: an argument that must be true for that; without a name, it is always so.
         joined: inputs whose bytes appear unchanged and in one piece in output 0, to the byte where each begins there:
             a net may have them written there in the first place, when the operator has the argument zero_copy=1.
         cut: outputs that are one unchanged piece of input 0, to the byte where each begins there; they may be views of
@@ -216,7 +218,9 @@ class OpSchema:
     cost: CostFunction = memory_cost
     value_inputs: tuple[int, ...] = ()
     values_read_if: str = ""
+    inferred_if: str = ""
     view: bool = False
+    view_if: str = ""
     joined: PiecesFunction | None = None
     cut: PiecesFunction | None = None
     handles: tuple[int, ...] = ()
@@ -248,11 +252,21 @@ class OpSchema:
             if name not in present:
                 raise SchemaError(f"{label}: argument {name!r} is required")
 
+    def is_view(self, definition: OperatorDef) -> bool:
+        """True when output 0 of `definition` holds the elements of its input 0."""
+        return self.view and (not self.view_if or Arguments(definition, definition.type).bool(self.view_if))
+
     def values_read(self, definition: OperatorDef) -> tuple[int, ...]:
         """The inputs of `definition` whose values decide its output shapes."""
         if self.values_read_if and not Arguments(definition, definition.type).bool(self.values_read_if):
             return ()
         return tuple(index for index in self.value_inputs if index < len(definition.input))
+
+    def can_infer(self, definition: OperatorDef) -> bool:
+        """True when the output types of `definition` follow from those of its inputs."""
+        if self.infer is None:
+            return False
+        return not self.inferred_if or any(arg.name == self.inferred_if for arg in definition.arg)
 
     @staticmethod
     def _verify_count(what: str, count: int, bounds: tuple[int, int], label: str) -> None:

@@ -6,8 +6,10 @@ a net's operators touch it is the scheduler's business, and a blob must not be f
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,10 +56,15 @@ class Workspace:
 
     With a `parent`, a blob that is not here is looked for there; blobs created here stay here. That is how replicas
     share parameters: they live in the parent, activations in the children.
+
+    Attributes:
+        root_folder: what the paths of storage operators are relative to; a child's is its parent's.
     """
 
-    def __init__(self, parent: Workspace | None = None) -> None:
+    def __init__(self, parent: Workspace | None = None, root_folder: str | os.PathLike[str] | None = None) -> None:
         self.parent = parent
+        inherited = Path() if parent is None else parent.root_folder
+        self.root_folder: Path = inherited if root_folder is None else Path(root_folder)
         self._blobs: dict[str, Blob] = {}
         self._nets: dict[str, Net] = {}
         self._lock = threading.Lock()

@@ -67,7 +67,7 @@ def _seconds(draft: Draft, number: int) -> float:
     schema = schema_of(definition.type)
     arrays = {name: draft.parameters[name] for name in definition.input}
     values = tuple(arrays[name] for name in definition.input)
-    if schema.infer is None:
+    if schema.infer is None or not schema.can_infer(definition):
         return math.inf
     try:
         kinds = tuple(TensorType(array.shape, from_numpy(array.dtype)) for array in values)

@@ -104,7 +104,7 @@ def _infer_probe(
     for definition, schema, arguments in calls:
         inputs = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
         outputs: Sequence[TensorType | None] = [otherwise.get(name) for name in definition.output]
-        if schema.infer is not None and len(inputs) == len(definition.input):
+        if schema.infer is not None and schema.can_infer(definition) and len(inputs) == len(definition.input):
             values = tuple(constants.get(name) for name in definition.input)
             with suppress(DagexecError):
                 outputs = schema.infer(OperatorCall(definition, arguments, tuple(inputs), values, definition.type))
