@@ -253,7 +253,7 @@ def _find_views(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -
     return frozenset(
         index
         for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True))
-        if schema.view
+        if schema.is_view(definition)
         and first_reader.get(definition.output[0], index) >= index
         and definition.input[0] != definition.output[0]
         and never_written_after(index, definition.input[0])
