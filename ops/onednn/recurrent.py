@@ -10,7 +10,6 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.ops import recurrent
 from dagexec.ops.layout import NCHW
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import (
@@ -28,24 +27,29 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
-from dagexec.ops.recurrent import GATES, Recurrence
+from dagexec.ops.recurrent import lstm
+from dagexec.ops.recurrent.layer import Recurrence, read_recurrence
+from dagexec.ops.recurrent.lstm import LSTM_KIND
 
+GATES = LSTM_KIND.gates
 _FORWARD, _REVERSE, _BOTH = 1, 2, 3
 _GATE_ORDER = (0, 2, 3, 1)
 """oneDNN's gates are input, forget, cell, output: these of ONNX's."""
 
 
-@operator(recurrent.LSTM.schema, engine="ONEDNN")
-class LSTM(OneDNNOperator, recurrent.LSTM):
+@operator(lstm.LSTM.schema, engine="ONEDNN")
+class LSTM(OneDNNOperator, lstm.LSTM):
     """One primitive for all steps and directions; constant weights are turned and packed once."""
 
     metas = (FLOAT32,)
 
     def prepare_primitive(self) -> Step:
         """The primitive; of two directions, whose results oneDNN puts side by side, a copy into Y's order."""
-        sizes = recurrent.read_recurrence(self.call())
+        sizes = read_recurrence(self.call(), LSTM_KIND)
         if 0 in (sizes.steps, sizes.batch, sizes.features, sizes.hidden):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to compute")
+        if len(self.output_blobs) > LSTM_KIND.results or sizes.lengths is not None:
+            raise UnsupportedFeatureError(f"{self.label}: not for training, and not for sequences of several lengths")
         directions, hidden = sizes.directions, sizes.hidden
         x, y = self.x(0), self.y(0)
         side_by_side = (sizes.steps, sizes.batch, directions * hidden)
