@@ -5,10 +5,11 @@
 | `common_world` | `CommonWorld`: what a transport has to offer, and the table of transports |
 | `collectives` | all-reduce as a tree and as a ring, reduce, broadcast, all-gather, barrier |
 | `thread_group` | the transport between threads of one process |
+| `buckets` | PackBucket, UnpackBucket, BucketSum: several tensors as one flat array |
 | `operators` | CreateCommonWorld, Allreduce, Broadcast, Allgather, Reduce, Barrier, DestroyCommonWorld |
 """
 
-from dagexec.ops.communication import operators
+from dagexec.ops.communication import buckets, operators
 from dagexec.ops.communication.collectives import (
     all_gather,
     all_reduce,
@@ -32,6 +33,7 @@ __all__ = [
     "all_reduce_tree",
     "barrier",
     "broadcast",
+    "buckets",
     "connect",
     "operators",
     "reduce",
