@@ -84,6 +84,16 @@ CAFFE2 = Initialization(
 )
 """What Caffe2's brew starts a training from."""
 
+HE = Initialization(
+    weight=he_normal,
+    bias=constant(0),
+    scale=constant(1),
+    shift=constant(0),
+    mean=constant(0),
+    variance=constant(1),
+)
+"""What a training starts from by default: weights for ReLU layers, all else neutral."""
+
 SYNTHETIC = Initialization(
     weight=he_normal,
     bias=gaussian(0.01),
