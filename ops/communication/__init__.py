@@ -5,6 +5,7 @@
 | `common_world` | `CommonWorld`: what a transport has to offer, and the table of transports |
 | `collectives` | all-reduce as a tree and as a ring, reduce, broadcast, all-gather, barrier |
 | `thread_group` | the transport between threads of one process |
+| `mpi` | the transport between processes |
 | `buckets` | PackBucket, UnpackBucket, BucketSum: several tensors as one flat array |
 | `operators` | CreateCommonWorld, Allreduce, Broadcast, Allgather, Reduce, Barrier, DestroyCommonWorld |
 """
@@ -20,11 +21,13 @@ from dagexec.ops.communication.collectives import (
     reduce,
 )
 from dagexec.ops.communication.common_world import CommonWorld, CommunicationStatistics, connect, register_transport
+from dagexec.ops.communication.mpi import MPIWorld, join_mpi
 from dagexec.ops.communication.thread_group import ThreadGroup, ThreadWorld
 
 __all__ = [
     "CommonWorld",
     "CommunicationStatistics",
+    "MPIWorld",
     "ThreadGroup",
     "ThreadWorld",
     "all_gather",
@@ -35,6 +38,7 @@ __all__ = [
     "broadcast",
     "buckets",
     "connect",
+    "join_mpi",
     "operators",
     "reduce",
     "register_transport",

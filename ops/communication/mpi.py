@@ -1,0 +1,221 @@
+"""The transport between processes: MPI, through mpi4py (`pip install dagexec[mpi]`).
+
+An array goes as two messages: a header with what it belongs to, its dtype and shape, and its bytes. Notices that a rank
+has failed or left go under a tag of their own. Whoever waits looks for its message and for notices in turns and gives
+up after the timeout: MPI itself has no wait with an end. All calls into MPI are short, and one lock guards them, so a
+library with MPI_THREAD_SERIALIZED will do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
+from dagexec.core.threads import threads
+from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = npt.NDArray[Any]
+
+_HEADERS, _BYTES, _NOTICES = 1, 2, 3  # tags of MPI
+_HEADER_BYTES = 512
+_MOST_BYTES = 1 << 30  # of one message: MPI counts in 32 bits
+_SPINS = 200
+"""How often a wait only yields the processor before it begins to sleep between its looks."""
+_MOST_PAUSE = 1e-3
+"""Seconds between two looks of a long wait."""
+
+_calls = threads().lock()
+
+
+class MPIWorld(CommonWorld):
+    """A rank of a communicator of MPI."""
+
+    def __init__(self, communicator: MPI.Comm, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Use `communicator`, which nobody else may."""
+        super().__init__(communicator.Get_rank(), communicator.Get_size(), timeout)
+        self._communicator = communicator
+        self._failure: tuple[int, str] | None = None
+        self._left: dict[int, str] = {}
+        self._notices: list[tuple[MPI.Request, Array]] = []  # kept until they are gone
+
+    def _post(self, array: Array, to: int, tag: Tag) -> Posted:
+        self._look_for_notices(to)
+        header = _encoded({"number": tag.number, "what": tag.what, "dtype": array.dtype.str, "shape": array.shape})
+        with _calls:
+            requests = [self._communicator.Isend(header, to, _HEADERS)]
+            requests += [self._communicator.Isend(part, to, _BYTES) for part in _parts(array)]
+        return _PostedMessage(self, requests, (header, array), to, tag)
+
+    def _receive(self, out: Array, source: int, tag: Tag) -> None:
+        header = np.zeros(_HEADER_BYTES, np.uint8)
+        with _calls:
+            request = self._communicator.Irecv(header, source, _HEADERS)
+        self.wait_for(request, source, tag)
+        sent = _decoded(header)
+        other = Tag(sent["number"], sent["what"])
+        if other != tag:
+            raise CommunicationError(
+                f"rank {self.rank} is in {tag}, and rank {source} in {other}: all ranks must call the same collectives "
+                f"in one order",
+                rank=source,
+            )
+        if (sent["dtype"], tuple(sent["shape"])) != (out.dtype.str, out.shape):
+            raise ShapeError(
+                f"{tag}: rank {source} sends {sent['dtype']} {tuple(sent['shape'])}, and rank {self.rank} expects "
+                f"{out.dtype.str} {out.shape}"
+            )
+        for part in _parts(out):
+            with _calls:
+                request = self._communicator.Irecv(part, source, _BYTES)
+            self.wait_for(request, source, tag)
+
+    def wait_for(self, request: MPI.Request, other: int, tag: Tag) -> None:
+        """Block until `request`, to or from rank `other`, is done. Raises CommunicationError."""
+        started = time.monotonic()
+        looks = 0
+        while not self._is_done(request):
+            try:
+                self._look_for_notices(other)
+            except CommunicationError:
+                self._cancel(request)
+                raise
+            if time.monotonic() - started > self.timeout:
+                self._cancel(request)
+                raise CommunicationError(
+                    f"rank {self.rank}: rank {other} does not answer; waited {self.timeout:g} s in {tag}", rank=other
+                )
+            looks += 1
+            if looks < _SPINS:
+                os.sched_yield()
+            else:
+                time.sleep(min(_MOST_PAUSE, (looks - _SPINS) * 1e-5))
+
+    def abort(self, reason: str) -> None:
+        """Tell every rank; what they do with this group ends from now on."""
+        if self._failure is None:
+            self._failure = (self.rank, reason)
+            self._tell("failed", reason)
+
+    def close(self) -> None:
+        """Tell every rank that this one has left."""
+        if not self.closed:
+            self.closed = True
+            if self._failure is None:
+                self._tell("left", "")
+
+    @staticmethod
+    def _is_done(request: MPI.Request) -> bool:
+        with _calls:
+            return bool(request.Test())
+
+    @staticmethod
+    def _cancel(request: MPI.Request) -> None:
+        """Give up a request, if it is one to receive: what is being sent cannot be called back."""
+        with _calls:
+            request.Cancel()
+            request.Free()
+
+    def _tell(self, kind: str, reason: str) -> None:
+        notice = _encoded({"kind": kind, "reason": reason})
+        with _calls:
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._notices.append((self._communicator.Isend(notice, rank, _NOTICES), notice))
+
+    def _look_for_notices(self, other: int) -> None:
+        """Raise CommunicationError when the group has failed, or rank `other` has left it."""
+        if self.closed:
+            raise ClosedError(f"rank {self.rank} has closed its common world")
+        from mpi4py import MPI
+
+        with _calls:
+            while self._communicator.Iprobe(MPI.ANY_SOURCE, _NOTICES):
+                notice, status = np.zeros(_HEADER_BYTES, np.uint8), MPI.Status()
+                self._communicator.Recv(notice, MPI.ANY_SOURCE, _NOTICES, status)
+                found, source = _decoded(notice), status.Get_source()
+                if found["kind"] == "left":
+                    self._left[source] = ""
+                elif self._failure is None:
+                    self._failure = (source, found["reason"])
+        if self._failure is not None:
+            rank, reason = self._failure
+            raise CommunicationError(f"rank {self.rank}: rank {rank} failed: {reason}", rank=rank)
+        if other in self._left:
+            raise CommunicationError(f"rank {self.rank}: rank {other} has left the group", rank=other)
+
+
+class _PostedMessage:
+    """A message of an MPIWorld on its way, with the memory that MPI reads."""
+
+    __slots__ = ("_memory", "_other", "_requests", "_tag", "_world")
+
+    def __init__(
+        self, world: MPIWorld, requests: list[MPI.Request], memory: tuple[Array, Array], other: int, tag: Tag
+    ) -> None:
+        self._world = world
+        self._requests = requests
+        self._memory = memory
+        self._other = other
+        self._tag = tag
+
+    def wait(self) -> None:
+        """Block until MPI has read the array."""
+        for request in self._requests:
+            self._world.wait_for(request, self._other, self._tag)
+
+
+def _parts(array: Array) -> list[Array]:
+    """The bytes of a packed array in pieces that MPI can count; none of an empty one."""
+    flat = array.reshape(-1).view(np.uint8)
+    return [flat[first : first + _MOST_BYTES] for first in range(0, flat.size, _MOST_BYTES)]
+
+
+def _encoded(content: dict[str, object]) -> Array:
+    """A message of `_HEADER_BYTES` bytes. A text that is too long is cut."""
+    text = json.dumps(content).encode()
+    if len(text) > _HEADER_BYTES:
+        text = json.dumps({**content, "reason": str(content.get("reason", ""))[: _HEADER_BYTES // 6]}).encode()
+    message = np.zeros(_HEADER_BYTES, np.uint8)
+    message[: len(text)] = np.frombuffer(text, np.uint8)
+    return message
+
+
+def _decoded(message: Array) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(message.tobytes().rstrip(b"\0"))
+    return found
+
+
+def require_mpi() -> Any:
+    """The module `mpi4py.MPI`. Raises DagexecError where it, or an MPI library, is not there or serves one thread."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DagexecError(f"MPI is not available ({error}): pip install 'dagexec[mpi]'") from None
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise DagexecError("this MPI was started for one thread only; MPI_THREAD_SERIALIZED or more is needed")
+    return MPI
+
+
+def join_mpi(name: str, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> MPIWorld:
+    """Join a new communicator of all processes that mpiexec started; all of them must call this.
+
+    Negative `rank` and `size` are those that MPI gives. Raises DagexecError without MPI and ArgumentError for others.
+    """
+    communicator = require_mpi().COMM_WORLD
+    found = (communicator.Get_rank(), communicator.Get_size())
+    for what, asked, given in zip(("rank", "size"), (rank, size), found, strict=True):
+        if asked not in (-1, given):
+            raise ArgumentError(f"common world {name!r}: {what} {asked} was asked for, and mpiexec gives {given}")
+    return MPIWorld(communicator.Dup(), timeout)
+
+
+register_transport("mpi", join_mpi)
