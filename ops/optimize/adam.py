@@ -10,6 +10,8 @@ import numpy.typing as npt
 from dagexec.core.arguments import Arguments
 from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
 
+_BETAS = (("beta1", 0.9), ("beta2", 0.999))
+
 ADAM_ARGS = {
     "beta1": "decay of the first moment (default 0.9)",
     "beta2": "decay of the second moment (default 0.999)",
@@ -74,21 +76,58 @@ class AdamRule(Rule):
         param, work = piece.param, piece.scratch[0]
         self.moments(piece)
         self.step(piece)
-        if piece.extras[0] is not None:
-            np.copyto(piece.extras[0], work)
+        piece.give(0, work)
         np.multiply(work, self.rate, out=work)
         if self._decay:
             np.multiply(param, self._kept, out=param)
         np.add(param, work, out=param)
 
 
-_BETAS = (("beta1", 0.9), ("beta2", 0.999))
-
 ADAM_DOC = (
     "Adam, for a negative rate: m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2; step = c m' / "
     "(sqrt(v') + epsilon) with c = sqrt(1 - beta2^t) / (1 - beta1^t), t = iteration + 1; param' = param + rate * step. "
     "Kingma and Ba, 2015, arXiv:1412.6980."
 )
+
+
+class RectifiedAdamRule(AdamRule):
+    """With argument `enableRAdam`, the variance of the step is rectified; else Adam.
+
+    Step number t with r = 2 / (1 - beta2) - 1 and q = r - 2 t beta2^t / (1 - beta2^t): where q < 5 the step is
+    m' / (1 - beta1^t); else Adam's times sqrt((q - 4) (q - 2) r / ((r - 4) (r - 2) q)). Liu et al., 2020,
+    arXiv:1908.03265, algorithm 2, with the limit 5 of its authors' program, which Caffe2 has, too.
+    """
+
+    def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
+        """Raises ArgumentError for a beta2 whose variance cannot be rectified: 0.6 or less."""
+        super().__init__(arguments, dtype, label)
+        self._rectifies = arguments.bool("enableRAdam")
+        self._plain = False
+        if self._rectifies:
+            self.argument("beta2", 0.999, 0.6, 1, open_ends="low high")
+
+    def correct(self, step: int, bias1: float, bias2: float) -> None:
+        """The factor of the rectified step."""
+        self._plain = False
+        super().correct(step, bias1, bias2)
+        if not self._rectifies:
+            return
+        beta2 = self._betas[1]
+        limit = 2.0 / (1.0 - beta2) - 1.0
+        length = limit - 2.0 * step * (1.0 - bias2) / bias2
+        self._plain = length < 5.0
+        if self._plain:
+            self._correction[...] = 1.0 / bias1
+            return
+        kept = (length - 4.0) * (length - 2.0) * limit
+        self._correction[...] = math.sqrt(bias2) / bias1 * math.sqrt(kept / ((limit - 4.0) * (limit - 2.0) * length))
+
+    def step(self, piece: Piece) -> None:
+        """Adam's step, or the first moment's."""
+        if self._plain:
+            np.multiply(piece.state[0], self._correction, out=piece.scratch[0])
+        else:
+            super().step(piece)
 
 
 @update_operator(

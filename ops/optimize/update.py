@@ -46,12 +46,19 @@ class Piece(NamedTuple):
     extras: tuple[Array | None, ...]
     scratch: tuple[Array, ...]
 
+    def give(self, index: int, values: Array) -> None:
+        """Copy `values` to an extra output, if the operator has it."""
+        target = self.extras[index] if index < len(self.extras) else None
+        if target is not None:
+            np.copyto(target, values)
+
 
 class Rule(ABC):
     """How an optimiser changes a piece of a parameter and of its state.
 
     Attributes:
         scratch: how many arrays of the size of a piece the rule works in.
+        default_rate: the learning rate of an operator that is given none.
     """
 
     scratch: ClassVar[int] = 1
@@ -60,6 +67,7 @@ class Rule(ABC):
         """Reads the arguments. Raises ArgumentError, with `label`, for one that makes no sense."""
         self.arguments = arguments
         self.label = label
+        self.default_rate = 0.0
         self._dtype = np.dtype(dtype)
         self.rate = self.number(0.0)
 
@@ -174,7 +182,7 @@ class Update(Operator):
         """A step that hands the rule this run's learning rate and iteration."""
         parts, label = self.parts, self.label
         has_rate = parts.rate is not None and parts.rate < len(self.input_blobs)
-        rate = self.x(parts.rate).reshape(-1) if has_rate and parts.rate is not None else np.zeros(1)
+        rate = self.x(parts.rate).reshape(-1) if has_rate and parts.rate is not None else np.full(1, rule.default_rate)
         counter = np.zeros(1, np.int64) if parts.iteration is None else self.x(parts.iteration).reshape(-1)
         return lambda: rule.begin(rate.item(), read_iteration(counter, label))
 

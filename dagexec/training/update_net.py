@@ -1,0 +1,188 @@
+"""The part of a net that updates parameters: what `optimizer` builds it from.
+
+An operator that updates a parameter runs on the device of the parameter. The counter and the learning rates are on the
+host, once for all; the net copies them to the devices that need them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.device import CPU, Device
+from dagexec.core.errors import GradientError, SchemaError
+from dagexec.core.gradient import Gradient, SparseGradient
+from dagexec.core.graph import build_graph
+from dagexec.core.inference import infer_net
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.schema import TensorType
+from dagexec.ops.optimize.policies import Policy
+from dagexec.training.fillers import constant
+from dagexec.training.model_builder import WEIGHT
+from dagexec.training.model_helper import ModelHelper
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter to update.
+
+    Attributes:
+        name: its blob.
+        grad: its gradient.
+        kind: its shape and type.
+        device: where it is, and its state and its update, too.
+        is_weight: it has the tag "weight".
+        multiplier: factor of its learning rate.
+    """
+
+    name: str
+    grad: Gradient
+    kind: TensorType
+    device: Device
+    is_weight: bool
+    multiplier: float
+
+    @property
+    def values(self) -> str:
+        """The blob of the gradient's values."""
+        return self.grad.values if isinstance(self.grad, SparseGradient) else self.grad
+
+
+class UpdateNet:
+    """Appends operators to the nets of a model.
+
+    Attributes:
+        iteration: the blob of the iteration counter.
+    """
+
+    def __init__(self, helper: ModelHelper) -> None:
+        """Creates the model's iteration counter, unless it is there."""
+        self._helper = helper
+        self._types = infer_net(build_graph(helper.init_net), {}).blobs
+        self._placed = {
+            blob: Device.from_option(definition.device_option)
+            for definition in helper.init_net.op
+            for blob in definition.output
+        }
+        self.iteration = helper.iteration()
+
+    def trained(self, name: str, grad: Gradient, multipliers: Mapping[str, float]) -> Trained:
+        """A parameter, with what the init net says of it. Raises SchemaError when that does not make it."""
+        kind = self._types.get(name)
+        if kind is None:
+            raise SchemaError(f"model {self._helper.name!r}: the init net gives no type for parameter {name!r}")
+        tags = self._helper.tags_of(name)
+        factors = [factor for key, factor in multipliers.items() if key == name or key in tags]
+        return Trained(name, grad, kind, self._placed[name], WEIGHT in tags, math.prod(factors))
+
+    def state(self, one: Trained, suffix: str, shape: Sequence[int] | None = None, value: float = 0.0) -> str:
+        """The blob `<param>_<suffix>` of the parameter's type, filled with `value`; by default of its shape."""
+        size = one.kind.shape if shape is None else shape
+        with self._helper.device_scope(one.device):
+            return self._helper.add_state(f"{one.name}_{suffix}", size, constant(value), one.kind.meta)
+
+    def add(
+        self,
+        one: Trained,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        arguments: Mapping[str, ArgumentValue],
+    ) -> None:
+        """Append an operator on the parameter's device."""
+        self._append(self._helper.net, op_type, inputs, outputs, arguments, one.device)
+
+    def add_scaled(self, one: Trained, factor: str) -> None:
+        """Append param' = param + factor * gradient."""
+        ones = self.number(1.0, "ONE", one.device)
+        if isinstance(one.grad, SparseGradient):
+            inputs = [one.name, ones, one.grad.indices, one.grad.values, factor]
+            self.add(one, "ScatterWeightedSum", inputs, [one.name], {})
+        else:
+            self.add(one, "WeightedSum", [one.name, ones, one.grad, factor], [one.name], {})
+
+    def number(self, value: float, name: str, device: Device = CPU) -> str:
+        """A blob on `device` that holds one float32, which the init net makes."""
+        blob = f"{name}_{device}".replace(":", "_")
+        known = {made for definition in self._helper.init_net.op for made in definition.output}
+        if blob not in known:
+            filler = constant(value)
+            self._append(self._helper.init_net, filler.type, [], [blob], {"shape": [1], **filler.arguments}, device)
+            self._helper.init_net.external_output.append(blob)
+            self._helper.net.external_input.append(blob)
+        return blob
+
+    def learning_rate(self, prefix: str, base_lr: float, policy: Policy) -> str:
+        """The blob of a learning rate; one that is in the net already serves all parameters that ask for it.
+
+        Raises ArgumentError for a policy that cannot be used with this rate.
+        """
+        policy.multiplier(0, base_lr)
+        made = _definition("LearningRate", [self.iteration], [], {"base_lr": float(base_lr), **policy.arguments()}, CPU)
+        rates = [definition for definition in self._helper.net.op if definition.type == "LearningRate"]
+        for definition in rates:
+            if list(definition.input) == [self.iteration] and list(definition.arg) == list(made.arg):
+                return definition.output[0]
+        made.output.append(f"{prefix}_{len(rates)}_lr")
+        self._helper.net.op.append(made)
+        return made.output[0]
+
+    def add_increment(self) -> None:
+        """Append the increment of the iteration counter, unless the net has one."""
+        if all(self.iteration not in definition.output for definition in self._helper.net.op):
+            self._append(self._helper.net, "Iter", [self.iteration], [self.iteration], {}, CPU)
+
+    def add_weight_decay(self, trained: Sequence[Trained], decay: float) -> None:
+        """Append grad' = grad + decay * param for weights. Raises GradientError for one with a sparse gradient."""
+        for one in trained:
+            if not one.is_weight:
+                continue
+            if isinstance(one.grad, SparseGradient):
+                raise self.no_sparse_decay(one)
+            factors = [self.number(1.0, "ONE", one.device), self.number(decay, f"wd_{decay:g}", one.device)]
+            self.add(one, "WeightedSum", [one.grad, factors[0], one.name, factors[1]], [one.grad], {})
+
+    def no_sparse_decay(self, one: Trained) -> GradientError:
+        """The error that weight decay is asked for a parameter with a sparse gradient; the caller raises it."""
+        return GradientError(
+            f"model {self._helper.name!r}: parameter {one.name!r} has a sparse gradient, for which there is no weight "
+            "decay; leave the tag 'weight' off it, or update it with an optimiser of its own"
+        )
+
+    def add_clipping(self, trained: Sequence[Trained], limit: float) -> None:
+        """Append what scales the gradients so that the norm of all of them does not exceed `limit`."""
+        squares = []
+        for one in trained:
+            squares.append(f"{one.values}_squared_sum")
+            self.add(one, "SumSqrElements", [one.values], [squares[-1]], {})
+        norm = f"{trained[0].name}_gradients_norm" if trained else ""
+        if trained:
+            self._append(self._helper.net, "GlobalNorm", squares, [norm], {}, CPU)
+        for one in trained:
+            self.add(one, "ClipTensorByScaling", [one.values, norm], [one.values], {"threshold": float(limit)})
+
+    def _append(
+        self,
+        net: NetDef,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        arguments: Mapping[str, ArgumentValue],
+        device: Device,
+    ) -> None:
+        net.op.append(_definition(op_type, inputs, outputs, arguments, device))
+
+
+def _definition(
+    op_type: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    arguments: Mapping[str, ArgumentValue],
+    device: Device,
+) -> OperatorDef:
+    definition = OperatorDef(type=op_type, input=inputs, output=outputs)
+    definition.arg.extend(make_argument(name, value) for name, value in arguments.items())
+    definition.device_option.CopyFrom(device.to_option())
+    return definition
