@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import NetDef, OperatorDef
 
-_ONE_OUTPUT = frozenset({"Dropout", "SpatialBN", "InstanceNorm", "GroupNorm", "LayerNorm"})
-"""Layers whose outputs after the first are for training alone."""
+_RESULTS = {"Dropout": 1, "SpatialBN": 1, "InstanceNorm": 1, "GroupNorm": 1, "LayerNorm": 1, "LSTM": 3, "GRU": 2}
+"""How many outputs of these operators are results; those behind them are for training."""
 
 
 def prediction_net(net: NetDef, operators: int | None, outputs: Sequence[str]) -> NetDef:
@@ -48,8 +48,9 @@ def _in_test_mode(definition: OperatorDef, needed: set[str]) -> OperatorDef:
         axes = [arg for arg in definition.arg if arg.name == "axis"]
         del made.arg[:]
         made.arg.extend(axes)
-    if made.type in _ONE_OUTPUT and needed.isdisjoint(made.output[1:]):
-        del made.output[1:]
+    results = _RESULTS.get(made.type, len(made.output))
+    if needed.isdisjoint(made.output[results:]):
+        del made.output[results:]
     for arg in made.arg:
         if arg.name == "is_test":
             arg.CopyFrom(make_argument("is_test", 1))

@@ -1,39 +1,65 @@
-"""Well-known architectures with synthetic weights, for examples, tests and benchmarks.
+"""Well-known architectures: with synthetic weights for examples, tests and benchmarks, and ready to be trained.
 
-Layers and sizes are those of the papers named in each module. Weights are not trained: they are random, reproducible
-from a seed, and sized so that activations stay finite and the result is not saturated.
+Layers and sizes are those of the papers named in each module. `build` gives models for inference: their weights are not
+trained but random, reproducible from a seed, and sized so that activations stay finite and the result is not saturated.
+`build_training` gives model helpers, whose parameters start as a training needs it.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
-from dagexec.zoo import densenet, googlenet, inception_v3, lenet, mobilenet, nasnet, resnet, squeezenet, vgg
+from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo import (
+    densenet,
+    googlenet,
+    inception_v3,
+    lenet,
+    mobilenet,
+    nasnet,
+    resnet,
+    resnet_cifar,
+    squeezenet,
+    vgg,
+)
+from dagexec.zoo.architecture import Architecture
 
-Builder = Callable[[int, int], Model]
-
-_BUILDERS: dict[str, Builder] = {
-    "densenet121": densenet.densenet121,
-    "googlenet": googlenet.googlenet,
-    "inception_v3": inception_v3.inception_v3,
-    "lenet": lenet.lenet,
-    "mobilenet_v2": mobilenet.mobilenet_v2,
-    "nasnet_a": nasnet.nasnet_a,
-    "resnet50": resnet.resnet50,
-    "squeezenet": squeezenet.squeezenet,
-    "squeezenet_towers": squeezenet.squeezenet_towers,
-    "vgg19": vgg.vgg19,
+_ARCHITECTURES: dict[str, Architecture] = {
+    each.name: each
+    for each in (
+        densenet.DENSENET121,
+        googlenet.GOOGLENET,
+        inception_v3.INCEPTION_V3,
+        lenet.LENET,
+        lenet.LENET_DIGITS,
+        mobilenet.MOBILENET_V2,
+        nasnet.NASNET_A,
+        resnet.RESNET50,
+        resnet_cifar.RESNET20,
+        squeezenet.SQUEEZENET,
+        squeezenet.SQUEEZENET_TOWERS,
+        vgg.VGG19,
+    )
 }
 
-__all__ = ["build", "names"]
+__all__ = ["architecture", "build", "build_training", "names"]
 
 
 def names() -> list[str]:
     """The models `build` knows, sorted."""
-    return sorted(_BUILDERS)
+    return sorted(_ARCHITECTURES)
+
+
+def architecture(name: str) -> Architecture:
+    """The network `name`. Raises ModelFormatError, suggesting close names, when there is none."""
+    found = _ARCHITECTURES.get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, _ARCHITECTURES, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
+        raise ModelFormatError(f"the zoo has no model {name!r}; {hint}")
+    return found
 
 
 def build(name: str, batch_size: int = 1, seed: int = 0) -> Model:
@@ -41,11 +67,31 @@ def build(name: str, batch_size: int = 1, seed: int = 0) -> Model:
 
     Raises ModelFormatError, suggesting close names, when there is no such model, or for a batch size below 1.
     """
-    builder = _BUILDERS.get(name)
-    if builder is None:
-        close = difflib.get_close_matches(name, _BUILDERS, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
-        raise ModelFormatError(f"the zoo has no model {name!r}; {hint}")
+    found = architecture(name)
+    _check_batch_size(name, batch_size)
+    return found.model(batch_size, seed)
+
+
+def build_training(
+    name: str,
+    batch_size: int,
+    seed: int = 0,
+    *,
+    classes: int | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+) -> ModelHelper:
+    """The model `name` for training, without gradients yet.
+
+    Inputs are `data` (batch_size x channels x image_size x image_size) and `label` (batch_size, int32); `loss`,
+    `accuracy` and `softmax` are computed from them. What is not given is as published.
+    Raises ModelFormatError as `build` does, and for images that the network does not fit.
+    """
+    found = architecture(name)
+    _check_batch_size(name, batch_size)
+    return found.training(batch_size, seed, channels=channels, size=image_size, classes=classes)
+
+
+def _check_batch_size(name: str, batch_size: int) -> None:
     if batch_size < 1:
         raise ModelFormatError(f"zoo model {name!r}: the batch size must be at least 1, found {batch_size}")
-    return builder(batch_size, seed)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images
 
 _BLOCKS = (6, 12, 24, 16)
 _GROWTH = 32
 _BOTTLENECK = 4 * _GROWTH
 
 
-def densenet121(batch_size: int, seed: int) -> Model:
-    """DenseNet-121 for 224x224 images; 7,978,856 trained parameters."""
-    helper = ModelHelper("densenet121", seed=seed)
-    x = helper.add_input("data", (batch_size, 3, 224, 224))
-    x = helper.conv(x, "conv0", 3, 2 * _GROWTH, kernel=7, stride=2, pad=3, bias=False)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """Dense blocks with transitions between them, global pooling and a classifier."""
+    x = helper.conv(x, "conv0", images.channels, 2 * _GROWTH, kernel=7, stride=2, pad=3, bias=False)
     x = _bn_relu(helper, x, "norm0", 2 * _GROWTH)
     x = helper.max_pool(x, "pool0", kernel=3, stride=2, pad=1)
     dim = 2 * _GROWTH
@@ -28,8 +26,7 @@ def densenet121(batch_size: int, seed: int) -> Model:
             dim //= 2
     x = _bn_relu(helper, x, "norm5", dim)
     x = helper.global_average_pool(x, "pool5")
-    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.01))
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", dim, images.classes, weight_init=gaussian(0.01))
 
 
 def _bn_relu(helper: ModelHelper, x: str, name: str, dim: int) -> str:
@@ -51,3 +48,7 @@ def _transition(helper: ModelHelper, x: str, name: str, dim: int) -> str:
     x = _bn_relu(helper, x, f"{name}/norm", dim)
     x = helper.conv(x, f"{name}/conv", dim, dim // 2, kernel=1, bias=False)
     return helper.average_pool(x, f"{name}/pool", kernel=2, stride=2)
+
+
+DENSENET121 = Architecture("densenet121", Images(3, 224, 1000), _layers, least_size=32)
+"""DenseNet-121; 7,978,856 trained parameters."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,9 @@ _STAGES = (
 )
 
 
-def googlenet(batch_size: int, seed: int) -> Model:
-    """GoogLeNet for 224x224 images; 6,998,552 parameters."""
-    helper = ModelHelper("googlenet", seed=seed)
-    x = helper.add_input("data", (batch_size, 3, 224, 224))
-    x = _conv_relu(helper, x, "conv1", 3, 64, kernel=7, stride=2)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """Convolutions, nine inception blocks with pooling between them, global pooling, dropout and a classifier."""
+    x = _conv_relu(helper, x, "conv1", images.channels, 64, kernel=7, stride=2)
     x = helper.max_pool(x, "pool1", kernel=3, stride=2, ceil_mode=True)
     x = helper.lrn(x, "norm1")
     x = _conv_relu(helper, x, "conv2_reduce", 64, 64, kernel=1)
@@ -60,8 +58,7 @@ def googlenet(batch_size: int, seed: int) -> Model:
             x = helper.max_pool(x, f"pool{number}", kernel=3, stride=2, ceil_mode=True)
     x = helper.global_average_pool(x, "pool5")
     x = helper.dropout(x, "drop", ratio=0.4)
-    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.015))
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", dim, images.classes, weight_init=gaussian(0.015))
 
 
 def _conv_relu(
@@ -81,3 +78,7 @@ def _inception(helper: ModelHelper, x: str, dim_in: int, block: _Inception) -> s
     pool = helper.max_pool(x, f"{name}/pool", kernel=3, pad=1)
     pool = _conv_relu(helper, pool, f"{name}/pool_proj", dim_in, block.pool, kernel=1)
     return helper.concat([one, three, five, pool], f"{name}/output")
+
+
+GOOGLENET = Architecture("googlenet", Images(3, 224, 1000), _layers, least_size=32)
+"""GoogLeNet; 6,998,552 parameters."""

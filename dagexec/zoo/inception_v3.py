@@ -6,22 +6,21 @@ classifier. Every convolution is followed by batch normalisation and ReLU.
 
 from __future__ import annotations
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper, Pair
+from dagexec.zoo.architecture import Architecture, Images
 
 
-def inception_v3(batch_size: int, seed: int) -> Model:
-    """Inception v3 for 299x299 images; 23,834,568 trained parameters."""
-    net = _Network(ModelHelper("inception_v3", seed=seed))
-    x = net.helper.add_input("data", (batch_size, 3, 299, 299))
-    x = net.conv(x, "conv1", 3, 32, kernel=3, stride=2)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """Convolutions, three kinds of blocks with reductions between them, global pooling, dropout and a classifier."""
+    net = _Network(helper)
+    x = net.conv(x, "conv1", images.channels, 32, kernel=3, stride=2)
     x = net.conv(x, "conv2", 32, 32, kernel=3)
     x = net.conv(x, "conv3", 32, 64, kernel=3, pad=1)
-    x = net.helper.max_pool(x, "pool1", kernel=3, stride=2)
+    x = helper.max_pool(x, "pool1", kernel=3, stride=2)
     x = net.conv(x, "conv4", 64, 80, kernel=1)
     x = net.conv(x, "conv5", 80, 192, kernel=3)
-    x = net.helper.max_pool(x, "pool2", kernel=3, stride=2)
+    x = helper.max_pool(x, "pool2", kernel=3, stride=2)
     for name, dim, pool in (("mixed_a0", 192, 32), ("mixed_a1", 256, 64), ("mixed_a2", 288, 64)):
         x = net.five_by_five_block(x, name, dim, pool)
     x = net.first_reduction(x, "reduction_a", 288)
@@ -30,10 +29,9 @@ def inception_v3(batch_size: int, seed: int) -> Model:
     x = net.second_reduction(x, "reduction_b", 768)
     for name, dim in (("mixed_c0", 1280), ("mixed_c1", 2048)):
         x = net.expanded_block(x, name, dim)
-    x = net.helper.global_average_pool(x, "pool3")
-    x = net.helper.dropout(x, "drop", ratio=0.5)
-    x = net.helper.fc(x, "pred", 2048, 1000, weight_init=gaussian(0.002))
-    return net.helper.model([net.helper.softmax(x, "softmax")])
+    x = helper.global_average_pool(x, "pool3")
+    x = helper.dropout(x, "drop", ratio=0.5)
+    return helper.fc(x, "pred", 2048, images.classes, weight_init=gaussian(0.002))
 
 
 class _Network:
@@ -117,3 +115,7 @@ class _Network:
     def _pool_branch(self, x: str, name: str, dim: int, dim_out: int) -> str:
         pooled = self.helper.average_pool(x, f"{name}/pool", kernel=3, pad=1)
         return self.conv(pooled, f"{name}/pool_proj", dim, dim_out, kernel=1)
+
+
+INCEPTION_V3 = Architecture("inception_v3", Images(3, 299, 1000), _layers, least_size=75)
+"""Inception v3; 23,834,568 trained parameters."""

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images
 
 
-def lenet(batch_size: int, seed: int) -> Model:
-    """Two convolutions and two fully connected layers for 28x28 grey images in 10 classes; 431,080 parameters."""
-    helper = ModelHelper("lenet", seed=seed)
-    x = helper.add_input("data", (batch_size, 1, 28, 28))
-    x = helper.conv(x, "conv1", 1, 20, kernel=5)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """Two convolutions, each followed by pooling, and two fully connected layers."""
+    return _classified(helper, x, images, kernel=5, pad=0, size=images.size // 4 - 3)
+
+
+def _small_layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """The same with padded 3x3 windows, which leave pixels of small images."""
+    return _classified(helper, x, images, kernel=3, pad=1, size=images.size // 4)
+
+
+def _classified(helper: ModelHelper, x: str, images: Images, *, kernel: int, pad: int, size: int) -> str:
+    x = helper.conv(x, "conv1", images.channels, 20, kernel=kernel, pad=pad)
     x = helper.max_pool(x, "pool1", kernel=2, stride=2)
-    x = helper.conv(x, "conv2", 20, 50, kernel=5)
+    x = helper.conv(x, "conv2", 20, 50, kernel=kernel, pad=pad)
     x = helper.max_pool(x, "pool2", kernel=2, stride=2)
-    x = helper.fc(x, "fc3", 50 * 4 * 4, 500)
+    x = helper.fc(x, "fc3", 50 * size**2, 500)
     x = helper.relu(x, x)
-    x = helper.fc(x, "pred", 500, 10, weight_init=gaussian(0.03))
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", 500, images.classes, weight_init=gaussian(0.03))
+
+
+LENET = Architecture("lenet", Images(1, 28, 10), _layers, least_size=16)
+"""LeNet for grey images; 431,080 parameters."""
+
+LENET_DIGITS = Architecture("lenet_digits", Images(1, 8, 10), _small_layers, least_size=4)
+"""LeNet for the 8x8 digits of scikit-learn; 114,760 parameters."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian, lecun_normal
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images
 
 _ROWS = (  # expansion t, channels c, repeats n, stride s
     (1, 16, 1, 1),
@@ -18,11 +18,9 @@ _ROWS = (  # expansion t, channels c, repeats n, stride s
 _LAST = 1280
 
 
-def mobilenet_v2(batch_size: int, seed: int) -> Model:
-    """MobileNetV2 for 224x224 images; 3,504,872 trained parameters."""
-    helper = ModelHelper("mobilenet_v2", seed=seed)
-    x = helper.add_input("data", (batch_size, 3, 224, 224))
-    x = _conv_bn_relu6(helper, x, "conv1", 3, 32, kernel=3, stride=2)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """A convolution, inverted residuals, a wide 1x1 convolution, global pooling, dropout and a classifier."""
+    x = _conv_bn_relu6(helper, x, "conv1", images.channels, 32, kernel=3, stride=2)
     dim, number = 32, 0
     for expansion, channels, repeats, first_stride in _ROWS:
         for repeat in range(repeats):
@@ -32,8 +30,7 @@ def mobilenet_v2(batch_size: int, seed: int) -> Model:
     x = _conv_bn_relu6(helper, x, "conv_last", dim, _LAST, kernel=1)
     x = helper.global_average_pool(x, "pool")
     x = helper.dropout(x, "drop", ratio=0.2)
-    x = helper.fc(x, "pred", _LAST, 1000, weight_init=gaussian(0.03))
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", _LAST, images.classes, weight_init=gaussian(0.03))
 
 
 def _conv_bn_relu6(
@@ -56,3 +53,7 @@ def _inverted_residual(
     )
     inner = helper.spatial_bn(inner, f"{name}/project_bn", dim_out)
     return helper.sum([inner, x], inner) if stride == 1 and dim_in == dim_out else inner
+
+
+MOBILENET_V2 = Architecture("mobilenet_v2", Images(3, 224, 1000), _layers, least_size=32)
+"""MobileNetV2; 3,504,872 trained parameters."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian, he_normal, lecun_normal, uniform
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images, stand_in
 
 _FILTERS = 44
 _REPEATS = 4  # normal cells between two reductions
@@ -28,13 +28,11 @@ class _Feature:
     size: int
 
 
-def nasnet_a(batch_size: int, seed: int) -> Model:
-    """NASNet-A (4 @ 1056) for 224x224 images; 5,289,978 trained parameters."""
-    cells = _Cells(ModelHelper("nasnet_a", seed=seed))
-    helper = cells.helper
-    data = helper.add_input("data", (batch_size, 3, 224, 224))
-    x = helper.conv(data, "conv0", 3, _STEM, kernel=3, stride=2, bias=False)
-    stem = _Feature(helper.spatial_bn(x, "conv0_bn", _STEM, epsilon=1e-3), _STEM, 111)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """A convolution, two reduction cells, three stages of cells, global pooling, dropout and a classifier."""
+    cells = _Cells(helper)
+    x = helper.conv(x, "conv0", images.channels, _STEM, kernel=3, stride=2, bias=False)
+    stem = _Feature(helper.spatial_bn(x, "conv0_bn", _STEM, epsilon=1e-3), _STEM, (images.size - 3) // 2 + 1)
     previous, current = stem, cells.first_stem(stem, "stem0", _FILTERS // 4)
     previous, current = current, cells.reduction(previous, current, "stem1", _FILTERS // 2)
     number = 0
@@ -49,8 +47,7 @@ def nasnet_a(batch_size: int, seed: int) -> Model:
     x = helper.relu(current.blob, "relu")
     x = helper.global_average_pool(x, "pool")
     x = helper.dropout(x, "drop", ratio=0.5)
-    x = helper.fc(x, "pred", current.channels, 1000, weight_init=gaussian(0.06))
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", current.channels, images.classes, weight_init=gaussian(0.06))
 
 
 class _Cells:
@@ -150,7 +147,8 @@ class _Cells:
 
     def _bn(self, x: str, name: str, dim: int) -> str:
         """Batch normalisation with small scales: every block is a sum of two, and their variances add."""
-        return self.helper.spatial_bn(x, f"{name}_bn", dim, epsilon=1e-3, scale_init=uniform(0.4, 1.0))
+        scale_init = stand_in(self.helper, uniform(0.4, 1.0))
+        return self.helper.spatial_bn(x, f"{name}_bn", dim, epsilon=1e-3, scale_init=scale_init)
 
     def _sum(self, name: str, a: _Feature, b: _Feature) -> _Feature:
         return _Feature(self.helper.sum([a.blob, b.blob], f"{name}_sum"), a.channels, a.size)
@@ -158,3 +156,7 @@ class _Cells:
     def _join(self, name: str, parts: list[_Feature]) -> _Feature:
         blob = self.helper.concat([part.blob for part in parts], f"{name}/output")
         return _Feature(blob, sum(part.channels for part in parts), parts[0].size)
+
+
+NASNET_A = Architecture("nasnet_a", Images(3, 224, 1000), _layers, least_size=32)
+"""NASNet-A (4 @ 1056); 5,289,978 trained parameters."""

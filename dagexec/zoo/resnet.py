@@ -5,19 +5,17 @@ The stride is in the 3x3 convolution of a block (the variant of Gross and Wilber
 
 from __future__ import annotations
 
-from dagexec.core.model import Model
-from dagexec.training.fillers import gaussian, uniform
+from dagexec.training.fillers import constant, gaussian, uniform
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images, stand_in
 
 _STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # width of the bottleneck, blocks
 _EXPANSION = 4
 
 
-def resnet50(batch_size: int, seed: int) -> Model:
-    """ResNet-50 for 224x224 images; 25,557,032 trained parameters."""
-    helper = ModelHelper("resnet50", seed=seed)
-    x = helper.add_input("data", (batch_size, 3, 224, 224))
-    x = _conv_bn(helper, x, "conv1", 3, 64, kernel=7, stride=2, pad=3)
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """A convolution and pooling, four stages of bottleneck blocks, global pooling and a classifier."""
+    x = _conv_bn(helper, x, "conv1", images.channels, 64, kernel=7, stride=2, pad=3)
     x = helper.relu(x, x)
     x = helper.max_pool(x, "pool1", kernel=3, stride=2, pad=1)
     dim = 64
@@ -27,8 +25,7 @@ def resnet50(batch_size: int, seed: int) -> Model:
             x = _bottleneck(helper, x, f"res{stage}_{block}", dim, width, stride)
             dim = width * _EXPANSION
     x = helper.global_average_pool(x, "pool5")
-    x = helper.fc(x, "pred", dim, 1000, weight_init=gaussian(0.003))
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", dim, images.classes, weight_init=gaussian(0.003))
 
 
 def _conv_bn(
@@ -45,10 +42,11 @@ def _conv_bn(
 ) -> str:
     """Convolution and batch normalisation. The last of a branch has a small scale, so that sums over blocks stay small.
 
-    (Goyal et al. 2017, section 5.1, start it at zero for the same reason.)
+    For training it starts at zero (Goyal et al. 2017, section 5.1), so that each block begins as the identity.
     """
     x = helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=pad, bias=False)
-    return helper.spatial_bn(x, f"{name}_bn", dim_out, scale_init=uniform(0.1, 0.5) if last else None)
+    last_scale = stand_in(helper, uniform(0.1, 0.5), constant(0))
+    return helper.spatial_bn(x, f"{name}_bn", dim_out, scale_init=last_scale if last else None)
 
 
 def _bottleneck(helper: ModelHelper, x: str, name: str, dim_in: int, width: int, stride: int) -> str:
@@ -63,3 +61,7 @@ def _bottleneck(helper: ModelHelper, x: str, name: str, dim_in: int, width: int,
         shortcut = _conv_bn(helper, x, f"{name}_branch1", dim_in, dim_out, kernel=1, stride=stride)
     total = helper.sum([branch, shortcut], branch)
     return helper.relu(total, total)
+
+
+RESNET50 = Architecture("resnet50", Images(3, 224, 1000), _layers, least_size=32)
+"""ResNet-50; 25,557,032 trained parameters."""

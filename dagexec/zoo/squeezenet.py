@@ -8,40 +8,31 @@ from __future__ import annotations
 
 import math
 
-from dagexec.core.model import Model
 from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images
 
 _FEATURES = 512
-_CLASSES = 1000
 _TOWERS = 4
 
 
-def squeezenet(batch_size: int, seed: int) -> Model:
-    """SqueezeNet 1.1 for 224x224 images; 1,235,496 parameters."""
-    helper = ModelHelper("squeezenet", seed=seed)
-    data = helper.add_input("data", (batch_size, 3, 224, 224))
-    logits = _logits(helper, _features(helper, data, ""), "")
-    return helper.model([helper.softmax(logits, "softmax")])
+def _one(helper: ModelHelper, data: str, images: Images) -> str:
+    """The convolutions and the classifier."""
+    return _logits(helper, _features(helper, data, "", images), "", images)
 
 
-def squeezenet_towers(batch_size: int, seed: int) -> Model:
-    """An ensemble: four SqueezeNet towers with weights of their own on one input, their probabilities averaged.
-
-    The towers are independent of one another: work that a scheduler can spread over four workers.
-    """
-    helper = ModelHelper("squeezenet_towers", seed=seed)
-    data = helper.add_input("data", (batch_size, 3, 224, 224))
+def _towers(helper: ModelHelper, data: str, images: Images) -> str:
+    """Four networks with weights of their own on one input; the mean of their probabilities."""
     votes = []
     for number in range(_TOWERS):
         scope = f"tower{number}/"
-        logits = _logits(helper, _features(helper, data, scope), scope)
+        logits = _logits(helper, _features(helper, data, scope, images), scope, images)
         votes.append(helper.softmax(logits, f"{scope}softmax"))
-    return helper.model([helper.add_operator("Mean", votes, ["softmax"])])
+    return helper.add_operator("Mean", votes, ["softmax"])
 
 
-def _features(helper: ModelHelper, data: str, scope: str) -> str:
-    x = helper.conv(data, f"{scope}conv1", 3, 64, kernel=3, stride=2)
+def _features(helper: ModelHelper, data: str, scope: str, images: Images) -> str:
+    x = helper.conv(data, f"{scope}conv1", images.channels, 64, kernel=3, stride=2)
     x = helper.relu(x, x)
     x = helper.max_pool(x, f"{scope}pool1", kernel=3, stride=2, ceil_mode=True)
     x = _fire(helper, x, f"{scope}fire2", 64, squeeze=16, expand=64)
@@ -67,11 +58,18 @@ def _fire(helper: ModelHelper, x: str, name: str, dim_in: int, *, squeeze: int, 
     return helper.concat([narrow, wide], f"{name}/concat")
 
 
-def _logits(helper: ModelHelper, features: str, scope: str) -> str:
+def _logits(helper: ModelHelper, features: str, scope: str, images: Images) -> str:
     """The classifier: a 1x1 convolution to a map for each class, averaged over the image."""
     x = helper.dropout(features, f"{scope}drop9", ratio=0.5)
     weight_init = gaussian(math.sqrt(2 / _FEATURES))
-    x = helper.conv(x, f"{scope}conv10", _FEATURES, _CLASSES, kernel=1, weight_init=weight_init)
+    x = helper.conv(x, f"{scope}conv10", _FEATURES, images.classes, kernel=1, weight_init=weight_init)
     x = helper.relu(x, x)
     x = helper.global_average_pool(x, f"{scope}pool10")
     return helper.flatten(x, f"{scope}logits")
+
+
+SQUEEZENET = Architecture("squeezenet", Images(3, 224, 1000), _one, least_size=31)
+"""SqueezeNet 1.1; 1,235,496 parameters."""
+
+SQUEEZENET_TOWERS = Architecture("squeezenet_towers", Images(3, 224, 1000), _towers, least_size=31, probabilities=True)
+"""An ensemble of four SqueezeNets: independent of one another, work that a scheduler can spread over four workers."""

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dagexec.core.model import Model
 from dagexec.training.model_helper import ModelHelper
+from dagexec.zoo.architecture import Architecture, Images
 
 _STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels, convolutions
 
 
-def vgg19(batch_size: int, seed: int) -> Model:
-    """VGG-19 for 224x224 images; 143,667,240 parameters."""
-    helper = ModelHelper("vgg19", seed=seed)
-    x = helper.add_input("data", (batch_size, 3, 224, 224))
-    dim = 3
+def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+    """Five stages of convolutions, each followed by pooling, and three fully connected layers."""
+    dim = images.channels
     for stage, (channels, convolutions) in enumerate(_STAGES, start=1):
         for number in range(1, convolutions + 1):
             x = helper.conv(x, f"conv{stage}_{number}", dim, channels, kernel=3, pad=1)
             x = helper.relu(x, x)
             dim = channels
         x = helper.max_pool(x, f"pool{stage}", kernel=2, stride=2)
-    size = dim * 7 * 7
+    size = dim * (images.size // 32) ** 2
     for name in ("fc6", "fc7"):
         x = helper.fc(x, name, size, 4096)
         x = helper.relu(x, x)
         x = helper.dropout(x, f"{name}_drop", ratio=0.5)
         size = 4096
-    x = helper.fc(x, "pred", size, 1000)
-    return helper.model([helper.softmax(x, "softmax")])
+    return helper.fc(x, "pred", size, images.classes)
+
+
+VGG19 = Architecture("vgg19", Images(3, 224, 1000), _layers, least_size=32)
+"""VGG-19; 143,667,240 parameters."""

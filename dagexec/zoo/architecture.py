@@ -1,0 +1,97 @@
+"""What an architecture is to the zoo: layers from images to scores; models for inference and training are made of it.
+
+The layers are the same for both, and so are the names of blobs. Models for inference have synthetic parameters, sized
+so that activations stay finite and results are not saturated; a training starts from neutral ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dagexec.core.dtypes import INT32
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.model import Model
+from dagexec.training.fillers import Filler
+from dagexec.training.model_helper import ModelHelper
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a network classifies: images of `channels` x `size` x `size`, in so many classes."""
+
+    channels: int
+    size: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network of the zoo.
+
+    Attributes:
+        name: in the zoo.
+        images: those it was published for.
+        layers: adds the layers to a helper, from the blob of the images on, and returns that of the classes' scores.
+        least_size: the smallest images that every layer has a pixel of.
+        probabilities: what `layers` returns is probabilities instead of scores.
+    """
+
+    name: str
+    images: Images
+    layers: Callable[[ModelHelper, str, Images], str]
+    least_size: int = 1
+    probabilities: bool = False
+
+    def model(self, batch_size: int, seed: int) -> Model:
+        """For inference: from `data` (batch_size x channels x size x size) to `softmax`, with synthetic parameters."""
+        helper = ModelHelper(self.name, seed=seed)
+        scores = self.layers(helper, self._data(helper, batch_size, self.images), self.images)
+        return helper.model([scores if self.probabilities else helper.softmax(scores, "softmax")])
+
+    def training(
+        self,
+        batch_size: int,
+        seed: int,
+        *,
+        channels: int | None = None,
+        size: int | None = None,
+        classes: int | None = None,
+    ) -> ModelHelper:
+        """For training: from `data` and `label` (batch_size, int32) to `softmax`, `loss` and `accuracy`.
+
+        What is not given is as published. Raises ModelFormatError for images that the network does not fit.
+        """
+        given = {"channels": channels, "size": size, "classes": classes}
+        images = replace(self.images, **{name: value for name, value in given.items() if value is not None})
+        self._check(images)
+        helper = ModelHelper(self.name, seed=seed, training=True)
+        data = self._data(helper, batch_size, images)
+        self.add_training_layers(helper, data, helper.add_input("label", (batch_size,), INT32), images)
+        return helper
+
+    def add_training_layers(self, helper: ModelHelper, data: str, label: str, images: Images) -> str:
+        """Add the layers with loss and accuracy to a helper; returns the loss."""
+        scores = self.layers(helper, data, images)
+        if self.probabilities:
+            softmax, loss = scores, helper.averaged_loss(helper.label_cross_entropy(scores, label, "cross_entropy"))
+        else:
+            softmax, loss = helper.softmax_with_loss(scores, label)
+        helper.accuracy(softmax, label)
+        return loss
+
+    def _check(self, images: Images) -> None:
+        if min(images.channels, images.classes) < 1:
+            raise ModelFormatError(f"zoo model {self.name!r}: channels and classes must be at least 1, found {images}")
+        if images.size < self.least_size:
+            raise ModelFormatError(
+                f"zoo model {self.name!r}: images must be at least {self.least_size} pixels high, found {images.size}"
+            )
+
+    def _data(self, helper: ModelHelper, batch_size: int, images: Images) -> str:
+        return helper.add_input("data", (batch_size, images.channels, images.size, images.size))
+
+
+def stand_in(helper: ModelHelper, filler: Filler, start: Filler | None = None) -> Filler | None:
+    """`filler` for a model with synthetic parameters; for training `start`, by default what the helper begins with."""
+    return start if helper.training else filler
