@@ -16,7 +16,7 @@ from dagexec.ops.layout import NHWC, image_order
 from dagexec.ops.pieces import copying, has_rows, is_same_memory, offsets_along
 from dagexec.ops.shape import copy_cost, integers_of
 
-_AXIS_ARGS = {
+AXIS_ARGS = {
     "axis": "the axis to work along; negative counts from the end",
     "order": "NCHW or NCHW16c (axis 1, the default) or NHWC (the last axis), instead of `axis`",
     "zero_copy": "1: inputs and outputs may share memory where a memory plan finds that nobody sees it (default 0)",
@@ -84,7 +84,7 @@ def concat_schema(name: str, doc: str) -> OpSchema:
         doc=doc,
         input_names=("X1, X2, ...",),
         output_names=("concat_result", "split_info"),
-        args=_AXIS_ARGS | {"add_axis": "1: join along a new axis at `axis` of the output (default 0)"},
+        args=AXIS_ARGS | {"add_axis": "1: join along a new axis at `axis` of the output (default 0)"},
         cost=copy_cost,
         joined=joined_pieces,
     )
@@ -173,7 +173,7 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
         doc="The input cut along an axis, a part an output: of the sizes in `split` or input 1, else of equal sizes.",
         input_names=("input", "split"),
         output_names=("output_0, output_1, ...",),
-        args=_AXIS_ARGS
+        args=AXIS_ARGS
         | {
             "split": "the sizes of the parts along the axis",
             "add_axis": "1: drop the axis, along which every part has size 1; undoes Concat's add_axis (default 0)",

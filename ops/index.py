@@ -98,7 +98,10 @@ def _batch_axis(call: OperatorCall) -> int:
         "Gather",
         _gather_axis,
         "DATA at the indices along `axis`; that axis is replaced by the axes of INDICES (int32 or int64).",
-        {"axis": "the axis of DATA to pick along (default 0)"},
+        {
+            "axis": "the axis of DATA to pick along (default 0)",
+            "dense_gradient": "1: the gradient of DATA is a tensor of its shape, not indices and rows (default 0)",
+        },
     )
 )
 class Gather(GatherAlongAxis):

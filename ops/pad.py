@@ -1,4 +1,4 @@
-"""Padding: Pad on all axes, PadImage on the rows and columns of images, and the gradient of PadImage.
+"""Padding: Pad on all axes, PadImage on the rows and columns of images, and the gradient of each.
 
 Padding copies each part of the output, its middle, sides and corners, from a part of the input. The gradient goes the
 other way: each pixel gets the sum of dY over the places that show it.
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -30,6 +31,7 @@ Array = npt.NDArray[Any]
 _MODES = ("constant", "reflect", "edge")
 _MODE_HELP = "constant (default), reflect (mirror, without repeating the border pixel) or edge (repeat it)"
 _MODE_ARGS = {"mode": _MODE_HELP, "value": "what constant padding holds (default 0)"}
+_TENSOR_ARGS = {"pads": "the heads of all axes, then the tails"}
 _IMAGE_ARGS = {"pads": "top, left, bottom, right; or pad, or pad_t, pad_l, pad_b, pad_r", "order": ORDER_HELP}
 
 
@@ -83,8 +85,8 @@ def infer_pad(call: OperatorCall) -> list[TensorType]:
 
 
 def infer_pad_gradient(call: OperatorCall) -> list[TensorType]:
-    """dX is dY without the padding. Checks that PadImage makes dY's shape of it."""
-    padding = image_padding(call)
+    """dX is dY without the padding. Checks that PadImage, or Pad, makes dY's shape of it."""
+    padding = _PADDINGS[call.definition.type.removesuffix("Gradient")](call)
     meta, shape = call.require_types(0, *FLOAT_TYPES), call.inputs[0].shape
     for axis, (left, head, tail) in enumerate(zip(padding.unpadded(shape), padding.heads, padding.tails, strict=True)):
         if left < 0:
@@ -143,19 +145,21 @@ class Padded(Operator):
         return in_sequence(calls)
 
 
-@operator(
-    OpSchema(
-        "PadImageGradient",
+def _gradient_schema(of: str, args: dict[str, str]) -> OpSchema:
+    return OpSchema(
+        f"{of}Gradient",
         inputs=(1, 1),
         outputs=(1, 1),
         infer=infer_pad_gradient,
-        doc="Gradient of PadImage: dX = for each pixel the sum of dY over the places that show it; constant padding "
+        doc=f"Gradient of {of}: dX = for each pixel the sum of dY over the places that show it; constant padding "
         "shows none.",
         input_names=("dY",),
         output_names=("dX",),
-        args=_IMAGE_ARGS | {"mode": _MODE_HELP, "value": "as of PadImage; not read"},
+        args=args | {"mode": _MODE_HELP, "value": f"as of {of}; not read"},
     )
-)
+
+
+@operator(_gradient_schema("PadImage", _IMAGE_ARGS))
 class PadImageGradient(Operator):
     """dX is the middle of dY, plus the borders of dY at the pixels that they show, in a fixed order."""
 
@@ -180,6 +184,32 @@ class PadImageGradient(Operator):
             calls.append(_gather(self, regions, dy[block], total))
             calls.append(partial(np.copyto, dx[block], total, casting="same_kind"))
         return in_sequence(calls)
+
+
+@operator(_gradient_schema("Pad", _TENSOR_ARGS))
+class PadGradient(Operator):
+    """As PadImageGradient, on all axes; pixels that Pad cut off get 0."""
+
+    def prepare(self) -> Step:
+        """16-bit types are summed in float32."""
+        padding, mode = tensor_padding(self.call()), _read_mode(self.call())
+        dy, dx = self.x(0), self.y(0)
+        if not dx.size:
+            return nothing_to_do
+        regions = _regions(dx.shape, padding, mode)
+        work = compute_dtype(dx.dtype)
+        total = dx if work == dx.dtype else self.scratch(dx.shape, work)
+        steps: list[Step] = [partial(total.fill, 0)] if min((*padding.heads, *padding.tails), default=0) < 0 else []
+        steps.append(_gather(self, regions[:1] if mode == "constant" else regions, dy, total))
+        if total is not dx:
+            steps.append(partial(np.copyto, dx, total, casting="same_kind"))
+        return in_sequence(steps)
+
+
+@gradient_of("PadImage", "Pad")
+def pad_gradient(request: GradientRequest) -> GradientOperators:
+    """dY -> dX, as Caffe2's."""
+    return request.single(f"{request.definition.type}Gradient", [request.dy(0)], [0])
 
 
 def _planes(array: Array, last: bool) -> Array:
@@ -273,7 +303,7 @@ _PAD_SCHEMAS = (
     _pad_schema(
         "Pad",
         "Y = X with any axis extended, or cut off where a pad is negative.",
-        {"pads": "the heads of all axes, then the tails"},
+        _TENSOR_ARGS,
     ),
 )
 for _schema in _PAD_SCHEMAS:

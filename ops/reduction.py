@@ -78,7 +78,8 @@ def one_axis_of_three(axis: int) -> AxesReader:
     return read
 
 
-def _output_shape(shape: tuple[int, ...], axes: Axes, keep: bool) -> tuple[int, ...]:
+def output_shape(shape: tuple[int, ...], axes: Axes, keep: bool) -> tuple[int, ...]:
+    """`shape` without `axes`, or with these of size 1 where they stay."""
     if keep:
         return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
@@ -97,7 +98,7 @@ class Reduction(Operator):
         """Reduce into the output, or into a float32 accumulator when that is of 16 bits."""
         x, y = self.x(0), self.y(0)
         axes, _ = type(self).axes(self.call())
-        kept = y.reshape(_output_shape(x.shape, axes, True))
+        kept = y.reshape(output_shape(x.shape, axes, True))
         total = self.scratch(kept.shape, compute_dtype(y.dtype)) if is_narrow(y.dtype) else kept
         count = math.prod(x.shape[axis] for axis in axes)
         steps = self.passes(x, total, axes, count)
@@ -225,7 +226,7 @@ def reduction_schema(
         reduced, keep = axes(call)
         call.arguments.bool("average")
         shape = call.inputs[0].shape
-        output = TensorType(_output_shape(shape, reduced, keep), meta)
+        output = TensorType(output_shape(shape, reduced, keep), meta)
         if extreme and output.elements and 0 in shape:
             raise call.fail("there is no extreme over an axis without elements")
         return [output]
@@ -304,7 +305,7 @@ def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *NUMBER_TYPES)
     shape = call.inputs[0].shape
     axis = call.axis("axis", -1, len(shape))
-    output = TensorType(_output_shape(shape, (axis,), call.arguments.bool("keepdims", True)), INT64)
+    output = TensorType(output_shape(shape, (axis,), call.arguments.bool("keepdims", True)), INT64)
     if output.elements and shape[axis] == 0:
         raise call.fail("there is no extreme over an axis without elements")
     return [output]
@@ -340,7 +341,7 @@ class _ArgExtreme(Operator):
         """A search along the last axis, of a copy when the axis is another one: NumPy would make one each run."""
         x, call = self.x(0), self.call()
         axis = call.axis("axis", -1, x.ndim)
-        y = self.y(0).reshape(_output_shape(x.shape, (axis,), False))
+        y = self.y(0).reshape(output_shape(x.shape, (axis,), False))
         if y.size == 0:
             return in_sequence([])
         if math.prod(x.shape[axis + 1 :]) == 1:

@@ -77,6 +77,15 @@ def cut_piece(call: OperatorCall, _types: Sequence[TensorType]) -> dict[int, int
     return {} if offset is None else {0: offset * call.inputs[0].meta.itemsize}
 
 
+SLICE_ARGS = {
+    "starts": "the first position on each axis, when there are no inputs 1 and 2",
+    "ends": "the position after the last on each axis",
+    "axes": "the axes the bounds are for (default: the first ones)",
+    "steps": "distance between the positions kept, each (default 1)",
+    "onnx_style": "1: bounds as in ONNX (default 0)",
+}
+
+
 @operator(
     OpSchema(
         "Slice",
@@ -89,14 +98,8 @@ def cut_piece(call: OperatorCall, _types: Sequence[TensorType]) -> dict[int, int
         ),
         input_names=("X", "starts", "ends"),
         output_names=("Y",),
-        args={
-            "starts": "the first position on each axis, when there are no inputs 1 and 2",
-            "ends": "the position after the last on each axis",
-            "axes": "the axes the bounds are for (default: the first ones)",
-            "steps": "distance between the positions kept, each (default 1)",
-            "onnx_style": "1: bounds as in ONNX (default 0)",
-            "zero_copy": "1: Y may be a view of X where a memory plan finds that nobody sees it (default 0)",
-        },
+        args=SLICE_ARGS
+        | {"zero_copy": "1: Y may be a view of X where a memory plan finds that nobody sees it (default 0)"},
         cost=copy_cost,
         value_inputs=(1, 2),
         cut=cut_piece,
@@ -107,12 +110,16 @@ class Slice(Operator):
 
     def prepare(self) -> Step:
         """One strided copy, or nothing where Y is that part of X already."""
-        kept: Index = (*(_as_slice(positions) for positions in slice_ranges(self.call())), ...)
-        part = self.x(0)[kept]
+        part = self.x(0)[as_slices(slice_ranges(self.call()))]
         if is_same_memory(self.y(0), part):
             self.outputs_in_place = (0,)
             return nothing_to_do
         return partial(np.copyto, self.y(0), part)
+
+
+def as_slices(ranges: Sequence[range]) -> Index:
+    """The index that keeps `ranges`, one an axis: a view also where there is no axis."""
+    return (*map(_as_slice, ranges), ...)
 
 
 def _as_slice(kept: range) -> slice:
@@ -141,6 +148,9 @@ def infer_tile(call: OperatorCall) -> list[TensorType]:
     return [TensorType((*shape[:axis], shape[axis] * tiles, *shape[axis + 1 :]), call.inputs[0].meta)]
 
 
+TILE_ARGS = {"tiles": "how often (default 1)", "axis": "along which axis (default 0)"}
+
+
 @operator(
     OpSchema(
         "Tile",
@@ -150,7 +160,7 @@ def infer_tile(call: OperatorCall) -> list[TensorType]:
         doc="X repeated `tiles` times along `axis`. Inputs 1 and 2, where given, replace the arguments.",
         input_names=("X", "tiles", "axis"),
         output_names=("Y",),
-        args={"tiles": "how often (default 1)", "axis": "along which axis (default 0)"},
+        args=TILE_ARGS,
         cost=copy_cost,
         value_inputs=(1, 2),
     )

@@ -61,6 +61,13 @@ def infer_resize(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(shape), call.inputs[0].meta)]
 
 
+RESIZE_ARGS = {
+    "height_scale": "factor of the height, rounded down (default 1)",
+    "width_scale": "factor of the width, rounded down (default 1)",
+    "order": ORDER_HELP,
+}
+
+
 @operator(
     OpSchema(
         "ResizeNearest",
@@ -70,11 +77,7 @@ def infer_resize(call: OperatorCall) -> list[TensorType]:
         doc="Y = X with rows and columns repeated or left out: output pixel i is input pixel int(i / scale).",
         input_names=("X", "scales"),
         output_names=("Y",),
-        args={
-            "height_scale": "factor of the height, rounded down (default 1)",
-            "width_scale": "factor of the width, rounded down (default 1)",
-            "order": ORDER_HELP,
-        },
+        args=RESIZE_ARGS,
         value_inputs=(1,),
     )
 )

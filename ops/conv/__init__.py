@@ -4,8 +4,9 @@
 - Algorithms: `one_by_one`, `depthwise` and `im2col` for the default engine; `choice` picks one, `search` measures them.
 - Operators: `convolution`, `fused` (with post-ops), `gradient`, `transposed`, `locally_connected` and `unrolled`
   (Im2Col, Col2Im).
+- `makers`: the gradient maker of each.
 """
 
-from dagexec.ops.conv import convolution, fused, gradient, locally_connected, transposed, unrolled
+from dagexec.ops.conv import convolution, fused, gradient, locally_connected, makers, transposed, unrolled
 
-__all__ = ["convolution", "fused", "gradient", "locally_connected", "transposed", "unrolled"]
+__all__ = ["convolution", "fused", "gradient", "locally_connected", "makers", "transposed", "unrolled"]

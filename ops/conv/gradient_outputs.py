@@ -22,19 +22,20 @@ GRADIENT_ARGS = {
 _NAMES = (FILTER, BIAS, INPUT)
 
 
-def wanted_gradients(call: OperatorCall) -> tuple[str, ...]:
+def wanted_gradients(call: OperatorCall, names: tuple[str, str, str] = _NAMES) -> tuple[str, ...]:
     """What each output of the operator is the gradient of: FILTER, BIAS or INPUT, one entry an output.
 
-    Raises ArgumentError when `wanted` has a name that is none of these, or one twice, or names the bias beside
-    no_bias=1, and when the number of outputs is another than that of the gradients.
+    `names` are what the operator calls these three. Raises ArgumentError when `wanted` has a name that is none of them,
+    or one twice, or names the bias beside no_bias=1, and when the number of outputs is another than that of the
+    gradients.
     """
     no_bias, count = call.arguments.bool("no_bias"), len(call.definition.output)
     if "wanted" not in call.arguments:
-        return _default(call, no_bias, count)
+        return _default(call, names, count)
     wanted = tuple(call.arguments.strings("wanted"))
     for name in wanted:
-        if name not in _NAMES:
-            raise ArgumentError(f"{call.label}: argument 'wanted' has names out of {', '.join(_NAMES)}; found {name!r}")
+        if name not in names:
+            raise ArgumentError(f"{call.label}: argument 'wanted' has names out of {', '.join(names)}; found {name!r}")
         if wanted.count(name) > 1:
             raise ArgumentError(f"{call.label}: argument 'wanted' names {name!r} {wanted.count(name)} times")
     if no_bias and BIAS in wanted:
@@ -47,9 +48,10 @@ def wanted_gradients(call: OperatorCall) -> tuple[str, ...]:
     return wanted
 
 
-def _default(call: OperatorCall, no_bias: bool, count: int) -> tuple[str, ...]:
+def _default(call: OperatorCall, names: tuple[str, str, str], count: int) -> tuple[str, ...]:
     """Caffe2's order; only the gradient of the input may be left out."""
-    every = (FILTER, INPUT) if no_bias else _NAMES
+    no_bias = call.arguments.bool("no_bias")
+    every = tuple(name for name in names if not (no_bias and name == BIAS))
     if count not in (len(every) - 1, len(every)):
         raise ArgumentError(
             f"{call.label}: with no_bias={int(no_bias)} the outputs are the gradients of {', '.join(every)}, "

@@ -2,10 +2,11 @@
 
 `window` reads the arguments and checks shapes for all of them. `reduction` combines the pixels of each window, and
 `spreading` is its transpose: each pixel gets the sum over its windows. `phases` lays pixels out so that one tap of all
-windows is one row. The operators are in `maximum`, `maximum_index`, `average` and `norm`.
+windows is one row. The operators are in `maximum`, `maximum_index`, `average` and `norm`, their
+gradient makers in `makers`.
 """
 
-from dagexec.ops.pool import average, maximum, maximum_index, norm
+from dagexec.ops.pool import average, makers, maximum, maximum_index, norm
 from dagexec.ops.pool.window import pool_window
 
-__all__ = ["average", "maximum", "maximum_index", "norm", "pool_window"]
+__all__ = ["average", "makers", "maximum", "maximum_index", "norm", "pool_window"]
