@@ -25,6 +25,7 @@ from heapq import heappop, heappush, heappushpop
 
 from dagexec.core import teams
 from dagexec.core.arithmetic import operator_arithmetic
+from dagexec.core.blocking import work as blocking
 from dagexec.core.errors import ClosedError, ResourceError, WorkerLostError
 from dagexec.core.threads import Thread, ThreadsEndedError, reset_after_fork, threads
 from dagexec.scheduler.intra_op import available_cores
@@ -296,6 +297,7 @@ class WorkerPool:
         wait = not self._source.concurrent  # a controlled schedule decides who gets the lock
         idle = self._idle
         ready, counts, children, steps = run.ready, run.counts, run.plan.children, run.steps
+        blocking.run = run
         step = None
         while True:
             try:
@@ -335,7 +337,7 @@ class WorkerPool:
                     self._list(run)
                 release()
         run.active -= 1
-        worker.run = None
+        worker.run = blocking.run = None
         if run.active or ready:
             release()
             return

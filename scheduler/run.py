@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dagexec.core.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
 from dagexec.core.operator import Step
+from dagexec.core.threads import ThreadWait
 
 logger = logging.getLogger("dagexec")
 
@@ -62,13 +63,14 @@ class Run:
         on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
         listed: the pool knows that this run has ready chains.
         teams: operators use several threads each (see `dagexec.core.teams`).
+        waits: those of operators that block, to be ended when the run is stopped (see `dagexec.core.blocking`).
         on_stop: called with no lock held when the run is stopped, even if no worker is inside any more: devices may
             still be at work for it. None once it is too late.
     """
 
     __slots__ = (
         "active", "counts", "error", "finished", "interrupted", "listed", "name", "name_step", "on_stop", "order",
-        "over", "plan", "priority", "ready", "secondary", "steps", "stopped", "teams",
+        "over", "plan", "priority", "ready", "secondary", "steps", "stopped", "teams", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -102,10 +104,13 @@ class Run:
         self.on_stop: Callable[[], object] | None = None
         self.error: BaseException | None = None
         self.secondary: list[BaseException] = []
+        self.waits: list[ThreadWait] = []
 
     def stop(self, error: BaseException) -> None:
         """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
         self.stopped = True
+        for wait in tuple(self.waits):
+            wait.notify()
         self.interrupted = True
         self.ready.clear()
         if self.error is None:

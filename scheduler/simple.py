@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from dagexec.core.arithmetic import operator_arithmetic
+from dagexec.core.blocking import working_for
 from dagexec.core.errors import RunTimeoutError
 from dagexec.core.operator import Step
 from dagexec.core.threads import ThreadWait, threads
@@ -113,7 +114,10 @@ class SimpleNet(BaseNet):
                     f"net {self.name!r}: stopped before {self.graph.label(index)}, after {timeout} seconds"
                 )
             try:
-                step()
+                with working_for(deadline=deadline):
+                    step()
+            except RunTimeoutError as error:
+                raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
             except Exception as error:
                 raise self._failure(step, steps, steps, error) from error
 
@@ -141,8 +145,9 @@ class SimpleNet(BaseNet):
                 break
             step = None
             try:
-                for step in steps:
-                    step()
+                with working_for(run):
+                    for step in steps:
+                        step()
             except Exception as error:
                 run.stop(run.failure(chain, step, error, threading.current_thread().name))
             except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams

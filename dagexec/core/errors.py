@@ -78,6 +78,10 @@ class QueueClosedError(DagexecError):
     """A blobs queue was closed, and for a reader it is empty, too. The `__cause__` is why, where that is an error."""
 
 
+class QueueTimeoutError(DagexecError, TimeoutError):
+    """A blobs queue stayed full, or empty, for as long as an operator was to wait."""
+
+
 class FeedError(DagexecError):
     """An input given to a run is unknown, missing, or has the wrong dtype or shape."""
 

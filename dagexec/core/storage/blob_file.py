@@ -16,6 +16,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.errors import DagexecError, StorageError
+from dagexec.core.proto import DeviceOption
 from dagexec.core.storage.blob_proto import (
     CHUNK_SEPARATOR,
     Assembly,
@@ -66,11 +67,13 @@ class BlobFile:
 
     Attributes:
         tensors, strings: by name, in the order of their first records.
+        devices: where tensors were, of those whose records say so.
         is_checked: the database has checksums, and they agree.
     """
 
     tensors: dict[str, Array] = field(default_factory=dict)
     strings: dict[str, bytes] = field(default_factory=dict)
+    devices: dict[str, DeviceOption] = field(default_factory=dict)
     is_checked: bool = False
 
 
@@ -137,6 +140,8 @@ def _take(name: str, value: bytes, most_bytes: int, found: BlobFile, assemblies:
         return
     if name not in assemblies:
         assemblies[name] = Assembly.of(record, record.content)
+        if record.content.device is not None:
+            found.devices[name] = record.content.device
     assemblies[name].add(record.content, record.chunks)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -114,6 +115,7 @@ class LmdbDatabase(Database):
     def _enter(self, path: Path) -> None:
         try:
             self._key, self._environment = _environments.open(self._module, path)
+            self._finalizer = weakref.finalize(self, _environments.give_back, self._key)
             pages = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
             found = (path / _FILE).stat().st_size
         except (self._module.Error, OSError) as error:
@@ -124,6 +126,11 @@ class LmdbDatabase(Database):
             raise StorageError(
                 f"{self.path}: damaged: {_FILE} is cut off: its pages take {pages:,} bytes, found {found:,}"
             )
+
+    def _leave(self) -> None:
+        if self._key is not None:
+            self._finalizer()
+        self._key = self._environment = None
 
     def cursor(self) -> LmdbCursor:
         """A cursor over the records as they are now."""
@@ -144,9 +151,7 @@ class LmdbDatabase(Database):
 
     def close(self) -> None:
         """Close the environment; forget a new one that nothing was committed to."""
-        if self._key is not None:
-            _environments.give_back(self._key)
-        self._key = self._environment = None
+        self._leave()
         if self._unpublished is not None:
             self._unpublished.discard()
             self._unpublished = None
@@ -168,9 +173,7 @@ class LmdbDatabase(Database):
             return
         folder = self._unpublished.path
         self._environment.sync(True)
-        assert self._key is not None
-        _environments.give_back(self._key)
-        self._key = self._environment = None
+        self._leave()
         _write_checksum(folder)
         synchronise_folder(folder)
         self._unpublished.publish()

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from dagexec.core import dtypes
 from dagexec.core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, STRING, UINT16, TypeMeta
 from dagexec.core.errors import DagexecError, StorageError
-from dagexec.core.proto import TensorProto
+from dagexec.core.proto import DeviceOption, TensorProto
 from dagexec.core.storage.wire import (
     FIXED32,
     FIXED64,
@@ -49,6 +49,7 @@ class Segment:
         shape: of the whole tensor.
         meta: the element type.
         values: the elements of this segment, in one dimension.
+        device: where the tensor was, if the message says so.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Segment:
     begin: int
     end: int
     values: Array
+    device: DeviceOption | None = None
 
 
 def encode_tensor(name: str, array: Array, begin: int = 0, end: int | None = None) -> bytes:
@@ -140,7 +142,8 @@ def _segment(head: TensorProto, data: dict[int, list[memoryview]], most_bytes: i
         raise StorageError(
             f"tensor {name!r}: expected {end - begin:,} values {meta} (shape {shape}), found {values.size:,}"
         )
-    return Segment(name, shape, meta, begin, end, values)
+    device = head.device_detail if head.HasField("device_detail") else None
+    return Segment(name, shape, meta, begin, end, values, device)
 
 
 def _fewest_bytes(meta: TypeMeta, storage_type: int) -> int:
