@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dagexec.core.errors import ArgumentError
+from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, TensorType
 
 BROADCAST_ARGS = {
@@ -77,3 +79,13 @@ def require_inplace_fits(call: OperatorCall, output: TensorType) -> None:
     for name, kind in zip(call.definition.input, call.inputs, strict=True):
         if name == call.definition.output[0] and kind != output:
             raise call.fail(f"the output {output} cannot overwrite input {name!r}, which is {kind}")
+
+
+def forward_call(call: OperatorCall, indices: Sequence[int]) -> OperatorCall:
+    """What inference sees of an operator, from a call of its gradient, whose inputs `indices` are its inputs."""
+    definition = OperatorDef()
+    definition.CopyFrom(call.definition)
+    del definition.input[:]
+    definition.input.extend(call.definition.input[index] for index in indices)
+    inputs = tuple(call.inputs[index] for index in indices)
+    return replace(call, definition=definition, inputs=inputs, values=(None,) * len(inputs))

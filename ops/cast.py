@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
-from dagexec.core.dtypes import FLOAT16, FLOAT32, STRING, TypeMeta
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.errors import ArgumentError
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
@@ -21,17 +23,22 @@ def type_argument(call: OperatorCall, name: str) -> TypeMeta:
 
     Raises ArgumentError, naming the operator, when it is absent or no type.
     """
-    argument = call.arguments.raw(name)
+    return read_type(call.arguments, call.label, name)
+
+
+def read_type(arguments: Arguments, label: str, name: str) -> TypeMeta:
+    """See `type_argument`; `label` is how messages name the operator."""
+    argument = arguments.raw(name)
     if argument is None:
-        raise ArgumentError(f"{call.label}: argument {name!r} is required")
+        raise ArgumentError(f"{label}: argument {name!r} is required")
     try:
         if argument.HasField("s"):
-            return dtypes.from_name(call.arguments.string(name, ""))
-        return dtypes.from_number(call.arguments.int(name, 0))
+            return dtypes.from_name(arguments.string(name, ""))
+        return dtypes.from_number(arguments.int(name, 0))
     except ArgumentError as error:
         message = str(error)
-        if call.label not in message:
-            message = f"{call.label}: argument {name!r}: {message}"
+        if label not in message:
+            message = f"{label}: argument {name!r}: {message}"
         raise ArgumentError(message) from None
 
 
@@ -70,7 +77,7 @@ class Conversion(Operator):
         output_names=("Y",),
         args={
             "to": "the type, by `TensorProto.DataType` number or name",
-            "from_type": "X's type; read by gradients only",
+            "from_type": "X's type, as `to`; read by gradients only, which need not have it",
         },
         required_args=("to",),
         cost=memory_cost,
@@ -98,3 +105,66 @@ class FloatToHalf(Conversion):
 @operator(half_schema("HalfToFloat", FLOAT16, FLOAT32, "float16 widened to float32, exactly."))
 class HalfToFloat(Conversion):
     """float16 to float32."""
+
+
+def infer_cast_like(call: OperatorCall) -> list[TensorType]:
+    """X's shape with the type of `like`; strings are not converted."""
+    source, target = call.inputs[0].meta, call.inputs[1].meta
+    if (source is STRING) != (target is STRING):
+        raise call.fail(f"{source} cannot be cast to {target}: strings and numbers do not convert")
+    return [TensorType(call.inputs[0].shape, target)]
+
+
+@operator(
+    OpSchema(
+        "CastLike",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_cast_like,
+        doc="X with its elements converted to the type of `like`, as Cast does it.",
+        input_names=("X", "like"),
+        output_names=("Y",),
+        cost=memory_cost,
+    )
+)
+class CastLike(Conversion):
+    """Elements converted to the type of another tensor."""
+
+
+@gradient_of("Cast")
+def cast_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient cast back: to `from_type`, or, where that is not given, to the type of X.
+
+    Nothing passes when an integer, a boolean or a string is on either side.
+    """
+    target = read_type(request.arguments, request.label, "to")
+    if target not in FLOAT_TYPES:
+        return request.result([], {})
+    if "from_type" not in request.arguments:
+        made = request.plain_operator("CastLike", [request.dy(0), request.x(0)], [request.dx(0)])
+        return request.result([made], {0: request.dx(0)})
+    source = read_type(request.arguments, request.label, "from_type")
+    if source not in FLOAT_TYPES:
+        return request.result([], {})
+    names = {"to": source.name.lower(), "from_type": target.name.lower()}
+    return request.single("Cast", [request.dy(0)], [0], **names)
+
+
+@gradient_of("CastLike")
+def cast_like_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient cast to the type of X; `like` has none."""
+    if 0 not in request.wanted:
+        return request.result([], {})
+    return request.single("CastLike", [request.dy(0), request.x(0)], [0])
+
+
+@gradient_of("FloatToHalf")
+def float_to_half_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient widened."""
+    return request.single("HalfToFloat", [request.dy(0)], [0])
+
+
+@gradient_of("HalfToFloat")
+def half_to_float_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient narrowed."""
+    return request.single("FloatToHalf", [request.dy(0)], [0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OpSchema, TensorType, one_to_one
@@ -29,3 +30,6 @@ class NoOp(Operator):
     def prepare(self) -> Step:
         """A step that the scheduler still has to call."""
         return _noop
+
+
+no_gradient("NoOp")

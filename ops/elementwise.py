@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -112,17 +112,17 @@ class Div(BinaryOperator):
         if c.dtype.kind not in "iu":
             return partial(np.divide, a, b, out=c)
         if c.dtype.kind == "u":
-            return partial(_quiet, partial(np.floor_divide, a, b, out=c))
+            return partial(quiet, partial(np.floor_divide, a, b, out=c))
         exact = self.scratch(c.shape, c.dtype)
         passes = [
             partial(np.fmod, a, b, out=exact),
             partial(np.subtract, a, exact, out=exact),
             partial(np.floor_divide, exact, b, out=c),
         ]
-        return partial(_quiet, in_sequence(passes))
+        return partial(quiet, in_sequence(passes))
 
 
-def _quiet(step: Step) -> None:
+def quiet(step: Step) -> None:
     """Run `step` without NumPy's warnings of a division by zero."""
     with np.errstate(divide="ignore", over="ignore"):
         step()
@@ -210,7 +210,9 @@ class VariadicOperator(Operator):
         return []
 
 
-def variadic_schema(name: str, doc: str, metas: tuple[TypeMeta, ...]) -> OpSchema:
+def variadic_schema(
+    name: str, doc: str, metas: tuple[TypeMeta, ...], args: Mapping[str, str] | None = None
+) -> OpSchema:
     """The schema of a variadic operator on `metas`."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -229,11 +231,15 @@ def variadic_schema(name: str, doc: str, metas: tuple[TypeMeta, ...]) -> OpSchem
         doc=f"{doc} Inputs of different shapes broadcast as in NumPy.",
         input_names=("X1", "X2", "..."),
         output_names=("Y",),
+        args=args or {},
         inplace=first_to_first,
     )
 
 
-@operator(variadic_schema("Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES))
+SUM_ARGS = {"broadcast": "1: the inputs may have different shapes; read by gradients only (default 0)"}
+
+
+@operator(variadic_schema("Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, SUM_ARGS))
 class Sum(VariadicOperator):
     """Sum of tensors."""
 
@@ -267,7 +273,7 @@ class Min(VariadicOperator):
     ufunc = np.minimum
 
 
-def _condition_view(call: OperatorCall) -> tuple[int, ...]:
+def where_condition_view(call: OperatorCall) -> tuple[int, ...]:
     """The shape under which C broadcasts; with enable_broadcast its one axis is X's first. Raises ShapeError."""
     condition, x = call.inputs[0].shape, call.inputs[1].shape
     if not call.arguments.bool("enable_broadcast"):
@@ -281,7 +287,7 @@ def infer_where(call: OperatorCall) -> list[TensorType]:
     """The output has the element type of X and Y, and the shape that all three broadcast to."""
     call.require_types(0, BOOL)
     meta = call.require_same_type(1, 2)
-    return [TensorType(broadcast_shape(call, [_condition_view(call), *(k.shape for k in call.inputs[1:])]), meta)]
+    return [TensorType(broadcast_shape(call, [where_condition_view(call), *(k.shape for k in call.inputs[1:])]), meta)]
 
 
 @operator(
@@ -301,7 +307,7 @@ class Where(Operator):
 
     def prepare(self) -> Step:
         """Copy Y, then X where C is true."""
-        condition, z = self.x(0).reshape(_condition_view(self.call())), self.y(0)
+        condition, z = self.x(0).reshape(where_condition_view(self.call())), self.y(0)
         steps: Sequence[Step] = (
             partial(np.copyto, z, self.x(2)),
             partial(np.copyto, z, self.x(1), where=condition),

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dagexec.core.device import check_fits, element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, FLOAT64, INT16, INT32, INT64, STRING, UINT8, TypeMeta
 from dagexec.core.errors import ArgumentError
+from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
@@ -63,7 +64,11 @@ def filler_schema(
     inputs: tuple[int, int] = (0, 1),
     random: bool = False,
 ) -> OpSchema:
-    """The schema of a filler of element type `meta`; `check(call, shape)` raises for arguments that do not fit."""
+    """The schema of a filler of element type `meta`; `check(call, shape)` raises for arguments that do not fit.
+
+    A filler passes on no gradient.
+    """
+    no_gradient(name)
 
     def infer(call: OperatorCall) -> list[TensorType]:
         kind = TensorType(fill_shape(call), meta if isinstance(meta, TypeMeta) else meta(call))

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, any_to_first
@@ -63,3 +64,6 @@ class FusedElementwise(Operator):
                 before.append(partial(np.copyto, held, y))
         in_place = self.input_blobs[0] is self.output_blobs[0]
         return in_sequence([*before, post_op_passes(self, post_ops, y if in_place else x, y, operands)])
+
+
+not_differentiable("only inference makes it, by fusing operators; differentiate the net before", "FusedElementwise")

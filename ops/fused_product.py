@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
@@ -70,3 +71,6 @@ class FusedFC(FullyConnected):
                 held = operands[post_op.input] = self.scratch(y.shape, y.dtype)
                 before.append(partial(np.copyto, held, y))
         return in_sequence([*before, super().prepare(), post_op_passes(self, post_ops, y, y, operands)])
+
+
+not_differentiable("only inference makes it, by fusing operators; differentiate the net before", "FusedFC")

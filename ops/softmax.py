@@ -15,6 +15,12 @@ from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 
 
+SOFTMAX_ARGS = {
+    "axis": "first axis of those that are normalised together; negative counts from the end (default 1)",
+    "single_axis": "1: normalise over that axis alone (default 0)",
+}
+
+
 def grouping(call: OperatorCall) -> tuple[int, int, int]:
     """X seen as outer x group x inner, normalised over the middle. Raises ShapeError for a bad axis."""
     shape = call.inputs[0].shape
@@ -43,10 +49,7 @@ def softmax_schema(name: str, formula: str) -> OpSchema:
         "The greatest element is subtracted first, so nothing overflows.",
         input_names=("X",),
         output_names=("Y",),
-        args={
-            "axis": "first axis of those that are normalised together; negative counts from the end (default 1)",
-            "single_axis": "1: normalise over that axis alone (default 0)",
-        },
+        args=SOFTMAX_ARGS,
         cost=lambda call, outputs: memory_cost(call, outputs, 15),
     )
 

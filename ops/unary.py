@@ -12,7 +12,7 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT8, INT16, INT32, INT64, Ty
 from dagexec.core.operator import Step
 from dagexec.ops.blocks import Array, Scratch
 from dagexec.ops.error_function import erf_passes
-from dagexec.ops.pointwise import Pointwise, UfuncOperator, pointwise
+from dagexec.ops.pointwise import Pointwise, UfuncOperator, pointwise, scalar_pass
 
 _EXACT = (np.sqrt, np.square, np.negative, np.absolute, np.sign, np.floor, np.ceil, np.rint, np.logical_not)
 SIGNED_TYPES = (*FLOAT_TYPES, INT8, INT16, INT32, INT64)
@@ -52,6 +52,17 @@ Atan = _define("Atan", np.arctan, "Y = arctangent of X, in radians.")
 Sinh = _define("Sinh", np.sinh, "Y = hyperbolic sine of X.")
 Cosh = _define("Cosh", np.cosh, "Y = hyperbolic cosine of X.")
 Not = _define("Not", np.logical_not, "Y = not X.", metas=(BOOL,), flops=1)
+
+
+@pointwise("Scale", "Y = scale * X.", {"scale": "the factor (default 1)"})
+class Scale(Pointwise):
+    """Multiple."""
+
+    constants = {"scale": 1.0}
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """One product."""
+        return [scalar_pass(np.multiply, x, self.constant("scale"), y)]
 
 
 @pointwise("Reciprocal", "Y = 1 / X; infinity for 0.")

@@ -33,6 +33,9 @@ class SparseGradient:
     values: str
 
 
+OLD_VALUE = "<before>"
+"""What the backward pass appends to the name of an input that the operator overwrites, to tell it from the output."""
+
 Gradient = str | SparseGradient
 """The blob that holds a gradient of the shape of what it belongs to, or a sparse one."""
 
@@ -76,6 +79,15 @@ class GradientRequest:
     def y(self, index: int) -> str:
         """The name of output `index`."""
         return self.definition.output[index]
+
+    def shape_of_x(self, index: int) -> str:
+        """A blob of the shape of input `index`, of an operator whose outputs in place have the shape of the input.
+
+        It is the input, or the output that overwrites it; so no gradient fails for want of a value that nobody reads.
+        """
+        name = self.x(index)
+        overwriting = (y for y in self.definition.output if name in (y, f"{y}{OLD_VALUE}"))
+        return next(overwriting, name)
 
     def has_x(self, index: int) -> bool:
         """True when the operator has that input."""

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.conv.convolution import CONV_ARGS, Convolution, conv_flops, conv_output, register_engines
@@ -103,3 +104,6 @@ FUSED_CONV = OpSchema(
 )
 
 register_engines(FUSED_CONV, FusedConvolution)
+
+
+not_differentiable("only inference makes it, by fusing operators; differentiate the net before", "FusedConv")

@@ -9,6 +9,13 @@
 Jacob et al. 2018, "Quantization and training of neural networks for efficient integer-arithmetic-only inference".
 """
 
+from dagexec.core.gradient import not_differentiable
 from dagexec.ops.quantized import addition, convolution, integer, linear, product
 
 __all__ = ["addition", "convolution", "integer", "linear", "product"]
+
+not_differentiable(
+    "its numbers are rounded to integers; differentiate the net before it is quantised",
+    *("QuantConv", "QuantFC", "QuantAdd", "QuantizeLinear", "DequantizeLinear"),
+    *("ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"),
+)

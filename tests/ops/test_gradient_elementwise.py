@@ -1,0 +1,421 @@
+"""Gradients of pointwise operators against numerical derivatives and formulas; borders, in place, types, errors."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagexec import NetDef, Workspace
+from dagexec.core.errors import ArgumentError, GradientError, SchemaError, ShapeError
+from dagexec.core.gradient import gradient, has_maker, is_known_to_gradients
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.gradient_checks import analytic_gradients, check_gradient
+from tests.ops.running import Array, operator_def, run_operator
+
+Arguments = dict[str, Any]
+EVERYWHERE, POSITIVE, WITHIN_ONE = (-4.0, 4.0), (0.2, 4.0), (-0.9, 0.9)
+
+CASES: dict[str, tuple[str, Arguments, tuple[float, float]]] = {
+    "Relu": ("Relu", {}, EVERYWHERE),
+    "ReluN": ("ReluN", {"n": 2.0}, EVERYWHERE),
+    "LeakyRelu": ("LeakyRelu", {}, EVERYWHERE),
+    "LeakyRelu of 3": ("LeakyRelu", {"alpha": 3.0}, EVERYWHERE),
+    "LeakyRelu of 0": ("LeakyRelu", {"alpha": 0.0}, EVERYWHERE),
+    "LeakyRelu of -0.5": ("LeakyRelu", {"alpha": -0.5}, EVERYWHERE),
+    "Elu": ("Elu", {}, EVERYWHERE),
+    "Elu of 0.5": ("Elu", {"alpha": 0.5}, EVERYWHERE),
+    "Elu of 0": ("Elu", {"alpha": 0.0}, EVERYWHERE),
+    "Selu": ("Selu", {}, EVERYWHERE),
+    "Selu of others": ("Selu", {"alpha": 0.5, "scale": 2.0}, EVERYWHERE),
+    "Sigmoid": ("Sigmoid", {}, EVERYWHERE),
+    "Tanh": ("Tanh", {}, EVERYWHERE),
+    "Softplus": ("Softplus", {}, EVERYWHERE),
+    "Softsign": ("Softsign", {}, EVERYWHERE),
+    "Swish": ("Swish", {}, EVERYWHERE),
+    "HardSigmoid": ("HardSigmoid", {}, EVERYWHERE),
+    "HardSigmoid of 1/2": ("HardSigmoid", {"alpha": 0.5, "beta": 0.25}, EVERYWHERE),
+    "HardSwish": ("HardSwish", {}, EVERYWHERE),
+    "Gelu": ("Gelu", {}, EVERYWHERE),
+    "fast Gelu": ("Gelu", {"fast_gelu": 1}, EVERYWHERE),
+    "Clip": ("Clip", {"min": -1.0, "max": 1.5}, EVERYWHERE),
+    "Clip from below": ("Clip", {"min": 0.25}, EVERYWHERE),
+    "Clip from above": ("Clip", {"max": 0.25}, EVERYWHERE),
+    "Clip of all": ("Clip", {}, EVERYWHERE),
+    "Exp": ("Exp", {}, EVERYWHERE),
+    "Log": ("Log", {}, POSITIVE),
+    "Sqrt": ("Sqrt", {}, POSITIVE),
+    "Cbrt": ("Cbrt", {}, POSITIVE),
+    "Sqr": ("Sqr", {}, EVERYWHERE),
+    "Cube": ("Cube", {}, EVERYWHERE),
+    "Negative": ("Negative", {}, EVERYWHERE),
+    "Scale": ("Scale", {"scale": -2.5}, EVERYWHERE),
+    "Abs": ("Abs", {}, EVERYWHERE),
+    "Sin": ("Sin", {}, EVERYWHERE),
+    "Cos": ("Cos", {}, EVERYWHERE),
+    "Tan": ("Tan", {}, WITHIN_ONE),
+    "Asin": ("Asin", {}, WITHIN_ONE),
+    "Acos": ("Acos", {}, WITHIN_ONE),
+    "Atan": ("Atan", {}, EVERYWHERE),
+    "Sinh": ("Sinh", {}, EVERYWHERE),
+    "Cosh": ("Cosh", {}, EVERYWHERE),
+    "Erf": ("Erf", {}, EVERYWHERE),
+    "Reciprocal": ("Reciprocal", {}, POSITIVE),
+    "Rsqrt": ("Rsqrt", {}, POSITIVE),
+    "Pow": ("Pow", {"exponent": 2.5}, POSITIVE),
+    "Pow of 2": ("Pow", {"exponent": 2.0}, EVERYWHERE),
+    "Pow of 3": ("Pow", {"exponent": 3.0}, EVERYWHERE),
+    "Pow of 1": ("Pow", {"exponent": 1.0}, EVERYWHERE),
+    "Pow of 0": ("Pow", {"exponent": 0.0}, EVERYWHERE),
+    "Pow of -1": ("Pow", {"exponent": -1.0}, POSITIVE),
+    "Softmax": ("Softmax", {}, EVERYWHERE),
+    "LogSoftmax": ("LogSoftmax", {}, EVERYWHERE),
+    "Cast": ("Cast", {"to": "double", "from_type": "double"}, EVERYWHERE),
+    "Cast without from_type": ("Cast", {"to": "double"}, EVERYWHERE),
+}
+KINKS = (-3, -1, -0.5, 0, 0.25, 0.5, 1.5, 2, 2.5, 3, -2.5)
+IN_PLACE = ["Relu", "ReluN", "LeakyRelu", "Elu", "Selu", "Sigmoid", "Tanh", "Softplus", "HardSigmoid", "Clip", "Exp"]
+IN_PLACE += ["Sqrt", "Cbrt", "Reciprocal", "Rsqrt", "Negative", "Scale"]
+X_NEEDED = ["Softsign", "HardSwish", "Gelu", "Log", "Sqr", "Cube", "Abs", "Sin", "Erf", "Pow", "LeakyRelu of 0"]
+
+
+def sample(bounds: tuple[float, float], shape: tuple[int, ...], seed: int = 0) -> Array:
+    """Numbers within bounds, none of them near a point where some case has no derivative."""
+    x = np.random.default_rng(seed).uniform(*bounds, shape)
+    for kink in KINKS:
+        near = np.abs(x - kink) < 1e-3
+        x[near] += 4e-3
+    return x
+
+
+def gradient_of_x(op_type: str, x: Array, dy: Array, **arguments: Any) -> Array:
+    return analytic_gradients(operator_def(op_type, ["x"], ["y"], **arguments), [x], {0: dy}, [0])[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2), (1, 1)])
+def test_gradient_agrees_with_central_differences(case: str, shape: tuple[int, ...]) -> None:
+    op_type, arguments, bounds = CASES[case]
+    check_gradient(op_type, [sample(bounds, shape)], rtol=1e-5, atol=1e-6, **arguments)
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_operator_in_place_has_the_gradient_of_one_that_is_not(case: str) -> None:
+    op_type, arguments, bounds = CASES[case]
+    check_gradient(op_type, [sample(bounds, (3, 5))], inplace={0: 0}, rtol=1e-5, atol=1e-6, **arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float32, 1e-6), (np.float16, 1.5e-3), (ml_dtypes.bfloat16, 1.2e-2)]
+)
+def test_other_float_types_agree_with_float64(case: str, dtype: type, tolerance: float) -> None:
+    op_type, arguments, bounds = CASES[case]
+    if op_type == "Cast":
+        return
+    x = sample((max(bounds[0], -2.0), min(bounds[1], 2.0)), (40, 50)).astype(dtype)
+    for kink in KINKS:
+        x[x == kink] = kink + 0.1
+    dy = np.random.default_rng(1).uniform(-1, 1, x.shape).astype(dtype)
+    y = run_operator(op_type, [x], **arguments)[0]
+    found = gradient_of_x(op_type, x, dy, **arguments)
+    assert found.dtype == dtype
+    assert found.shape == y.shape
+    wide = gradient_of_x(op_type, x.astype(np.float64), dy.astype(np.float64), **arguments)
+    if dtype == np.float32:
+        np.testing.assert_allclose(found, wide, rtol=2e-5, atol=2e-6)
+        return
+    # Y is rounded before it is read
+    scale = 1 + np.abs(wide) + np.abs(np.asarray(y, np.float64))
+    assert np.max(np.abs(found.astype(np.float64) - wide) / scale) < 4 * tolerance
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensor_without_elements_has_a_gradient_without_elements(case: str) -> None:
+    op_type, arguments, _ = CASES[case]
+    assert gradient_of_x(op_type, np.zeros((3, 0)), np.zeros((3, 0)), **arguments).shape == (3, 0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_large_tensors_are_those_of_their_parts(case: str) -> None:
+    """Several pieces, the last one short."""
+    op_type, arguments, bounds = CASES[case]
+    x = sample(bounds, (7, 23456)).astype(np.float32)
+    dy = np.random.default_rng(1).uniform(-1, 1, x.shape).astype(np.float32)
+    parts = [gradient_of_x(op_type, x[i : i + 1], dy[i : i + 1], **arguments) for i in range(len(x))]
+    whole = gradient_of_x(op_type, x, dy, **arguments)
+    if op_type == "Cast":
+        assert whole.dtype == (np.float64 if "from_type" in arguments else np.float32)
+    np.testing.assert_allclose(whole, np.concatenate(parts), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "arguments", "x", "expected"),
+    [
+        ("Relu", {}, [0.0, -0.0, 1e-30, -1e-30], [0, 0, 1, 0]),
+        ("ReluN", {"n": 2.0}, [0.0, 2.0, 1.999], [0, 0, 1]),
+        ("LeakyRelu", {"alpha": 0.25}, [0.0, 1e-30, -1e-30], [1, 1, 0.25]),
+        ("Clip", {"min": -1.0, "max": 1.0}, [-1.0, 1.0, 0.999, -2.0, 2.0], [0, 0, 1, 0, 0]),
+        ("HardSigmoid", {"alpha": 0.25, "beta": 0.5}, [-2.0, 2.0, 1.0], [0, 0, 0.25]),
+        ("HardSwish", {}, [-3.0, 3.0, -4.0, 4.0, np.inf, -np.inf], [0, 1, 0, 1, 1, 0]),
+        ("Abs", {}, [0.0, -0.0, 2.0, -2.0], [0, 0, 1, -1]),
+        ("Elu", {"alpha": 0.5}, [0.0, -50.0, 50.0], [0.5, 0, 1]),
+        ("Pow", {"exponent": 3.0}, [0.0, -2.0], [0, 12]),
+        ("Pow", {"exponent": 0.0}, [0.0, -2.0], [0, 0]),
+        ("Gelu", {}, [1e30, -1e30, np.inf, -np.inf, 0], [1, 0, 1, 0, 0.5]),
+        ("Gelu", {"fast_gelu": 1}, [1e30, -1e30, np.inf, -np.inf, 0], [1, 0, 1, 0, 0.5]),
+        ("Swish", {}, [1e30, -1e30, 100.0, -100.0, np.inf, 0], [1, 0, 1, 0, 1, 0.5]),
+        ("Softplus", {}, [1e30, -1e30, 100.0, -20.0], [1, 0, 1, np.exp(-20.0)]),
+        ("Sigmoid", {}, [1e30, -1e30, 0.0], [0, 0, 0.25]),
+        ("Softsign", {}, [1e30, -1e30, 0.0], [0, 0, 1]),
+        ("Tanh", {}, [1e30, -1e30, 0.0], [0, 0, 1]),
+        ("Asin", {}, [1 - 2.0**-24], [1 / math.sqrt(2.0**-24 * (2 - 2.0**-24))]),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_derivative_at_borders_and_extremes(
+    op_type: str, arguments: Arguments, x: list[float], expected: list[float], dtype: type
+) -> None:
+    values = np.array(x, dtype)
+    found = gradient_of_x(op_type, values, np.ones_like(values), **arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("op_type", ["Relu", "ReluN", "Clip"])
+def test_nothing_passes_where_the_activation_is_constant_not_even_nan(op_type: str) -> None:
+    arguments = {"Clip": {"min": 0.0, "max": 6.0}}.get(op_type, {})
+    x = np.array([-1, -1, -1, 1, 1, np.nan], np.float32)
+    dy = np.array([np.nan, np.inf, -np.inf, np.nan, np.inf, 2], np.float32)
+    np.testing.assert_array_equal(gradient_of_x(op_type, x, dy, **arguments), [0, 0, 0, np.nan, np.inf, 0])
+
+
+@pytest.mark.parametrize("case", X_NEEDED)
+def test_operator_in_place_whose_input_is_needed_says_so_by_name(case: str) -> None:
+    op_type, arguments, _ = CASES[case]
+    made = gradient(operator_def(op_type, ["x"], ["y"], **arguments), ["y_grad"])
+    assert "x" in made.operators[0].input
+
+
+def test_leaky_relu_reads_y_where_its_sign_is_that_of_x() -> None:
+    made = gradient(operator_def("LeakyRelu", ["x"], ["y"], alpha=0.1), ["y_grad"])
+    assert list(made.operators[0].input) == ["y", "y_grad"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        *(
+            (name, ["y", "y_grad"])
+            for name in ("Relu", "Sigmoid", "Tanh", "Elu", "Selu", "Clip", "Softmax", "Softplus")
+        ),
+        *((name, ["x", "y_grad"]) for name in ("Abs", "Sin", "Cos", "Tan", "Softsign", "Atan", "Erf")),
+        *((name, ["y_grad", "x"]) for name in ("Gelu", "Cube")),
+        *((name, ["y_grad", "y"]) for name in ("Cbrt", "Rsqrt")),
+        ("Swish", ["x", "y", "y_grad"]),
+        ("Reciprocal", ["y", "y_grad"]),
+    ],
+)
+def test_gradient_operators_have_names_and_inputs_of_caffe2(op_type: str, inputs: list[str]) -> None:
+    [made] = gradient(operator_def(op_type, ["x"], ["y"]), ["y_grad"]).operators
+    assert (made.type, list(made.input), list(made.output)) == (f"{op_type}Gradient", inputs, ["x_grad"])
+
+
+@pytest.mark.parametrize("op_type", ["Sign", "Floor", "Ceil", "Round", "Not", "EQ", "And", "Xor", "ConstantFill"])
+def test_steps_comparisons_and_fillers_pass_on_no_gradient(op_type: str) -> None:
+    assert is_known_to_gradients(op_type)
+    assert not has_maker(op_type)
+
+
+@pytest.mark.parametrize("op_type", ["FusedElementwise", "FusedConv", "FusedFC", "QuantConv", "QuantizeLinear"])
+def test_what_inference_alone_makes_has_no_gradient_and_says_so(op_type: str) -> None:
+    with pytest.raises(GradientError, match="differentiate the net before"):
+        gradient(operator_def(op_type, ["x"], ["y"]), ["y_grad"])
+
+
+@pytest.mark.parametrize(("axis", "single"), [(1, 0), (0, 0), (-1, 0), (3, 0), (1, 1), (0, 1), (-1, 1)])
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
+def test_softmax_gradient_over_any_axes(op_type: str, axis: int, single: int) -> None:
+    check_gradient(op_type, [sample(EVERYWHERE, (2, 3, 4))], axis=axis, single_axis=single, atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 3), st.booleans())
+def test_softmax_gradient_is_the_product_with_the_jacobian(sizes: list[int], axis: int, logarithm: bool) -> None:
+    axis = min(axis, len(sizes) - 1)
+    rng = np.random.default_rng(0)
+    logits, dy = rng.normal(0, 2, sizes), rng.normal(size=sizes)
+    found = gradient_of_x("LogSoftmax" if logarithm else "Softmax", logits, dy, axis=axis)
+    group = math.prod(sizes[axis:])
+    for row, given_row, found_row in zip(*(a.reshape(-1, max(group, 1)) for a in (logits, dy, found)), strict=True):
+        p = np.exp(row) / np.exp(row).sum()
+        jacobian = np.eye(group) - p if logarithm else np.diag(p) - np.outer(p, p)
+        np.testing.assert_allclose(found_row, given_row @ jacobian, rtol=1e-9, atol=1e-12)
+
+
+def test_softmax_gradient_may_overwrite_the_gradient_it_reads() -> None:
+    workspace = Workspace()
+    rng = np.random.default_rng(0)
+    y, dy = rng.uniform(size=(4, 9)), rng.normal(size=(4, 9))
+    workspace.feed_blob("y", y)
+    for op_type, formula in (
+        ("SoftmaxGradient", y * (dy - np.sum(y * dy, 1, keepdims=True))),
+        ("LogSoftmaxGradient", dy - np.exp(y) * dy.sum(1, keepdims=True)),
+    ):
+        workspace.feed_blob("dy", dy)
+        with SimpleNet(NetDef(name="test", op=[operator_def(op_type, ["y", "dy"], ["dy"])]), workspace) as net:
+            net.run()
+        np.testing.assert_allclose(workspace.fetch_blob("dy"), formula, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("slope", "order"), [((1,), "NCHW"), ((3,), "NCHW"), ((5,), "NHWC"), ((3, 1, 1), "NCHW"), ((2, 1, 4, 1), "NCHW")]
+)
+def test_prelu_gradients_of_input_and_slope(slope: tuple[int, ...], order: str) -> None:
+    rng = np.random.default_rng(0)
+    check_gradient("PRelu", [sample(EVERYWHERE, (2, 3, 4, 5)), rng.normal(size=slope)], order=order, atol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_prelu_gives_one_gradient_alone(wanted: int) -> None:
+    x, slope = sample(EVERYWHERE, (2, 3, 4)), np.array([0.25, -1.0, 0.0])
+    check_gradient("PRelu", [x, slope], wanted=[wanted], atol=1e-6)
+    made = gradient(operator_def("PRelu", ["x", "w"], ["y"]), ["y_grad"], wanted=[wanted])
+    assert list(made.operators[0].output) == [["x_grad", "w_grad"][wanted]]
+
+
+def test_prelu_gradient_in_blocks_of_channels() -> None:
+    rng = np.random.default_rng(0)
+    x, slope, dy = rng.normal(size=(2, 3, 4, 16)), rng.normal(size=48), rng.normal(size=(2, 3, 4, 16))
+    dx, dslope = run_operator("PReluGradient", [x, dy, x, slope], 2, order="NCHW16c")
+    np.testing.assert_allclose(dx, dy * np.where(x > 0, 1, slope.reshape(1, 3, 1, 16)))
+    np.testing.assert_allclose(dslope, np.where(x > 0, 0, x * dy).sum((0, 2)).reshape(48))
+
+
+@pytest.mark.parametrize("op_type", ["ReluGradient", "SigmoidGradient", "GeluGradient", "PowGradient", "EluGradient"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_gradient_operator_gives_the_same_in_place(op_type: str, dtype: type) -> None:
+    """On a tensor of several pieces."""
+    rng = np.random.default_rng(0)
+    value, dy = rng.uniform(-1, 1, (3, 50000)).astype(dtype), rng.uniform(-1, 1, (3, 50000)).astype(dtype)
+    first = op_type in ("GeluGradient", "PowGradient")
+    names = ["dy", "v"] if first else ["v", "dy"]
+    arguments = {"exponent": 3.0} if op_type == "PowGradient" else {}
+    expected = run_operator(op_type, [dy, value] if first else [value, dy], **arguments)[0]
+    workspace = Workspace()
+    workspace.feed_blob("v", value)
+    workspace.feed_blob("dy", dy)
+    definition = operator_def(op_type, names, ["dy"], **arguments)
+    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
+        net.run()
+    assert workspace.fetch_blob("dy").tobytes() == expected.tobytes()
+
+
+def test_only_the_gradient_may_be_overwritten() -> None:
+    workspace = Workspace()
+    workspace.feed_blob("y", np.ones(3))
+    workspace.feed_blob("dy", np.ones(3))
+    with pytest.raises(SchemaError, match="may not overwrite"):
+        SimpleNet(NetDef(name="test", op=[operator_def("ReluGradient", ["y", "dy"], ["y"])]), workspace)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "arguments", "error", "message"),
+    [
+        (
+            "ReluGradient",
+            [np.ones(3), np.ones(4)],
+            {},
+            ShapeError,
+            r"must have shape \(3,\) \(that of Y\), found \(4,\)",
+        ),
+        ("ReluGradient", [np.ones(3), np.ones(3, np.float32)], {}, ShapeError, "share one element type"),
+        ("ReluGradient", [np.ones(3, int), np.ones(3, int)], {}, ShapeError, "must be one of float"),
+        ("SeluGradient", [np.ones(3), np.ones(3)], {"scale": -1.0}, ArgumentError, "'scale' must be above 0"),
+        ("EluGradient", [np.ones(3), np.ones(3)], {"alpha": -1.0}, ArgumentError, "'alpha' must be at least 0"),
+        ("ClipGradient", [np.ones(3), np.ones(3)], {"min": 2.0, "max": 1.0}, ArgumentError, "must not exceed"),
+        ("SoftmaxGradient", [np.ones((2, 3)), np.ones((2, 4))], {}, ShapeError, r"found \(2, 4\)"),
+        ("SoftmaxGradient", [np.ones((2, 3)), np.ones((2, 3))], {"axis": 5}, ShapeError, "'axis' must be in"),
+        ("PReluGradient", [np.ones((2, 3))] * 3 + [np.ones(4)], {}, ShapeError, "slope must have one element, 3"),
+        ("PReluGradient", [np.ones((2, 3))] * 3 + [np.ones(3)], {"wanted": ["w"]}, ArgumentError, "names out of X, sl"),
+        ("PReluGradient", [np.ones((2, 3))] * 3 + [np.ones(3)], {}, ArgumentError, "expected an output for each"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(
+    op_type: str, inputs: list[Any], arguments: Arguments, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run_operator(op_type, inputs, **arguments)
+
+
+@pytest.mark.parametrize("from_type", [True, False])
+def test_the_gradient_of_a_cast_is_cast_back(from_type: bool) -> None:
+    arguments: Arguments = {"to": "float", **({"from_type": "double"} if from_type else {})}
+    found = gradient_of_x("Cast", np.ones(3), np.array([1, 2, 3], np.float32), **arguments)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, [1, 2, 3])
+
+
+@pytest.mark.parametrize("arguments", [{"to": "int32"}, {"to": "float", "from_type": "int64"}, {"to": "bool"}])
+def test_no_gradient_passes_a_cast_of_integers(arguments: Arguments) -> None:
+    made = gradient(operator_def("Cast", ["x"], ["y"], **arguments), ["y_grad"])
+    assert (made.operators, made.inputs) == ((), (None,))
+
+
+def test_halves_and_floats_are_the_gradients_of_each_other() -> None:
+    x = np.array([1.5, -2.25, 3.0])
+    assert gradient_of_x("FloatToHalf", x.astype(np.float32), x.astype(np.float16)).dtype == np.float32
+    assert gradient_of_x("HalfToFloat", x.astype(np.float16), x.astype(np.float32)).dtype == np.float16
+
+
+def test_cast_like_takes_the_type_of_another_tensor() -> None:
+    [found] = run_operator("CastLike", [np.array([1.75, -2.5]), np.zeros(4, np.int32)])
+    np.testing.assert_array_equal(found, np.array([1, -2], np.int32), strict=True)
+    with pytest.raises(ShapeError, match="strings and numbers do not convert"):
+        run_operator("CastLike", [np.array([1.75]), np.array([b"a"], object)])
+    check_gradient("CastLike", [np.ones(3), np.ones(2)], wanted=[0])
+
+
+STEADY: list[tuple[str, int, Callable[[Array], list[Array]]]] = [
+    *((f"{name}Gradient", 1, lambda x: [x, x]) for name in ("Relu", "Sigmoid", "Tanh", "Clip", "Gelu", "Selu")),
+    *((f"{name}Gradient", 1, lambda x: [x, x]) for name in ("Softmax", "LogSoftmax", "LeakyRelu", "HardSwish", "Erf")),
+    ("SwishGradient", 1, lambda x: [x, x, x]),
+    ("PReluGradient", 2, lambda x: [x, x, x, x[0, :, 0, 0].copy()]),
+    ("AddGradient", 2, lambda x: [x, x, x[0, 0, 0].copy()]),
+    ("MulGradient", 2, lambda x: [x, x, x[:, :1].copy()]),
+    ("DivGradient", 2, lambda x: [x, x, x, x]),
+    ("PowGradient", 2, lambda x: [x, x, x[0, 0, 0].copy(), x]),
+    ("MaxGradient", 2, lambda x: [x, x, x, x[0, 0, 0].copy()]),
+    ("MeanGradient", 2, lambda x: [x, x, x]),
+    ("WhereGradient", 2, lambda x: [x > 0.7, x, x[0, 0, 0].copy(), x]),
+    ("SumReduceLike", 1, lambda x: [x, x[0, 0, 0].copy()]),
+]
+
+
+@pytest.mark.parametrize(("op_type", "outputs", "inputs"), STEADY, ids=[entry[0] for entry in STEADY])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_second_run_allocates_nothing_of_the_size_of_a_tensor(
+    op_type: str, outputs: int, inputs: Callable[[Array], list[Array]], dtype: type
+) -> None:
+    arrays = inputs(np.random.default_rng(0).uniform(0.5, 1, (2, 8, 128, 160)).astype(dtype))
+    workspace = Workspace()
+    names = [f"x{index}" for index in range(len(arrays))]
+    for name, array in zip(names, arrays, strict=True):
+        workspace.feed_blob(name, array)
+    definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)])
+    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
+        net.run()
+        tracemalloc.start()
+        try:
+            net.run()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 100_000
