@@ -12,7 +12,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops import normalization, standardization
+from dagexec.ops import batch_norm, normalization, standardization
 from dagexec.ops.layout import NHWC, image_order, logical_shape
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY
@@ -33,14 +33,16 @@ _GIVEN_STATISTICS, _WITH_SCALE, _WITH_SHIFT = 1, 2, 4
 _ACROSS_CHANNELS = 0xAFF
 
 
-@operator(normalization.SpatialBN.schema, engine="ONEDNN")
-class SpatialBN(OneDNNOperator, normalization.SpatialBN):
-    """Batch normalisation in inference."""
+@operator(batch_norm.SpatialBN.schema, engine="ONEDNN")
+class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
+    """Batch normalisation."""
 
     metas = (FLOAT32, BFLOAT16)
 
     def prepare_primitive(self) -> Step:
         """A product and a sum in one where that is the faster, or a batch normalisation."""
+        if not self.arguments.bool("is_test"):
+            raise UnsupportedFeatureError(f"{self.label}: training mode")
         if self.x(0).ndim == 2:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN normalises images, found 2 axes")
         if image_order(self.call()) == NHWC or self.input(0).meta is not FLOAT32:
