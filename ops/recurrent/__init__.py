@@ -1,10 +1,11 @@
-"""Recurrent layers over whole sequences, and their gradients.
+"""Recurrent layers over whole sequences, their gradients, and the units of one step.
 
 - `layer`, `layer_gradient`: what LSTM and GRU share: sizes, optional inputs, padding, products over all steps; the
   maker of their gradients.
 - `lstm`, `gru`, `lstm_gradient`, `gru_gradient`: the operators.
+- `units`: one step on sums that other operators computed, as in Caffe2.
 """
 
-from dagexec.ops.recurrent import gru, gru_gradient, lstm, lstm_gradient
+from dagexec.ops.recurrent import gru, gru_gradient, lstm, lstm_gradient, units
 
-__all__ = ["gru", "gru_gradient", "lstm", "lstm_gradient"]
+__all__ = ["gru", "gru_gradient", "lstm", "lstm_gradient", "units"]

@@ -120,14 +120,13 @@ class GRUGradient(Operator):
         """
         hidden, one = arrays.sizes.hidden, np.asarray(1, arrays.dtype)
         gates, sums = arrays.saved(0)[low:high, :, number], arrays.sums[low:high, :, number]
-        opened, of_opened = gates[:, :, : 2 * hidden], sums[:, :, : 2 * hidden]
         z, n = gates[:, :, :hidden], gates[:, :, 2 * hidden :]
         of_z, of_r, of_n = (sums[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(3))
         linear = self.arguments.bool("linear_before_reset")
         multiplied = arrays.saved(1)[low:high, number] if linear else earlier
         return [
-            partial(np.subtract, one, opened, of_opened),
-            partial(np.multiply, of_opened, opened, of_opened),
+            partial(np.subtract, one, gates, sums),
+            partial(np.multiply, sums, gates, sums),
             partial(np.subtract, earlier, n, work),
             partial(np.multiply, of_z, work, of_z),
             partial(np.multiply, of_r, multiplied, of_r),

@@ -212,6 +212,7 @@ class WorkArrays:
         self.before: list[Step] = []
         self.after: list[Step] = []
         self._wide: dict[int, Array] = {}
+        self._wide_outputs: dict[int, Array] = {}
         self._nothing: Array | None = None
 
     def x(self, index: int) -> Array:
@@ -229,9 +230,10 @@ class WorkArrays:
         array = self.owner.y(index)
         if not is_narrow(array.dtype):
             return array
-        wide = self.scratch(array.shape)
-        self.after.append(convert(wide, array))
-        return wide
+        if index not in self._wide_outputs:
+            self._wide_outputs[index] = self.scratch(array.shape)
+            self.after.append(convert(self._wide_outputs[index], array))
+        return self._wide_outputs[index]
 
     def scratch(self, shape: Sequence[int]) -> Array:
         """Memory of the step."""

@@ -132,10 +132,9 @@ class LSTMGradient(Operator):
         one = np.asarray(1, arrays.dtype)
         i, o, _, g = (gates[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
         of_i, of_o, of_f, of_g = (sums[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
-        opened, of_opened = gates[:, :, : 3 * hidden], sums[:, :, : 3 * hidden]
         passes: list[Step] = [
-            partial(np.subtract, one, opened, of_opened),
-            partial(np.multiply, of_opened, opened, of_opened),
+            partial(np.subtract, one, gates, sums),
+            partial(np.multiply, sums, gates, sums),
             partial(np.multiply, of_i, g, of_i),
             partial(np.square, g, of_g),
             partial(np.subtract, one, of_g, of_g),

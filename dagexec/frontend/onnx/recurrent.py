@@ -5,41 +5,52 @@ from __future__ import annotations
 from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
-_SEQUENCE_LENGTHS, _INITIAL_H, _INITIAL_C, _PEEPHOLES = 4, 5, 6, 7
-_DEFAULT_ACTIVATIONS = (b"Sigmoid", b"Tanh", b"Tanh")
+_BIAS, _SEQUENCE_LENGTHS, _INITIAL_H, _INITIAL_C, _PEEPHOLES = 3, 4, 5, 6, 7
 
 
 @converts("LSTM")
 def lstm(node: Node) -> list[OperatorDef]:
-    """LSTM with the activations of its definition, whole sequences, and a state before the first step or none."""
-    _require_plain(node)
-    biased, has_state = node.has_input(3), node.has_input(_INITIAL_H)
-    if has_state != node.has_input(_INITIAL_C):
+    """LSTM with the activations of its definition, and a state before the first step or none."""
+    if node.has_input(_PEEPHOLES):
+        raise CannotConvertError("peepholes are not supported")
+    if node.integer("input_forget", 0):
+        raise CannotConvertError("input_forget is not supported")
+    if node.has_input(_INITIAL_H) != node.has_input(_INITIAL_C):
         raise CannotConvertError("initial_h and initial_c must be given together")
-    inputs = list(node.inputs[: 4 if biased else 3])
-    if has_state:
-        inputs += node.inputs[_INITIAL_H : _INITIAL_C + 1]
-    count = max((index + 1 for index in range(3) if node.is_read(index)), default=1)
-    names = ("sequence", "hidden", "cell")
-    outputs = [
-        node.outputs[index] if index < len(node.outputs) and node.outputs[index] else node.new_name(names[index])
-        for index in range(count)
-    ]
-    arguments = {"bias": 1 if biased else None, "initial_state": 1 if has_state else None}
-    hidden = node.integer("hidden_size", 0) or None
-    direction = node.text("direction", "forward")
-    return [node.operator("LSTM", inputs, outputs, direction=direction, hidden_size=hidden, **arguments)]
+    return [_layer(node, (b"Sigmoid", b"Tanh", b"Tanh"), ("sequence", "hidden", "cell"))]
 
 
-def _require_plain(node: Node) -> None:
-    """Raise CannotConvertError for what the operator does not have."""
-    for index, what in ((_SEQUENCE_LENGTHS, "sequence_lens"), (_PEEPHOLES, "peepholes")):
-        if node.has_input(index):
-            raise CannotConvertError(f"{what} are not supported")
+@converts("GRU")
+def gru(node: Node) -> list[OperatorDef]:
+    """GRU with the activations of its definition."""
+    linear = node.integer("linear_before_reset", 0) or None
+    return [_layer(node, (b"Sigmoid", b"Tanh"), ("sequence", "hidden"), linear_before_reset=linear)]
+
+
+def _layer(
+    node: Node, activations: tuple[bytes, ...], outputs: tuple[str, ...], **arguments: int | None
+) -> OperatorDef:
+    """The operator of the node's type. Raises CannotConvertError for what it does not have."""
     if node.integer("layout", 0):
         raise CannotConvertError("layout=1 (batch first) is not supported")
-    if node.integer("input_forget", 0) or "clip" in node:
-        raise CannotConvertError("input_forget and clip are not supported")
-    activations = node.texts("activations") or []
-    if any(name != _DEFAULT_ACTIVATIONS[position % 3] for position, name in enumerate(activations)):
-        raise CannotConvertError(f"activations other than Sigmoid, Tanh, Tanh are not supported, found {activations}")
+    if "clip" in node:
+        raise CannotConvertError("clip is not supported")
+    given = node.texts("activations") or []
+    if any(name != activations[position % len(activations)] for position, name in enumerate(given)):
+        names = ", ".join(name.decode() for name in activations)
+        raise CannotConvertError(f"activations other than {names} are not supported, found {given}")
+    count = max((index + 1 for index in range(len(outputs)) if node.is_read(index)), default=1)
+    return node.operator(
+        node.op_type,
+        [name for name in node.inputs if name],
+        [
+            node.outputs[index] if index < len(node.outputs) and node.outputs[index] else node.new_name(outputs[index])
+            for index in range(count)
+        ],
+        direction=node.text("direction", "forward"),
+        hidden_size=node.integer("hidden_size", 0) or None,
+        bias=1 if node.has_input(_BIAS) else None,
+        sequence_lengths=1 if node.has_input(_SEQUENCE_LENGTHS) else None,
+        initial_state=1 if node.has_input(_INITIAL_H) else None,
+        **arguments,
+    )
