@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.blocking import wait_until
 from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, ShapeError
 from dagexec.core.threads import ThreadWait, threads
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
@@ -72,9 +73,12 @@ class ThreadGroup:
     def fail(self, rank: int, reason: str) -> None:
         """Rank `rank` is to blame: all waits end. The first failure is the one that is told."""
         with self._lock:
-            if self._failure is None:
-                self._failure = _Failure(rank, reason)
-            self._wake(*range(self.size))
+            self._fail(rank, reason)
+
+    def _fail(self, rank: int, reason: str) -> None:
+        if self._failure is None:
+            self._failure = _Failure(rank, reason)
+        self._wake(*range(self.size))
 
     def leave(self, rank: int) -> None:
         """Rank `rank` communicates no more."""
@@ -109,26 +113,29 @@ class ThreadGroup:
 
     def _wait(self, rank: int, other: int, ready: Callable[[], bool], tag: Tag, timeout: float) -> None:
         """Block `rank` until something that `other` does makes `ready()` true."""
-        deadline = threads().monotonic() + timeout
-        while True:
-            with self._lock:
-                self._waited_for.pop(rank, None)
-                if ready() and self._failure is None:
-                    return
-                self._check(rank, other)
-                told = ThreadWait()
-                self._waits[rank].append(told)
-                self._waited_for[rank] = other
-            if not told.wait(max(0.0, deadline - threads().monotonic())):
-                self._fail_of_silence(rank, f"rank {rank} has waited {timeout:g} s in {tag}")
-
-    def _fail_of_silence(self, rank: int, waited: str) -> None:
-        """Blame the rank that the others wait for, directly or not: one that waits for nobody, if there is one."""
         with self._lock:
-            silent = rank
-            for _ in range(self.size):
-                silent = self._waited_for.get(silent, silent)
-        self.fail(silent, f"no message from it, and {waited}")
+            self._waited_for[rank] = other
+            try:
+                in_time = wait_until(
+                    self._lock,
+                    self._waits[rank],
+                    lambda: ready() or self._failure is not None or other in self._left,
+                    f"rank {rank} in {tag}",
+                    timeout,
+                )
+                if not in_time:
+                    self._blame_silence(rank, f"rank {rank} has waited {timeout:g} s in {tag}")
+            finally:
+                del self._waited_for[rank]
+            if self._failure is not None or not ready():
+                self._check(rank, other)
+
+    def _blame_silence(self, rank: int, waited: str) -> None:
+        """Blame the rank that `rank` waits for, directly or not: one that waits for nobody, if there is one."""
+        silent = rank
+        for _ in range(self.size):
+            silent = self._waited_for.get(silent, silent)
+        self._fail(silent, f"no message from it, and {waited}")
 
     def _check(self, rank: int, other: int) -> None:
         """Raise CommunicationError when `rank` waits in vain for `other`. The lock is held."""
@@ -144,8 +151,7 @@ class ThreadGroup:
 
     def _wake(self, *ranks: int) -> None:
         for rank in ranks:
-            waits, self._waits[rank] = self._waits[rank], []
-            for told in waits:
+            for told in self._waits[rank]:
                 told.notify()
 
 
