@@ -1,0 +1,21 @@
+"""Training on several devices at once, synchronously: every step is that of one device with all the data.
+
+    model = parallelize(build_inputs, build_forward, SGD(0.1), devices=["sim:0", "sim:1"])
+    losses = model.step({"data": images, "label": labels})
+
+| Module | What it has |
+|---|---|
+| `parallelizing` | `parallelize` |
+| `places`, `replica` | the devices, and the model on each |
+| `parallel_model` | `ParallelModel`: what is done with the result |
+| `all_reduce_model`, `joint_net`, `bucketing` | one net for all devices |
+| `threaded_model`, `synchronisation`, `pairing` | a thread and nets for each device, as a tree or a ring |
+| `flat_buffer`, `solver_thread` | what those are made of |
+| `batch_statistics` | batch normalisation over the batches of all devices |
+"""
+
+from dagexec.training.data_parallel.parallel_model import ParallelModel
+from dagexec.training.data_parallel.parallelizing import parallelize
+from dagexec.training.data_parallel.places import Place, find_places
+
+__all__ = ["ParallelModel", "Place", "find_places", "parallelize"]

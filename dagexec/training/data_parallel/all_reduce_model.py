@@ -1,0 +1,112 @@
+"""AllReduceModel: all devices in one net, with an all-reduce of each bucket of gradients among its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagexec.core.device import CPU
+from dagexec.core.errors import ArgumentError, ClosedError
+from dagexec.core.proto import NetDef
+from dagexec.core.workspace import Workspace
+from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.observers import Observer
+from dagexec.scheduler.simple import SimpleNet
+from dagexec.training.data_parallel.bucketing import fill_buckets
+from dagexec.training.data_parallel.joint_net import JointNet
+from dagexec.training.data_parallel.pairing import merges_of
+from dagexec.training.data_parallel.parallel_model import Feeds, ParallelModel
+from dagexec.training.data_parallel.places import Place
+from dagexec.training.data_parallel.replica import Replica
+
+_POOLED: dict[str, type[DAGNet]] = {net.net_type: net for net in (DAGNet, AsyncDAGNet)}
+
+
+class AllReduceModel(ParallelModel):
+    """Replicas as parts of one net, in one workspace.
+
+    Attributes:
+        workspace: with the blobs of all replicas.
+        step_net: the net of a step; with micro-batches, of the last one.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        iter_size: int,
+        shared: frozenset[str],
+        *,
+        bucket_bytes: int,
+        net_type: str | None = None,
+        num_workers: int | None = None,
+        streams_per_worker: int = 1,
+    ) -> None:
+        """By default the net is an async_dag one when there is a device other than the host, else a dag one."""
+        super().__init__(replicas, iter_size, shared)
+        self.workspace = Workspace()
+        self._initialise()
+        first = replicas[0]
+        buckets = fill_buckets(first.forward_backward, first.gradients, self._parameter_types(), bucket_bytes)
+        joint = JointNet(first.helper.name, replicas, buckets, iter_size, shared)
+        for replica in replicas:
+            for name in replica.inputs:
+                self.workspace.create_blob(replica.place.blob(name))
+        kind = net_type or ("dag" if all(place.device == CPU for place in self.places) else "async_dag")
+        self._nets: list[BaseNet] = []
+        self.buckets = buckets
+
+        def build(definition: NetDef) -> BaseNet:
+            net: BaseNet
+            if kind in _POOLED:
+                net = _POOLED[kind](
+                    definition, self.workspace, num_workers=num_workers, streams_per_worker=streams_per_worker
+                )
+            elif kind == SimpleNet.net_type:
+                net = SimpleNet(definition, self.workspace)
+            else:
+                raise ArgumentError(f"net type {kind!r} is unknown; expected one of simple, dag, async_dag")
+            self._nets.append(net)
+            return net
+
+        self._gradient_net = build(joint.gradients()) if iter_size > 1 else None
+        self._keep_nets = [build(joint.keep(micro, merges_of(micro, iter_size))) for micro in range(iter_size - 1)]
+        self.step_net = build(joint.step(merges_of(iter_size - 1, iter_size)))
+
+    def step(self, feeds: Feeds | None = None, *, trace: Observer | None = None) -> dict[str, float]:
+        """One step; `trace` is told of the run of the step's net. See `ParallelModel.step`."""
+        if self.closed:
+            raise ClosedError(f"model {self.replicas[0].helper.name!r} is closed, or a step of it has failed")
+        shares = self._shares(feeds)
+        totals = dict.fromkeys(self.losses, 0.0)
+        try:
+            for micro in range(self.iter_size):
+                for replica, share in zip(self.replicas, shares, strict=True):
+                    self._feed(replica, share[micro])
+                if micro < self.iter_size - 1:
+                    assert self._gradient_net is not None
+                    self._gradient_net.run()
+                    self._keep_nets[micro].run()
+                else:
+                    self.step_net.run(trace=trace)
+                for replica in self.replicas:
+                    for loss in self.losses:
+                        totals[loss] += self._loss(replica, loss)
+        except BaseException:
+            self.closed = True
+            raise
+        return {loss: total / (len(self.places) * self.iter_size) for loss, total in totals.items()}
+
+    def workspace_of(self, place: Place) -> Workspace:
+        """The one workspace."""
+        return self.workspace
+
+    def nets(self) -> tuple[BaseNet, ...]:
+        """The net of a step, after those of the micro-batches before the last."""
+        return tuple(self._nets)
+
+    def close(self) -> None:
+        """Close the nets."""
+        self.closed = True
+        for net in self._nets:
+            net.close()

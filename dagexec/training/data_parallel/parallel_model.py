@@ -1,0 +1,181 @@
+"""ParallelModel: what all ways to train on several devices have in common, seen from outside."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.errors import FeedError, MissingBlobError
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.schema import TensorType
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Net, Workspace
+from dagexec.training.data_parallel.places import Place
+from dagexec.training.data_parallel.replica import Replica
+
+Array = npt.NDArray[Any]
+Feeds = Mapping[str, npt.ArrayLike]
+
+
+class ParallelModel(ABC):
+    """A model that is trained on several devices at once. One thread uses it at a time.
+
+    Attributes:
+        replicas: the model on each device.
+        places: where they are.
+        losses: the blobs that are minimised, as the builder calls them.
+        iter_size: micro-batches a device goes through in a step.
+        closed: `close` was called, or a step has failed.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], iter_size: int, shared: frozenset[str]) -> None:
+        """Nothing runs yet."""
+        self.replicas = tuple(replicas)
+        self.places: tuple[Place, ...] = tuple(replica.place for replica in replicas)
+        self.losses = replicas[0].losses
+        self.iter_size = iter_size
+        self.closed = False
+        self._shared = shared
+
+    @abstractmethod
+    def step(self, feeds: Feeds | None = None) -> dict[str, float]:
+        """One step: returns each loss, the mean over all devices and micro-batches.
+
+        `feeds` are the inputs of the whole batch. Their first axis is cut into as many equal parts as there are
+        devices and micro-batches: the first device gets the first `iter_size` of them. Inputs without axes go to all.
+        Raises FeedError when that does not work out, ClosedError after `close` or a failed step, and what a net raises:
+        then the parameters of the first device are those of the step before, or of this one if it was done there.
+        """
+
+    @abstractmethod
+    def workspace_of(self, place: Place) -> Workspace:
+        """The workspace with the blobs of a replica."""
+
+    @abstractmethod
+    def nets(self) -> tuple[Net, ...]:
+        """All nets that steps run."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back threads and streams; nothing runs any more. Parameters can still be read. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fetch(self, blob: str) -> list[Array]:
+        """The blob that the builder calls `blob`, on each device. Raises MissingBlobError."""
+        return [self.workspace_of(place).fetch_blob(place.blob(blob)) for place in self.places]
+
+    def parameters(self) -> dict[str, Array]:
+        """The trained and the computed parameters, as they are on the first device."""
+        helper = self.replicas[0].helper
+        return self._fetched([*helper.parameters, *helper.computed_parameters])
+
+    def state(self) -> dict[str, Array]:
+        """All that a training needs to go on (`ModelHelper.checkpoint_blobs`), as it is on the first device."""
+        return self._fetched(self.replicas[0].helper.checkpoint_blobs())
+
+    def load_state(self, state: Mapping[str, npt.ArrayLike]) -> None:
+        """Give every device what `state` returned, here or on other devices.
+
+        Raises MissingBlobError when something is missing, FeedError when a shape or element type is not the model's.
+        """
+        arrays = {}
+        for name in self.replicas[0].helper.checkpoint_blobs():
+            if name not in state:
+                raise MissingBlobError(f"the state has no {name!r}; it has {sorted(state)}")
+            array, own = np.asarray(state[name]), self._tensor(self.places[0], name)
+            if tuple(array.shape) != own.shape or array.dtype != own.meta.numpy:
+                raise FeedError(
+                    f"the state's {name!r} must be {own.meta} of shape {own.shape}, found {array.dtype} of "
+                    f"{array.shape}"
+                )
+            arrays[name] = array
+        for place in self.places:
+            for name, array in arrays.items():
+                self._tensor(place, name).feed(array)
+
+    def _fetched(self, names: Sequence[str]) -> dict[str, Array]:
+        return {name: self._tensor(self.places[0], name).fetch() for name in names}
+
+    def _tensor(self, place: Place, name: str) -> Tensor:
+        return self.workspace_of(place).get_blob(place.blob(name)).get(Tensor)
+
+    def _initialise(self) -> None:
+        """Fill the parameters on the first device and copy them to the others.
+
+        What is no tensor, such as a mutex, each makes for itself.
+        """
+        self._run_init(self.replicas[0], list(self.replicas[0].init))
+        for replica in self.replicas[1:]:
+            own: list[OperatorDef] = []
+            for definition in replica.init:
+                names = list(definition.output)
+                found = [self.workspace_of(self.places[0]).get_blob(self.places[0].blob(name)).value for name in names]
+                if all(isinstance(value, Tensor) for value in found):
+                    for name, value in zip(names, found, strict=True):
+                        assert isinstance(value, Tensor)
+                        self._copy_to(replica.place, name, value)
+                else:
+                    own.append(definition)
+            self._run_init(replica, own)
+
+    def _copy_to(self, place: Place, name: str, value: Tensor) -> None:
+        """Put the first device's tensor on another device of the same kind of use: what is on the host stays there."""
+        device = place.device if value.device == self.places[0].device else value.device
+        self.workspace_of(place).feed_blob(place.blob(name), value.fetch(), device=device)
+
+    def _run_init(self, replica: Replica, definitions: Sequence[OperatorDef]) -> None:
+        placed = [replica.place.put(definition, self._shared) for definition in definitions]
+        self.workspace_of(replica.place).run_net_once(NetDef(name=f"{replica.helper.name}_init", op=placed))
+
+    def _parameter_types(self) -> dict[str, TensorType]:
+        names = self.replicas[0].gradients
+        tensors = {name: self._tensor(self.places[0], name) for name in names}
+        return {name: TensorType(tensor.shape, tensor.meta) for name, tensor in tensors.items()}
+
+    def _shares(self, feeds: Feeds | None) -> list[list[dict[str, Array]]]:
+        """The inputs by device and micro-batch. Raises FeedError."""
+        inputs = self.replicas[0].inputs
+        arrays = {name: np.asarray(value) for name, value in (feeds or {}).items()}
+        if set(arrays) != set(inputs):
+            raise FeedError(f"expected the inputs {sorted(inputs)}, found {sorted(arrays)}")
+        parts = len(self.places) * self.iter_size
+        for name, array in arrays.items():
+            if array.ndim and array.shape[0] % parts:
+                raise FeedError(
+                    f"input {name!r} has {array.shape[0]} rows, which {len(self.places)} device(s) with "
+                    f"{self.iter_size} micro-batch(es) each cannot share equally"
+                )
+        rows = {name: array.shape[0] // parts for name, array in arrays.items() if array.ndim}
+        return [
+            [
+                {
+                    name: array[(part := device * self.iter_size + micro) * rows[name] : (part + 1) * rows[name]]
+                    if array.ndim
+                    else array
+                    for name, array in arrays.items()
+                }
+                for micro in range(self.iter_size)
+            ]
+            for device in range(len(self.places))
+        ]
+
+    def _feed(self, replica: Replica, arrays: Mapping[str, Array]) -> None:
+        """Feed a replica's inputs on the host; its net copies them to the device."""
+        workspace = self.workspace_of(replica.place)
+        for name, array in arrays.items():
+            workspace.feed_blob(replica.place.blob(name), array)
+
+    def _loss(self, replica: Replica, loss: str) -> float:
+        return float(np.sum(self._tensor(replica.place, loss).fetch(), dtype=np.float64))

@@ -1,0 +1,149 @@
+"""Replicas: the model as each device builds it, with its gradients and updates, and the proof that all are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from dagexec.core.errors import SchemaError
+from dagexec.core.gradient import Gradient
+from dagexec.core.proto import OperatorDef
+from dagexec.training.data_parallel.batch_statistics import share_backward_statistics, share_forward_statistics
+from dagexec.training.data_parallel.places import REPLICA, Place
+from dagexec.training.model_helper import ModelHelper
+from dagexec.training.optimizer import Optimizer
+
+InputBuilder = Callable[[ModelHelper], object]
+ForwardBuilder = Callable[[ModelHelper], Sequence[str] | str]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The operators of one device, with blobs as the builders call them, in no scope.
+
+    Attributes:
+        place: where it will be.
+        helper: the model helper it was built with.
+        losses: the blobs that are minimised.
+        gradients: the gradient of each trained parameter.
+        init: operators that fill its parameters and its optimiser's state.
+        forward_backward: operators of a step up to the gradients.
+        update: operators that change the parameters.
+        shares_statistics: batch normalisation is over the batches of all devices.
+    """
+
+    place: Place
+    helper: ModelHelper
+    losses: tuple[str, ...]
+    gradients: dict[str, Gradient]
+    init: tuple[OperatorDef, ...]
+    forward_backward: tuple[OperatorDef, ...]
+    update: tuple[OperatorDef, ...]
+    shares_statistics: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The blobs that are fed."""
+        return tuple(self.helper.inputs)
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The parameters that a step changes and no gradient does."""
+        return tuple(self.helper.computed_parameters)
+
+
+def build_replica(
+    place: Place,
+    helper: ModelHelper,
+    build_inputs: InputBuilder,
+    build_forward: ForwardBuilder,
+    optimizer: Optimizer,
+    batches: int,
+) -> Replica:
+    """Build the model; batch normalisation is over `batches` devices, if that is more than one.
+
+    Raises SchemaError when the builder names no loss, and what the gradients and the optimiser raise.
+    """
+    with helper.device_scope(REPLICA):
+        build_inputs(helper)
+        found = build_forward(helper)
+    losses = (found,) if isinstance(found, str) else tuple(found or ())
+    if not losses:
+        raise SchemaError(f"model {helper.name!r} on {place}: the forward builder must return the names of its losses")
+    shares = batches > 1 and share_forward_statistics(helper.net, batches)
+    gradients = helper.add_gradient_operators(losses)
+    if shares:
+        share_backward_statistics(helper.net)
+    count = len(helper.net.op)
+    with helper.device_scope(REPLICA):
+        optimizer.add_updates(helper)
+    return Replica(
+        place,
+        helper,
+        losses,
+        gradients,
+        tuple(helper.init_net.op),
+        tuple(helper.net.op[:count]),
+        tuple(helper.net.op[count:]),
+        shares,
+    )
+
+
+def check_same(replicas: Sequence[Replica]) -> None:
+    """Raise SchemaError unless all replicas have the parameters, with their fillers, and the operators of the first.
+
+    The message lists the differences.
+    """
+    first = replicas[0]
+    for other in replicas[1:]:
+        found = _parameter_differences(first, other) or _operator_differences(first, other)
+        if found:
+            raise SchemaError(
+                f"the builders made different models on {first.place} and {other.place}: " + "; ".join(found)
+            )
+
+
+def _parameter_differences(first: Replica, other: Replica) -> list[str]:
+    differences = []
+    for kind in ("parameters", "computed_parameters"):
+        mine, theirs = dict(getattr(first.helper, kind)), dict(getattr(other.helper, kind))
+        for name in dict.fromkeys([*mine, *theirs]):
+            if name not in theirs or name not in mine:
+                where = first.place if name in mine else other.place
+                differences.append(f"parameter {name!r} is only on {where}")
+            elif mine[name] != theirs[name]:
+                differences.append(
+                    f"parameter {name!r} has shape {mine[name]} on {first.place} and {theirs[name]} on {other.place}"
+                )
+    if differences:
+        return differences
+    fillers = {name: op for op in other.init for name in op.output}
+    for op in first.init:
+        for name in op.output:
+            if name not in fillers or _spelled(op) != _spelled(fillers[name]):
+                differences.append(f"parameter {name!r} is filled in another way")
+    return differences
+
+
+def _operator_differences(first: Replica, other: Replica) -> list[str]:
+    pairs = zip_longest((*first.forward_backward, *first.update), (*other.forward_backward, *other.update))
+    for index, (mine, theirs) in enumerate(pairs):
+        if mine is None or theirs is None:
+            where, which = (first.place, mine) if theirs is None else (other.place, theirs)
+            return [f"operator {index}, {which.type} {list(which.output)}, is only on {where}"]
+        if _spelled(mine) != _spelled(theirs):
+            return [
+                f"operator {index} is {mine.type} {list(mine.output)} on {first.place} and {theirs.type} "
+                f"{list(theirs.output)} on {other.place}, or has other inputs or arguments"
+            ]
+    return []
+
+
+def _spelled(definition: OperatorDef) -> bytes:
+    """The operator as bytes, without its device."""
+    plain = OperatorDef()
+    plain.CopyFrom(definition)
+    seed = plain.device_option.random_seed
+    plain.ClearField("device_option")
+    return plain.SerializeToString(deterministic=True) + str(seed).encode()
