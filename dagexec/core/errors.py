@@ -82,6 +82,10 @@ class QueueTimeoutError(DagexecError, TimeoutError):
     """A blobs queue stayed full, or empty, for as long as an operator was to wait."""
 
 
+class DataError(DagexecError):
+    """A batch of training data could not be read. The `__cause__` is what the reader raised."""
+
+
 class FeedError(DagexecError):
     """An input given to a run is unknown, missing, or has the wrong dtype or shape."""
 

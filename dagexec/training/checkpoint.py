@@ -1,0 +1,191 @@
+"""Checkpoints: the state of a training run in a folder, one file a step, the newest whole one to go on from.
+
+A checkpoint is a database of blobs (`dagexec.core.storage.blob_file`) and a record that says which step it is of. It is
+written beside its place and renamed, so a process that is killed leaves the one before; a damaged one is refused by
+name, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.device import CPU
+from dagexec.core.errors import StorageError
+from dagexec.core.storage import database_types
+from dagexec.core.storage.blob_file import BlobFile, read_blob_file, write_blobs
+from dagexec.core.storage.publishing import synchronise_folder
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+
+logger = logging.getLogger("dagexec")
+
+STATE_RECORD = "dagexec/checkpoint"
+_NAME = re.compile(r"step-(\d+)\.(\w+)")
+_whole: dict[Path, tuple[int, int, int]] = {}
+"""Checkpoints that this process wrote or read to the end, with what tells whether they changed since."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        step: steps done when it was written.
+        blobs: names of the blobs, in the order they were given to `save_checkpoint`.
+        extra: what else was to be remembered.
+        path: where it is.
+    """
+
+    step: int
+    blobs: tuple[str, ...]
+    extra: Mapping[str, str]
+    path: Path
+
+
+def save_checkpoint(
+    workspace: Workspace,
+    blobs: Sequence[str],
+    folder: str | os.PathLike[str],
+    step: int,
+    *,
+    db_type: str = "minidb",
+    keep: int = 2,
+    extra: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the tensors `blobs` as the checkpoint of `step`, and remove old ones but the newest `keep` whole ones.
+
+    The file `step-<step>.<db_type>` is on the disk when this returns its path. No net that writes the blobs may run
+    meanwhile. Raises StorageError when it cannot be written (those before it stay), MissingBlobError, ValueError for a
+    negative step or `keep` below 1.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"expected a step from 0 and keep from 1 on, found {step} and {keep}")
+    if db_type not in database_types():
+        raise StorageError(f"database type {db_type!r} is unknown; expected one of {', '.join(database_types())}")
+    path = Path(folder) / f"step-{step:012d}.{db_type}"
+    state = json.dumps({"version": 1, "step": step, "blobs": list(blobs), "extra": dict(extra or {})})
+    tensors = ((name, _values(workspace, name)) for name in blobs)
+    write_blobs(db_type, path, tensors, strings={STATE_RECORD: state.encode()})
+    _whole[path.resolve()] = _identity(path)
+    _remove_old(Path(folder), keep)
+    return path
+
+
+def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
+    """The checkpoints in `folder` by name, the newest first; whether they are whole is not looked at."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    found = [
+        (int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)) and match[2] in database_types()
+    ]
+    return [Path(folder) / name for _, name in sorted(found, reverse=True)]
+
+
+def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint in `folder` that is whole, None when there is none.
+
+    It is read to the end and its checksums are compared; damaged ones are named in the log and passed over.
+    """
+    return next(_whole_ones(Path(folder)), None)
+
+
+def load_checkpoint(workspace: Workspace, path: str | os.PathLike[str]) -> Checkpoint:
+    """Feed the blobs of the checkpoint at `path`, on the devices where they are; new ones on the host.
+
+    Everything is read and checked first: on failure no blob has changed. Raises StorageError, naming file and place.
+    """
+    found, checkpoint = _read(Path(path))
+    for name in checkpoint.blobs:
+        blob = workspace.get_blob_or_none(name)
+        if blob is not None and blob.value is not None and not isinstance(blob.value, Tensor):
+            raise StorageError(f"{path}: blob {name!r} of the workspace holds a {type(blob.value).__name__}, no tensor")
+    for name in checkpoint.blobs:
+        workspace.feed_blob(name, found.tensors[name])
+    return checkpoint
+
+
+def _values(workspace: Workspace, name: str) -> npt.NDArray[Any]:
+    """The values of a blob; its own memory where that is packed and on the host."""
+    tensor = workspace.get_blob(name).get(Tensor)
+    storage = tensor.storage()
+    if tensor.device == CPU and not tensor.is_empty and tensor.is_packed and not (storage and storage.reused):
+        return tensor.array
+    return workspace.fetch_blob(name)
+
+
+def _read(path: Path) -> tuple[BlobFile, Checkpoint]:
+    """A checkpoint, checked. Raises StorageError."""
+    db_type = path.suffix.removeprefix(".")
+    if db_type not in database_types():
+        raise StorageError(f"{path}: not a checkpoint; expected a name that ends in one of {database_types()}")
+    found = read_blob_file(db_type, path, require_checksums=True)
+    try:
+        state = json.loads(found.strings[STATE_RECORD])
+        checkpoint = Checkpoint(int(state["step"]), tuple(state["blobs"]), dict(state["extra"]), path)
+    except (KeyError, ValueError, TypeError) as error:
+        raise StorageError(
+            f"{path}: not a checkpoint: record {STATE_RECORD!r}: {type(error).__name__} {error}"
+        ) from None
+    missing = [name for name in checkpoint.blobs if name not in found.tensors]
+    if missing:
+        raise StorageError(f"{path}: not a checkpoint: blobs are missing: {', '.join(missing)}")
+    return found, checkpoint
+
+
+def _whole_ones(folder: Path) -> Iterator[Path]:
+    for path in checkpoints(folder):
+        try:
+            _read(path)
+        except StorageError as error:
+            logger.warning("checkpoint passed over: %s", error)
+            continue
+        _whole[path.resolve()] = _identity(path)
+        yield path
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    """Remove what is older than the newest `keep` whole checkpoints."""
+    whole = 0
+    for path in checkpoints(folder):
+        if whole >= keep:
+            _whole.pop(path.resolve(), None)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        elif _is_whole(path):
+            whole += 1
+    synchronise_folder(folder)
+
+
+def _is_whole(path: Path) -> bool:
+    if _whole.get(path.resolve()) == _identity(path):
+        return True
+    try:
+        _read(path)
+    except StorageError as error:
+        logger.warning("checkpoint does not count as one to keep: %s", error)
+        return False
+    _whole[path.resolve()] = _identity(path)
+    return True
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """What changes when somebody writes to the checkpoint."""
+    try:
+        status = (path / "data.mdb" if path.is_dir() else path).stat()
+    except OSError:
+        return (-1, -1, -1)
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,73 @@
+"""Threads that fill a blobs queue: a reader net run again and again, or an iterator of batches.
+
+    with QueueFeeder(queue, [reader_net.run], threads=...) as feeder:
+        while training: train_net.run()          # it begins with DequeueBlobs
+
+What a reader raises closes the queue and is the cause of the error that the trainer gets from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from dagexec.core.blobs_queue import BlobsQueue
+from dagexec.core.errors import OperatorError, QueueClosedError
+from dagexec.core.threads import Thread, threads
+
+
+class QueueFeeder:
+    """Threads that call readers, each again and again on a thread of its own, until the queue is closed.
+
+    A reader puts records into the queue itself: `net.run` of a net that ends with EnqueueBlobs. It is over when it
+    raises StopIteration; when all are, or one fails, the queue is closed.
+    """
+
+    def __init__(self, queue: BlobsQueue, readers: Sequence[Callable[[], object]]) -> None:
+        """Start the threads."""
+        self.queue = queue
+        self._lock = threads().owned_lock()
+        self._left = len(readers)
+        self._threads: list[Thread] = []
+        for number, reader in enumerate(readers):
+            self._threads.append(threads().start(lambda reader=reader: self._serve(reader), f"dagexec-feed-{number}"))  # type: ignore[misc]
+
+    @classmethod
+    def of_batches(cls, queue: BlobsQueue, batches: Iterable[Sequence[npt.NDArray[Any]]]) -> Self:
+        """A feeder that enqueues records from an iterator."""
+        iterator = iter(batches)
+        return cls(queue, [lambda: queue.enqueue(next(iterator))])
+
+    def close(self) -> None:
+        """Close the queue and wait for the threads. Idempotent."""
+        self.queue.close()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self, reader: Callable[[], object]) -> None:
+        try:
+            while not self.queue.is_closed:
+                reader()
+        except StopIteration:
+            pass
+        except QueueClosedError:
+            pass
+        except BaseException as error:
+            if not (isinstance(error, OperatorError) and isinstance(error.__cause__, QueueClosedError)):
+                self.queue.close(error)
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.queue.close()
