@@ -129,6 +129,13 @@ class UpdateNet:
         self._helper.net.op.append(made)
         return made.output[0]
 
+    def scaled_rate(self, one: Trained, rate: str, offset: float) -> str:
+        """The blob of a learning rate scaled for one parameter with a dense gradient by Lars."""
+        factor, scaled = f"{one.name}_lars", f"{one.name}_lr"
+        self.add(one, "Lars", [one.name, one.values], [factor], {"offset": float(offset)})
+        self.add(one, "Mul", [factor, rate], [scaled], {"broadcast": 1})
+        return scaled
+
     def add_increment(self) -> None:
         """Append the increment of the iteration counter, unless the net has one."""
         if all(self.iteration not in definition.output for definition in self._helper.net.op):

@@ -12,6 +12,7 @@ from dagexec.ops.optimize import (
     scatter,
     sparse,
     weighted_sum,
+    yellowfin,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "scatter",
     "sparse",
     "weighted_sum",
+    "yellowfin",
 ]

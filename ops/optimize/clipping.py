@@ -107,7 +107,7 @@ class ClipTensorByScaling(Operator):
 
 
 def infer_lars(call: OperatorCall) -> list[TensorType]:
-    """One number of the parameter's type."""
+    """One float32."""
     call.require_types(0, FLOAT32, FLOAT64)
     call.require_same_type(0, 1)
     call.require_shape(1, call.inputs[0].shape, "that of the parameter")
@@ -117,7 +117,7 @@ def infer_lars(call: OperatorCall) -> list[TensorType]:
         require_rate(call, index, what)
     at_least(call, "offset", 0.5)
     at_least(call, "lr_min", 0.02)
-    return [TensorType((1,), call.inputs[0].meta)]
+    return [TensorType((1,), FLOAT32)]
 
 
 def norm_of(array: Array, work: Array) -> Callable[[], float]:
