@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dagexec.core.device import CPU
 from dagexec.core.errors import ArgumentError, ClosedError
@@ -28,7 +28,7 @@ class AllReduceModel(ParallelModel):
 
     Attributes:
         workspace: with the blobs of all replicas.
-        step_net: the net of a step; with micro-batches, of the last one.
+        buckets: the gradients that are summed together.
     """
 
     def __init__(
@@ -52,26 +52,46 @@ class AllReduceModel(ParallelModel):
         for replica in replicas:
             for name in replica.inputs:
                 self.workspace.create_blob(replica.place.blob(name))
-        kind = net_type or ("dag" if all(place.device == CPU for place in self.places) else "async_dag")
-        self._nets: list[BaseNet] = []
         self.buckets = buckets
+        self._joint = joint
+        self._kind = net_type or ("dag" if all(place.device == CPU for place in self.places) else "async_dag")
+        if self._kind not in (*_POOLED, SimpleNet.net_type):
+            raise ArgumentError(f"net type {self._kind!r} is unknown; expected one of simple, dag, async_dag")
+        self._num_workers = num_workers
+        self._streams_per_worker = streams_per_worker
+        self._nets: dict[str, BaseNet] = {}
+        if iter_size == 1:
+            self._net("step", lambda: joint.step(merges_of(0, 1)))
 
-        def build(definition: NetDef) -> BaseNet:
-            net: BaseNet
-            if kind in _POOLED:
-                net = _POOLED[kind](
-                    definition, self.workspace, num_workers=num_workers, streams_per_worker=streams_per_worker
+    @property
+    def step_net(self) -> BaseNet:
+        """The net of a step; with micro-batches, of the last one, which the first step builds."""
+        return self._nets["step"]
+
+    def _net(self, name: str, make: Callable[[], NetDef]) -> BaseNet:
+        """The net of that name, built when the blobs that it reads are on their devices."""
+        if name not in self._nets:
+            definition, pooled = make(), _POOLED.get(self._kind)
+            self._nets[name] = (
+                SimpleNet(definition, self.workspace)
+                if pooled is None
+                else pooled(
+                    definition,
+                    self.workspace,
+                    num_workers=self._num_workers,
+                    streams_per_worker=self._streams_per_worker,
                 )
-            elif kind == SimpleNet.net_type:
-                net = SimpleNet(definition, self.workspace)
-            else:
-                raise ArgumentError(f"net type {kind!r} is unknown; expected one of simple, dag, async_dag")
-            self._nets.append(net)
-            return net
+            )
+        return self._nets[name]
 
-        self._gradient_net = build(joint.gradients()) if iter_size > 1 else None
-        self._keep_nets = [build(joint.keep(micro, merges_of(micro, iter_size))) for micro in range(iter_size - 1)]
-        self.step_net = build(joint.step(merges_of(iter_size - 1, iter_size)))
+    def _run(self, micro_batch: int, trace: Observer | None) -> None:
+        """Run the nets of a micro-batch."""
+        merges, joint = merges_of(micro_batch, self.iter_size), self._joint
+        if merges.keep is None:
+            self._net("step", lambda: joint.step(merges)).run(trace=trace)
+        else:
+            self._net("gradients", joint.gradients).run()
+            self._net(f"keep {micro_batch}", lambda: joint.keep(micro_batch, merges)).run()
 
     def step(self, feeds: Feeds | None = None, *, trace: Observer | None = None) -> dict[str, float]:
         """One step; `trace` is told of the run of the step's net. See `ParallelModel.step`."""
@@ -83,12 +103,7 @@ class AllReduceModel(ParallelModel):
             for micro in range(self.iter_size):
                 for replica, share in zip(self.replicas, shares, strict=True):
                     self._feed(replica, share[micro])
-                if micro < self.iter_size - 1:
-                    assert self._gradient_net is not None
-                    self._gradient_net.run()
-                    self._keep_nets[micro].run()
-                else:
-                    self.step_net.run(trace=trace)
+                self._run(micro, trace)
                 for replica in self.replicas:
                     for loss in self.losses:
                         totals[loss] += self._loss(replica, loss)
@@ -102,11 +117,11 @@ class AllReduceModel(ParallelModel):
         return self.workspace
 
     def nets(self) -> tuple[BaseNet, ...]:
-        """The net of a step, after those of the micro-batches before the last."""
-        return tuple(self._nets)
+        """Those there are: with micro-batches they are built by the first step."""
+        return tuple(self._nets.values())
 
     def close(self) -> None:
         """Close the nets."""
         self.closed = True
-        for net in self._nets:
+        for net in self._nets.values():
             net.close()
