@@ -1,0 +1,240 @@
+"""Cross entropy of probabilities: LabelCrossEntropy with a class a row, CrossEntropy with a distribution; MakeTwoClass.
+
+A probability below 1e-20 counts as that much, in the loss and in what its gradient divides by, as in Caffe2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.ops.blocks import Array, Scratch, compute_dtype
+from dagexec.ops.loss.labels import label_check, require_labels
+from dagexec.ops.loss.rows import RowGradient, RowLoss, gradient_after_inputs, row_gradient_schema, row_loss_schema
+from dagexec.ops.pointwise import scalar_pass
+
+LEAST_PROBABILITY = 1e-20
+
+
+def _require_labelled(call: OperatorCall) -> tuple[int, int]:
+    """Rows and classes of X; a tensor of one axis is one row. Raises ShapeError unless the labels fit."""
+    call.require_types(0, *FLOAT_TYPES)
+    shape = call.inputs[0].shape
+    if not shape:
+        raise call.fail("X must have at least 1 axis, found none")
+    rows, classes = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
+    if rows and not classes:
+        raise call.fail("there must be at least one class")
+    require_labels(call, 1, rows)
+    return rows, classes
+
+
+class _Labelled(Operator):
+    """What LabelCrossEntropy and its gradient share: the probability of each row's label."""
+
+    def picked(self) -> tuple[Array, Array, list[Step]]:
+        """The probabilities of the labels, at least 1e-20, where they are in X, and the steps that find both."""
+        rows, classes = _require_labelled(self.call())
+        x, labels = self.x(0).reshape(-1), self.x(1).reshape(-1)
+        work = compute_dtype(x.dtype)
+        place, given, found = (
+            self.scratch((rows,), np.int64),
+            self.scratch((rows,), x.dtype),
+            self.scratch((rows,), work),
+        )
+        steps: list[Step] = [
+            label_check(self, 1, classes),
+            partial(np.add, np.arange(rows) * classes, labels, out=place),
+            partial(np.take, x, place, out=given, mode="clip"),
+            partial(np.maximum, given, np.asarray(LEAST_PROBABILITY, work), out=found),
+        ]
+        return found, place, steps if rows else []
+
+
+def infer_label_cross_entropy(call: OperatorCall) -> list[TensorType]:
+    """One element a row."""
+    rows, _ = _require_labelled(call)
+    return [TensorType((rows,), call.inputs[0].meta)]
+
+
+@operator(
+    OpSchema(
+        "LabelCrossEntropy",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_label_cross_entropy,
+        doc="Y = -ln max(X[label], 1e-20) for each row of X, probabilities of the classes.",
+        input_names=("X", "label"),
+        output_names=("Y",),
+    )
+)
+class LabelCrossEntropy(_Labelled):
+    """Minus the logarithm of the probability of the label."""
+
+    def prepare(self) -> Step:
+        """Pick, and take the logarithm."""
+        found, _, steps = self.picked()
+        return in_sequence(
+            [*steps, partial(np.log, found, out=found), partial(np.negative, found, out=self.y(0), casting="same_kind")]
+        )
+
+
+def infer_label_cross_entropy_gradient(call: OperatorCall) -> list[TensorType]:
+    """The type of X."""
+    rows, _ = _require_labelled(call)
+    call.require_same_type(0, 2)
+    call.require_shape(2, (rows,), "one element a row")
+    return [call.inputs[0]]
+
+
+@operator(
+    OpSchema(
+        "LabelCrossEntropyGradient",
+        inputs=(3, 3),
+        outputs=(1, 1),
+        infer=infer_label_cross_entropy_gradient,
+        doc="dX = -dY / max(X, 1e-20) at the label of each row, else 0.",
+        input_names=("X", "label", "dY"),
+        output_names=("dX",),
+    )
+)
+class LabelCrossEntropyGradient(_Labelled):
+    """The gradient of LabelCrossEntropy."""
+
+    def prepare(self) -> Step:
+        """Zeros, and an element a row."""
+        found, place, steps = self.picked()
+        dx = self.y(0)
+        return in_sequence(
+            [
+                *steps,
+                partial(np.divide, self.x(2), found, out=found),
+                partial(np.negative, found, out=found),
+                partial(dx.fill, 0),
+                partial(np.put, dx.reshape(-1), place, found, mode="clip"),
+            ]
+        )
+
+
+@gradient_of("LabelCrossEntropy")
+def label_cross_entropy_gradient(request: GradientRequest) -> GradientOperators:
+    """LabelCrossEntropyGradient(X, label, dY) -> dX."""
+    return request.single("LabelCrossEntropyGradient", [*request.definition.input, request.dy(0)], [0])
+
+
+@operator(
+    row_loss_schema(
+        "CrossEntropy",
+        ("X", "label"),
+        "Y = -sum of label * ln max(X, 1e-20) over each row, of the first axis: X probabilities, label a distribution.",
+    )
+)
+class CrossEntropy(RowLoss):
+    """Cross entropy of two distributions."""
+
+    def passes(self, sources: Sequence[Array], z: Array, scratch: Scratch) -> list[Step]:
+        """The formula."""
+        x, label = sources
+        logarithm = scratch(0, x.shape)
+        return [
+            scalar_pass(np.maximum, x, LEAST_PROBABILITY, logarithm),
+            partial(np.log, logarithm, out=logarithm),
+            partial(np.multiply, logarithm, label, out=logarithm),
+            partial(np.add.reduce, logarithm, axis=1, out=z),
+            partial(np.negative, z, out=z),
+        ]
+
+
+@operator(row_gradient_schema("CrossEntropyGradient", ("X", "label", "dY"), ("dX",)))
+class CrossEntropyGradient(RowGradient):
+    """dX = -dY * label / max(X, 1e-20)."""
+
+    def passes(self, sources: Sequence[Array], dz: Array, targets: Sequence[Array], scratch: Scratch) -> list[Step]:
+        """The formula."""
+        x, label = sources
+        [dx] = targets
+        return [
+            scalar_pass(np.maximum, x, LEAST_PROBABILITY, dx),
+            partial(np.divide, label, dx, out=dx),
+            partial(np.multiply, dx, dz, out=dx),
+            partial(np.negative, dx, out=dx),
+        ]
+
+
+gradient_after_inputs("CrossEntropy", (0,))
+
+
+def infer_make_two_class(call: OperatorCall) -> list[TensorType]:
+    """Two columns."""
+    meta = call.require_types(0, *FLOAT_TYPES)
+    shape = call.inputs[0].shape
+    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):
+        raise call.fail(f"X must have shape (N,) or (N, 1), found {shape}")
+    return [TensorType((shape[0], 2), meta)]
+
+
+@operator(
+    OpSchema(
+        "MakeTwoClass",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_make_two_class,
+        doc="Y[i] = (1 - X[i], X[i]): the probabilities of both classes, from that of the second.",
+        input_names=("X",),
+        output_names=("Y",),
+    )
+)
+class MakeTwoClass(Operator):
+    """Probabilities of two classes."""
+
+    def prepare(self) -> Step:
+        """Two columns."""
+        x, y = self.x(0).reshape(-1), self.y(0)
+        return in_sequence([partial(np.subtract, np.ones((), x.dtype), x, out=y[:, 0]), partial(np.copyto, y[:, 1], x)])
+
+
+def infer_make_two_class_gradient(call: OperatorCall) -> list[TensorType]:
+    """One element a row."""
+    meta = call.require_types(0, *FLOAT_TYPES)
+    rows, columns = call.require_rank(0, 2)
+    if columns != 2:
+        raise call.fail(f"dY must have 2 columns, found {columns}")
+    if len(call.inputs) == 1:
+        return [TensorType((rows,), meta)]
+    if call.inputs[1].elements != rows:
+        raise call.fail(f"X must have {rows} elements, one a row of dY, found shape {call.inputs[1].shape}")
+    return [TensorType(call.inputs[1].shape, meta)]
+
+
+@operator(
+    OpSchema(
+        "MakeTwoClassGradient",
+        inputs=(1, 2),
+        outputs=(1, 1),
+        infer=infer_make_two_class_gradient,
+        doc="dX[i] = dY[i, 1] - dY[i, 0], of shape (N,), or that of X where it is given.",
+        input_names=("dY", "X"),
+        output_names=("dX",),
+    )
+)
+class MakeTwoClassGradient(Operator):
+    """The gradient of MakeTwoClass."""
+
+    def prepare(self) -> Step:
+        """A difference of columns."""
+        dy = self.x(0)
+        return partial(np.subtract, dy[:, 1], dy[:, 0], out=self.y(0).reshape(-1))
+
+
+@gradient_of("MakeTwoClass")
+def make_two_class_gradient(request: GradientRequest) -> GradientOperators:
+    """MakeTwoClassGradient(dY, X) -> dX."""
+    return request.single("MakeTwoClassGradient", [request.dy(0), request.x(0)], [0])
