@@ -1,0 +1,1 @@
+"""Tests of the operators that optimisers are made of."""

@@ -1,0 +1,82 @@
+"""Running update operators for several steps, and the rules again, one element after the other in Python's floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec import NetDef, Workspace
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.device import Device
+from dagexec.scheduler.simple import SimpleNet
+from tests.ops.running import operator_def
+
+Array = npt.NDArray[Any]
+RATES = (-0.1, -0.05, -0.07)
+DEVICES = ("cpu", "sim:0")
+
+
+def run_steps(
+    op_type: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    blobs: Mapping[str, Array],
+    fed: Sequence[Mapping[str, Array]],
+    *,
+    device: str = "cpu",
+    **arguments: ArgumentValue,
+) -> dict[str, Array]:
+    """What the outputs hold after a run of the operator for each entry of `fed`, blobs to feed before it."""
+    definition = operator_def(op_type, list(inputs), list(outputs), **arguments)
+    definition.device_option.CopyFrom(Device.parse(device).to_option())
+    workspace = Workspace()
+    for name, array in blobs.items():
+        workspace.feed_blob(name, array)
+    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
+        for step in fed:
+            for name, array in step.items():
+                workspace.feed_blob(name, array)
+            net.run()
+        return {name: workspace.fetch_blob(name).copy() for name in outputs}
+
+
+def scalar(value: float) -> Array:
+    """One float32."""
+    return np.array([value], np.float32)
+
+
+def counter(value: int) -> Array:
+    """One int64."""
+    return np.array([value], np.int64)
+
+
+Formula = Callable[[float, list[float], float, float, int], tuple[float, list[float], list[float]]]
+"""Parameter, state, gradient, rate and iteration of one element to the new parameter, state and extra outputs."""
+
+
+def each_element(
+    formula: Formula, param: Array, state: Sequence[Array], grads: Sequence[Array], rates: Sequence[float]
+) -> tuple[Array, list[Array], list[Array]]:
+    """Parameter, state and the last step's extra outputs after the formula was applied to every element, step by step.
+
+    A state array may have several numbers an element, in a last axis.
+    """
+    values = param.astype(np.float64).reshape(-1).copy()
+    states = [array.astype(np.float64).reshape(values.size, -1).copy() for array in state]
+    extras: list[list[float]] = [[] for _ in values]
+    for iteration, (grad, rate) in enumerate(zip(grads, rates, strict=True), 1):
+        slope = grad.astype(np.float64).reshape(-1)
+        for place in range(values.size):
+            own = [number for array in states for number in array[place]]
+            values[place], found, extras[place] = formula(values[place], own, slope[place], rate, iteration)
+            rest = list(found)
+            for array in states:
+                for column in range(array.shape[1]):
+                    array[place, column] = rest.pop(0)
+    shaped = [array.reshape(old.shape) for array, old in zip(states, state, strict=True)]
+    count = len(extras[0]) if extras else 0
+    outputs = [np.array([extra[k] for extra in extras]).reshape(param.shape) for k in range(count)]
+    return values.reshape(param.shape), shaped, outputs
