@@ -143,9 +143,7 @@ def parallel_images(
     )
 
 
-def trained(
-    model: ParallelModel, batches: Sequence[dict[str, Array]]
-) -> tuple[list[float], dict[str, Array]]:
+def trained(model: ParallelModel, batches: Sequence[dict[str, Array]]) -> tuple[list[float], dict[str, Array]]:
     """The losses of a step on each batch, and the parameters after them. Closes the model."""
     with model:
         losses = [sum(model.step(batch).values()) for batch in batches]
@@ -156,7 +154,9 @@ def largest_difference(one: dict[str, Array], other: dict[str, Array]) -> float:
     """The largest difference between two states, relative to the largest number of the tensor."""
     assert one.keys() == other.keys()
     return max(
-        float(np.max(np.abs(one[name] - other[name]), initial=0.0) / max(np.max(np.abs(other[name]), initial=0.0), 1e-3))
+        float(
+            np.max(np.abs(one[name] - other[name]), initial=0.0) / max(np.max(np.abs(other[name]), initial=0.0), 1e-3)
+        )
         for name in one
     )
 

@@ -1,0 +1,254 @@
+"""Failures: models that differ, a replica that fails at any point, bad feeds; and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagexec.core.errors import (
+    ArgumentError,
+    ClosedError,
+    CommunicationError,
+    FeedError,
+    MissingBlobError,
+    OperatorError,
+    SchemaError,
+)
+from dagexec.core.operator import Operator
+from dagexec.scheduler.exploration import explore
+from dagexec.training.data_parallel import ParallelModel, parallelize
+from dagexec.training.fillers import constant
+from dagexec.training.model_helper import ModelHelper
+from dagexec.training.optimizer import SGD
+from tests.nets import temporary_operator
+from tests.training.data_parallel.problems import (
+    dyadic,
+    image_batch,
+    images,
+    lenet,
+    normalised,
+    number_batch,
+    numbers,
+    parallel_images,
+    same_bytes,
+    trained,
+)
+
+REDUCTIONS = ["allreduce", "tree", "ring"]
+
+
+def solver_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dagexec-tiny-")]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_a_label_out_of_range_on_one_device_ends_all_with_the_operator_that_found_it(
+    reduction: str, failing: int
+) -> None:
+    model = parallel_images(normalised, ["cpu"] * 4, reduction=reduction)
+    with model:
+        model.step(image_batch(8))
+        before = model.parameters()
+        batch = image_batch(8, seed=1)
+        batch["label"][2 * failing] = 77
+        with pytest.raises(OperatorError, match=f"SoftmaxWithLoss 'cpu_{failing}/softmax'.*77"):
+            model.step(batch)
+        assert not same_bytes(
+            {name: array for name, array in model.parameters().items() if not name.endswith(("_rm", "_riv"))},
+            {name: array for name, array in before.items() if not name.endswith(("_rm", "_riv"))},
+        )
+        with pytest.raises(ClosedError, match="or a step of it has failed"):
+            model.step(image_batch(8))
+    assert not solver_threads()
+
+
+class PlannedError(Exception):
+    """What a test raises."""
+
+
+def failing_operators(points: dict[str, int], at: int) -> Callable[[Operator], object]:
+    """What an operator in the net does: counts its calls by device, and raises at call `at` on cpu_1."""
+
+    def body(operator: Operator) -> None:
+        place = operator.definition.input[0].split("/")[0]
+        points[place] = points.get(place, 0) + 1
+        if place == "cpu_1" and points[place] > at:
+            raise PlannedError(f"call {at}")
+
+    return body
+
+
+def with_checkpoints(helper: ModelHelper) -> list[str]:
+    """`dyadic` with an operator before and behind its layers."""
+    helper.add_operator("Checkpointed", ["x"], ["before"])
+    losses = dyadic(helper)
+    helper.add_operator("Checkpointed", ["y"], ["behind"])
+    return losses
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("at", range(4))
+def test_a_replica_that_fails_in_any_micro_batch_ends_the_step_of_all(reduction: str, at: int) -> None:
+    with temporary_operator("Checkpointed", failing_operators({}, at)):
+        model = parallel_images(
+            with_checkpoints, ["cpu"] * 3, reduction=reduction, iter_size=2, inputs=numbers, timeout=1e6
+        )
+        with model, pytest.raises(OperatorError, match=f"PlannedError: call {at}"):
+            model.step(number_batch(12))
+    assert not solver_threads()
+
+
+def test_ctrl_c_in_the_calling_thread_ends_all_threads() -> None:
+    def body(operator: Operator) -> None:
+        if operator.definition.input[0].startswith("cpu_0/"):
+            raise KeyboardInterrupt
+
+    with temporary_operator("Checkpointed", body):
+        for reduction in ("tree", "ring"):
+            model = parallel_images(with_checkpoints, ["cpu"] * 3, reduction=reduction, inputs=numbers, timeout=1e6)
+            with model, pytest.raises(KeyboardInterrupt):
+                model.step(number_batch(12))
+            assert not solver_threads()
+
+
+@pytest.mark.parametrize("reduction", ["tree", "ring"])
+def test_every_schedule_of_the_threads_gives_the_same_bytes(reduction: str) -> None:
+    data = [number_batch(12), number_batch(12)]
+    _, expected = trained(parallel_images(dyadic, ["cpu"], inputs=numbers, iter_size=3), data)
+
+    def scenario() -> list[str]:
+        model = parallel_images(dyadic, ["cpu"] * 3, inputs=numbers, reduction=reduction, timeout=1e6)
+        return same_bytes(trained(model, data)[1], expected)
+
+    for seed in range(12):
+        schedule = explore(scenario, seed)
+        schedule.raise_failure()
+        assert schedule.result == []
+
+
+@pytest.mark.parametrize("reduction", ["tree", "ring"])
+def test_in_every_schedule_a_failure_ends_all_threads(reduction: str) -> None:
+    def scenario() -> None:
+        model = parallel_images(with_checkpoints, ["cpu"] * 3, inputs=numbers, reduction=reduction, timeout=1e6)
+        with model:
+            model.step(number_batch(12))
+            with pytest.raises(OperatorError, match="PlannedError"):
+                model.step(number_batch(12))
+
+    for seed in range(12):
+        with temporary_operator("Checkpointed", failing_operators({}, 2)):
+            explore(scenario, seed).raise_failure()
+
+
+def test_a_replica_that_does_not_answer_is_named() -> None:
+    started = threading.Event()
+    done = threading.Event()
+
+    def body(operator: Operator) -> None:
+        if operator.definition.input[0].startswith("cpu_1/"):
+            started.set()
+            done.wait(20)
+
+    with temporary_operator("Checkpointed", body):
+        model = parallel_images(with_checkpoints, ["cpu"] * 2, inputs=numbers, reduction="tree", timeout=0.2)
+        threading.Thread(target=lambda: (started.wait(20), done.wait(1), done.set()), daemon=True).start()
+        with model, pytest.raises(CommunicationError, match="rank 1 failed: no message from it"):
+            model.step(number_batch(12))
+
+
+def differing(change: Callable[[ModelHelper, int], None]) -> Callable[[ModelHelper], list[str]]:
+    """A builder that makes another model each time, as `change(helper, number)` says."""
+    calls: list[int] = []
+
+    def forward(helper: ModelHelper) -> list[str]:
+        calls.append(len(calls))
+        x = helper.fc("data", "fc", 64, 10)
+        change(helper, calls[-1])
+        return [helper.softmax_with_loss(x, "label")[1]]
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda helper, number: helper.fc("fc", f"extra{number}", 10, 3),
+            "parameter 'extra0_w' is only on cpu_0; parameter 'extra0_b' is only on cpu_0; "
+            "parameter 'extra1_w' is only on cpu_1",
+        ),
+        (
+            lambda helper, number: helper.add_parameter("p", (2 + number,), constant(0), trained=False),
+            r"parameter 'p' has shape \(2,\) on cpu_0 and \(3,\) on cpu_1",
+        ),
+        (
+            lambda helper, number: helper.add_parameter("p", (2,), constant(number), trained=False),
+            "parameter 'p' is filled in another way",
+        ),
+        (
+            lambda helper, number: helper.relu("fc", "r") if number else helper.sigmoid("fc", "r"),
+            r"operator 1 is Sigmoid \['r'\] on cpu_0 and Relu \['r'\] on cpu_1",
+        ),
+        (
+            lambda helper, number: helper.relu("fc", "r") if number else None,
+            "operator 1 is SoftmaxWithLoss .* on cpu_0 and Relu",
+        ),
+    ],
+)
+def test_models_that_differ_are_refused_with_a_list_of_the_differences(change: Any, problem: str) -> None:
+    def make() -> ModelHelper:
+        return ModelHelper("tiny", training=True)
+
+    forward = differing(change)
+
+    def forward_with_all_trained(helper: ModelHelper) -> list[str]:
+        losses = forward(helper)
+        extra = [name for name in helper.parameters if name.startswith("extra") and name.endswith("_w")]
+        for name in extra:  # so that each has a gradient
+            blob = name.removesuffix("_w")
+            losses.append(helper.add_operator("AveragedLoss", [blob], [f"{blob}_loss"]))
+        return losses
+
+    with pytest.raises(SchemaError, match="the builders made different models on cpu_0 and cpu_1: .*" + problem):
+        parallelize(images, forward_with_all_trained, SGD(0.1), devices=["cpu", "cpu"], make_helper=make)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="reduction must be one of allreduce, tree, ring, found 'star'"):
+        parallel_images(lenet, ["cpu"], reduction="star")
+    with pytest.raises(ArgumentError, match="iter_size must be at least 1, found 0"):
+        parallel_images(lenet, ["cpu"], iter_size=0)
+    with pytest.raises(ArgumentError, match="net type 'fast' is unknown"):
+        parallel_images(lenet, ["cpu"], net_type="fast")
+    with pytest.raises(SchemaError, match="must return the names of its losses"):
+        parallel_images(lambda helper: [], ["cpu"])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_bad_feeds_and_states_are_refused_and_the_model_goes_on(reduction: str) -> None:
+    with parallel_images(lenet, ["cpu"] * 2, reduction=reduction, iter_size=2) as model:
+        with pytest.raises(FeedError, match=r"'data' has 10 rows, which 2 device\(s\) with 2 micro-batch"):
+            model.step(image_batch(10))
+        with pytest.raises(FeedError, match=r"expected the inputs \['data', 'label'\], found \[\]"):
+            model.step()
+        state = model.state()
+        with pytest.raises(MissingBlobError, match="the state has no 'conv1_w'"):
+            model.load_state({})
+        with pytest.raises(FeedError, match=r"'conv1_b' must be float32? of shape \(4,\), found float64 of \(5,\)"):
+            model.load_state(state | {"conv1_b": np.ones(5)})
+        assert not same_bytes(model.state(), state)
+        assert model.step(image_batch(8))["loss"] > 0
+
+
+def test_a_closed_model_still_has_its_parameters() -> None:
+    model: ParallelModel = parallel_images(lenet, ["cpu", "sim:0"], reduction="tree")
+    model.close()
+    model.close()
+    assert model.parameters()["conv1_w"].shape == (4, 1, 3, 3)
+    with pytest.raises(ClosedError):
+        model.step(image_batch(4))

@@ -1,0 +1,109 @@
+"""Nets of several devices: every pair of accesses is ordered, all shapes are known, and ResNet-20 trains the same."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dagexec.core.dtypes import FLOAT64, INT32
+from dagexec.core.sim import simulated
+from dagexec.scheduler.hazards.check import check_net
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.preparation import dynamic_operators
+from dagexec.training.data_parallel import parallelize
+from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
+from dagexec.training.model_helper import ModelHelper
+from dagexec.training.optimizer import SGD
+from dagexec.zoo.architecture import Images
+from dagexec.zoo.resnet_cifar import RESNET20
+from tests.training.data_parallel.problems import (
+    DoubleHelper,
+    image_batch,
+    normalised,
+    parallel_images,
+    same_bytes,
+    trained,
+)
+
+
+@pytest.mark.parametrize("devices", [["cpu"] * 3, ["sim:0", "sim:1", "sim:2"], ["cpu", "sim:1"]], ids=str)
+@pytest.mark.parametrize("reduction", ["allreduce", "tree", "ring"])
+@pytest.mark.parametrize("iter_size", [1, 2])
+def test_all_accesses_are_ordered_and_all_shapes_known_before_a_run(
+    devices: list[str], reduction: str, iter_size: int
+) -> None:
+    kinds = {"net_type": "async_dag", "num_workers": 2}
+    with parallel_images(
+        normalised, devices, reduction=reduction, iter_size=iter_size, bucket_bytes=300, **kinds
+    ) as model:
+        model.step(image_batch(12))
+        nets = model.nets()
+        assert nets
+        for net in nets:
+            assert isinstance(net, BaseNet)
+            proof = check_net(net)
+            assert proof.holds, [str(found) for found in (*proof.unordered, *proof.overwritten)]
+            assert not dynamic_operators(net.graph, frozenset())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_the_devices_work_gives_the_same_bytes(seed: int) -> None:
+    data = [image_batch(12, seed=number) for number in range(2)]
+    names = ["sim:0", "sim:1", "sim:2"]
+    _, expected = trained(parallel_images(normalised, ["cpu"] * 3), data)
+    with simulated(names, seed=seed):
+        model = parallel_images(normalised, names, bucket_bytes=300, num_workers=2, streams_per_worker=2)
+        _, found = trained(model, data)
+    assert same_bytes(found, expected) == []
+
+
+def test_buckets_are_summed_while_the_backward_pass_goes_on() -> None:
+    """The operators of the first bucket need nothing that the last layers' gradients do not."""
+    with parallel_images(normalised, ["sim:0", "sim:1"], bucket_bytes=1) as model:
+        assert isinstance(model, AllReduceModel)
+        model.step(image_batch(8))
+        graph = model.step_net.graph
+        labels = [graph.label(index) for index in range(len(graph))]
+        reduced = next(index for index, label in enumerate(labels) if label.startswith("UnpackBucket 'sim_0/pred"))
+        needed, todo = set(), [reduced]
+        while todo:
+            for parent in graph.parents[todo.pop()]:
+                if parent not in needed:
+                    needed.add(parent)
+                    todo.append(parent)
+        late = [index for index, label in enumerate(labels) if label.startswith("ConvGradient")]
+        assert late
+        assert not needed.intersection(late)
+
+
+def resnet20(helper: ModelHelper) -> list[str]:
+    return [RESNET20.add_training_layers(helper, "data", "label", Images(1, 16, 10))]
+
+
+def digits(double: bool, helper: ModelHelper) -> None:
+    helper.add_input("data", (None, 1, 16, 16), *((FLOAT64,) if double else ()))
+    helper.add_input("label", (None,), INT32)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_resnet20_on_two_devices_has_the_loss_curve_of_one(double: bool) -> None:
+    dtype = np.float64 if double else np.float32
+    random = np.random.default_rng(0)
+    data = [
+        {
+            "data": random.standard_normal((8, 1, 16, 16)).astype(dtype),
+            "label": random.integers(0, 10, 8).astype(np.int32),
+        }
+        for _ in range(3)
+    ]
+    make = partial(DoubleHelper if double else ModelHelper, "resnet20", seed=1, training=True)
+    curves = []
+    for devices in (["cpu"], ["sim:0", "sim:1"]):
+        model = parallelize(
+            partial(digits, double), resnet20, SGD(0.02, momentum=0.9), devices=devices, make_helper=make
+        )
+        curves.append(trained(model, data)[0])
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-11 if double else 1e-5)
+    assert len(set(curves[0])) == 3
