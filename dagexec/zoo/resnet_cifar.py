@@ -6,7 +6,7 @@ Shortcuts have no parameters: where a stage halves the image, they take every ot
 
 from __future__ import annotations
 
-from dagexec.training.fillers import constant, gaussian, uniform
+from dagexec.training.fillers import gaussian, uniform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images, stand_in
 
@@ -30,9 +30,9 @@ def _layers(helper: ModelHelper, x: str, images: Images) -> str:
 def _conv_bn(
     helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, stride: int = 1, last: bool = False
 ) -> str:
-    """3x3 convolution and batch normalisation; for training the scale of a block's last one starts at zero."""
+    """3x3 convolution and batch normalisation."""
     x = helper.conv(x, name, dim_in, dim_out, kernel=3, stride=stride, pad=1, bias=False)
-    last_scale = stand_in(helper, uniform(0.1, 0.5), constant(0))
+    last_scale = stand_in(helper, uniform(0.1, 0.5))
     return helper.spatial_bn(x, f"{name}_bn", dim_out, scale_init=last_scale if last else None)
 
 
