@@ -1,4 +1,4 @@
-"""Real data that needs no download: the handwritten digits that scikit-learn bundles (`pip install dagexec[examples]`)."""
+"""Real data without a download: the handwritten digits that scikit-learn bundles (`pip install dagexec[examples]`)."""
 
 from __future__ import annotations
 

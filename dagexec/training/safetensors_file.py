@@ -1,4 +1,4 @@
-"""Parameters as safetensors files, the format that model hubs exchange weights in (`pip install dagexec[safetensors]`)."""
+"""Parameters as safetensors files, in which model hubs exchange weights (`pip install dagexec[safetensors]`)."""
 
 from __future__ import annotations
 

@@ -108,6 +108,8 @@ def read_blobs(
             if key == INTEGRITY_KEY:
                 content = decode_blob(cursor.value, most_bytes).content
                 integrity = content if isinstance(content, bytes) else b""
+                if cursor.value != encode_string(key, integrity):
+                    raise StorageError("damaged: the record of checksums has changed")
             else:
                 sums[key] = zlib.crc32(cursor.value), len(cursor.value)
                 name = blob_name(key)
