@@ -22,6 +22,7 @@ from dagexec.ops import (
     loss,
     nan_check,
     normalization,
+    normalization_gradient,
     onednn,
     optimize,
     pad,
@@ -43,9 +44,11 @@ from dagexec.ops import (
     spatial,
     spatial_gradient,
     standardization,
+    standardization_gradient,
     storage,
     unary,
     unary_gradient,
+    unit_norm,
     variadic_gradient,
 )
 
@@ -71,6 +74,7 @@ __all__ = [
     "loss",
     "nan_check",
     "normalization",
+    "normalization_gradient",
     "onednn",
     "optimize",
     "pad",
@@ -92,8 +96,10 @@ __all__ = [
     "spatial",
     "spatial_gradient",
     "standardization",
+    "standardization_gradient",
     "storage",
     "unary",
     "unary_gradient",
+    "unit_norm",
     "variadic_gradient",
 ]
