@@ -57,6 +57,11 @@ def block_indices(shape: tuple[int, ...], limit: int = BLOCK) -> list[Index]:
     return [(*outer, piece) for outer in product(*map(range, shape[:cut])) for piece in ranges]
 
 
+def row_pieces(rows: int, count: int) -> list[slice]:
+    """Ranges of at most `count` rows, in order."""
+    return [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
+
+
 def even_ranges(shape: Sequence[int], most: int) -> list[list[slice]]:
     """For each axis, ranges that cut an array of `shape` (sizes of 1 or more) into boxes of at most `most` elements.
 

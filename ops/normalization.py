@@ -13,7 +13,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Step, in_sequence
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
@@ -37,7 +37,8 @@ def require_channel_parameters(call: OperatorCall, indices: Sequence[int], chann
     call.require_same_type(*indices)
 
 
-def _window_size(call: OperatorCall) -> int:
+def window_size(call: OperatorCall) -> int:
+    """Argument `size`. Raises ArgumentError unless it is odd and at least 1."""
     size = call.arguments.int("size", 0)
     if size < 1 or size % 2 == 0:
         raise ArgumentError(f"{call.label}: argument 'size' must be odd and at least 1, found {size}")
@@ -49,7 +50,7 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *FLOAT_TYPES)
     if len(call.inputs[0].shape) < 2:
         raise call.fail(f"X must have at least 2 axes, found {len(call.inputs[0].shape)}")
-    _window_size(call)
+    window_size(call)
     check_blocks(call, 0)
     for name in ("alpha", "beta", "bias"):
         call.arguments.float(name, 1.0)
@@ -91,7 +92,7 @@ class LRN(ImageOperator):
         count = min(view[0], max(1, BLOCK // (view[1] * view[2])))
         wide = is_narrow(x.dtype)
         spare = [self.scratch((count, *view[1:]), compute_dtype(x.dtype)) for _ in range(4 if wide else 2)]
-        size = _window_size(call)
+        size = window_size(call)
         steps: list[Step] = []
         for (piece,) in block_indices((view[0],), count):
             source, target = x.reshape(view)[piece], outputs[0][piece]
@@ -107,14 +108,8 @@ class LRN(ImageOperator):
         return in_sequence(steps)
 
     def _passes(self, x: Array, y: Array, squares: Array, scale: Array, size: int) -> list[Step]:
-        alpha, beta = self.arguments.float("alpha", 0.0), self.arguments.float("beta", 0.0)
-        steps: list[Step] = [partial(np.square, x, out=squares), partial(np.copyto, scale, squares)]
-        for distance in range(1, min(size // 2 + 1, x.shape[1])):
-            above, below = scale[:, distance:], scale[:, :-distance]
-            steps.append(partial(np.add, above, squares[:, :-distance], out=above))
-            steps.append(partial(np.add, below, squares[:, distance:], out=below))
-        steps.append(scalar_pass(np.multiply, scale, alpha / size, scale))
-        steps.append(scalar_pass(np.add, scale, self.arguments.float("bias", 1.0), scale))
+        beta = self.arguments.float("beta", 0.0)
+        steps = lrn_scale_passes(self, x, squares, scale, size)
         if beta == 0.75:
             return [
                 *steps,
@@ -124,3 +119,24 @@ class LRN(ImageOperator):
                 partial(np.divide, x, squares, out=y),
             ]
         return [*steps, scalar_pass(np.power, scale, -beta, squares), partial(np.multiply, x, squares, out=y)]
+
+
+def window_passes(x: Array, out: Array, size: int) -> list[Step]:
+    """The passes that write to `out` the sums of `x` over the `size` neighbours on axis 1, fewer at the ends."""
+    steps: list[Step] = [partial(np.copyto, out, x)]
+    for distance in range(1, min(size // 2 + 1, x.shape[1])):
+        above, below = out[:, distance:], out[:, :-distance]
+        steps.append(partial(np.add, above, x[:, :-distance], out=above))
+        steps.append(partial(np.add, below, x[:, distance:], out=below))
+    return steps
+
+
+def lrn_scale_passes(owner: Operator, x: Array, squares: Array, scale: Array, size: int) -> list[Step]:
+    """The passes that write LRN's `scale`; `squares` is overwritten."""
+    alpha = owner.arguments.float("alpha", 0.0)
+    return [
+        partial(np.square, x, out=squares),
+        *window_passes(squares, scale, size),
+        scalar_pass(np.multiply, scale, alpha / size, scale),
+        scalar_pass(np.add, scale, owner.arguments.float("bias", 1.0), scale),
+    ]

@@ -12,8 +12,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow
-from dagexec.ops.loss.labels import label_check, require_labels, row_pieces
+from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
+from dagexec.ops.loss.labels import label_check, require_labels
 
 no_gradient("Accuracy", "MultiClassAccuracy")
 

@@ -74,7 +74,7 @@ class L1DistanceGradient(RowGradient):
     """dX = dZ * sign(X - Y), 0 where they differ by no more than 1e-12; dY = -dX."""
 
     def passes(self, sources: Sequence[Array], dz: Array, targets: Sequence[Array], scratch: Scratch) -> list[Step]:
-        """The sign of the difference, once what is too small for one is gone: |d| - min(|d|, 1e-12) has it."""
+        """The sign of the difference, times 1 where it counts."""
         dx, dy = targets
         size = scratch(0, dx.shape)
         return [

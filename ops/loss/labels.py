@@ -24,11 +24,6 @@ def require_labels(call: OperatorCall, index: int, rows: int, why: str = "one fo
         raise call.fail(f"labels {name!r} must have {rows} elements ({why}), found shape {found.shape}")
 
 
-def row_pieces(rows: int, count: int) -> list[slice]:
-    """Ranges of at most `count` rows, in order."""
-    return [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
-
-
 def label_check(owner: Operator, index: int, classes: int, least: int = 0) -> Step:
     """A step that raises FeedError unless all labels of input `index` are in [least, classes)."""
     labels, name = owner.x(index), owner.definition.input[index]

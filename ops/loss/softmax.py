@@ -19,9 +19,9 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow
+from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.loss.averaged import require_one_element
-from dagexec.ops.loss.labels import IGNORED, label_check, require_labels, row_pieces
+from dagexec.ops.loss.labels import IGNORED, label_check, require_labels
 
 LEAST_LOG = math.log(1e-20)
 """Below this logarithm a probability counts as 1e-20 with label_prob, as in Caffe2."""
