@@ -242,6 +242,7 @@ class DequeueBlobs(_Dequeue):
     def prepare(self) -> Step:
         """Copy out."""
         blobs = len(self.output_blobs)
+        declared_types(self.arguments, blobs, self.label)
         return lambda: self._dequeue(blobs)
 
 
@@ -275,6 +276,7 @@ class SafeDequeueBlobs(_Dequeue):
     def prepare(self) -> Step:
         """Copy out; the status is true when nothing was there to take."""
         blobs = len(self.output_blobs) - 1
+        declared_types(self.arguments, blobs, self.label)
         records = self.arguments.int("num_records", 1)
         if records < 1:
             raise ArgumentError(f"{self.label}: argument 'num_records' must be 1 or more, found {records}")

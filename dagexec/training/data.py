@@ -247,7 +247,7 @@ class BatchLoader:
             batch_size: samples of a batch.
             seed, shuffle: the order of the samples; without `shuffle` they come as they are.
             prefetch: the most batches that are read or being read and have not been taken.
-            threads: how many read, `prefetch` of them at a time. The batches and their order are the same for any number.
+            threads: how many read, `prefetch` of them at a time. Batches and their order are the same for any number.
             start_step: batches to pass over, without reading them.
             transform: makes a sample of a sample, with a generator of its own: augmentation.
             drop_last: leave out the samples of an epoch that do not fill a batch; otherwise its last batch is smaller.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.device import Device
 from dagexec.core.dtypes import BOOL
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
@@ -36,6 +38,11 @@ def required_path(arguments: Arguments, name: str, owner: str) -> str:
     if not found or "\0" in found:
         raise ArgumentError(f"{owner}: argument {name!r} must be a path, found {found!r}")
     return found
+
+
+def names_of_user(names: Iterable[str], device: Device) -> list[str]:
+    """The names of blobs as the user's net has them; a net on several devices calls `y` on another one `y@<device>`."""
+    return [name.removesuffix(f"@{device}") for name in names]
 
 
 class StorageOperator(Operator):

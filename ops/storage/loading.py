@@ -22,7 +22,7 @@ from dagexec.core.storage import open_database
 from dagexec.core.storage.blob_file import BlobFile, read_blobs
 from dagexec.core.storage.reader import DBReader
 from dagexec.core.tensor import Tensor
-from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type
+from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, names_of_user
 from dagexec.ops.storage.saving import without_prefix
 
 _MOST_READERS = 64
@@ -68,7 +68,7 @@ class Load(StorageOperator):
 
     def prepare(self) -> Step:
         """Read all, then change blobs."""
-        wanted = _Wanted(self.arguments, list(self.definition.output), self.label)
+        wanted = _Wanted(self.arguments, names_of_user(self.definition.output, self.context.device), self.label)
         kind = db_type(self.arguments, self.label)
         paths = self.arguments.strings("dbs") or [path for path in [self.arguments.string("db", "")] if path]
         if bool(paths) == bool(self.input_blobs):

@@ -9,14 +9,16 @@ import re
 from collections.abc import Sequence
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.device import Device
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.storage.blob_file import INTEGRITY_KEY, write_blobs
 from dagexec.core.storage.blob_proto import CHUNK_SEPARATOR
-from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, required_path
+from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, names_of_user, required_path
 
 _ARGS = {
     "db": "the path",
@@ -45,6 +47,10 @@ def names_in_database(arguments: Arguments, blobs: Sequence[str], owner: str) ->
     return names
 
 
+def _blobs(definition: OperatorDef) -> list[str]:
+    return names_of_user(definition.input, Device.from_option(definition.device_option))
+
+
 def without_prefix(name: str, prefix: str) -> str:
     """The part of `name` after the first `prefix` in it; all of it when there is none."""
     _, found, rest = name.partition(prefix) if prefix else ("", "", "")
@@ -55,7 +61,7 @@ def infer_save(call: OperatorCall) -> list[TensorType]:
     """No outputs."""
     db_type(call.arguments, call.label)
     required_path(call.arguments, "db", call.label)
-    names_in_database(call.arguments, list(call.definition.input), call.label)
+    names_in_database(call.arguments, _blobs(call.definition), call.label)
     if call.arguments.int("chunk_size", -1) < -1:
         raise ArgumentError(f"{call.label}: argument 'chunk_size' must be 0 or more")
     return []
@@ -93,7 +99,7 @@ class _Save(StorageOperator):
         """A call that saves the inputs, to the path of the iteration if there is a counter."""
         kind = db_type(self.arguments, self.label)
         pattern = self.arguments.string("db", "")
-        names = names_in_database(self.arguments, list(self.definition.input), self.label)
+        names = names_in_database(self.arguments, _blobs(self.definition), self.label)
         arrays = [self.x(index) for index in range(len(names))]
         chunk_size = self.arguments.int("chunk_size", -1)
         counted = self.definition.type != "Save"

@@ -92,6 +92,7 @@ class TensorProtosDBInput(Operator):
 
     def prepare(self) -> Step:
         """Hand out a batch and have the next one read."""
+        declared_types(self.arguments, len(self.output_blobs), self.label)
         alone = self.arguments.bool("prefetch", True)
 
         def next_batch() -> None:

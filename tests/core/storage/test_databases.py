@@ -7,7 +7,7 @@ import resource
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,15 @@ RECORDS = [(b"a", b"1"), (b"b", b""), (b"c", b"x" * 5000)]
 BLOBS = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "n": np.array([7], np.int64)}
 
 
-def fill(db_type: str, path: Path, records: list[tuple[bytes, bytes]], mode: Mode = Mode.NEW) -> None:
+def fill(db_type: str, path: Path, records: Iterable[tuple[bytes, bytes]], mode: Mode = Mode.NEW) -> None:
     with open_database(db_type, path, mode) as database, database.transaction() as transaction:
         for key, value in records:
             transaction.put(key, value)
+
+
+def failing() -> Iterator[tuple[bytes, bytes]]:
+    yield b"z", b"new"
+    raise RuntimeError
 
 
 def content(db_type: str, path: Path) -> list[tuple[bytes, bytes]]:
@@ -65,9 +70,8 @@ def test_a_new_database_replaces_the_old_one_only_when_it_is_committed(db_type: 
         transaction.put(b"z", b"new")
         transaction.abort()
     assert content(db_type, path) == RECORDS
-    with pytest.raises(RuntimeError), open_database(db_type, path, Mode.NEW) as database, database.transaction() as t:
-        t.put(b"z", b"new")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fill(db_type, path, failing())
     assert content(db_type, path) == RECORDS
     fill(db_type, path, [(b"z", b"new")])
     assert content(db_type, path) == [(b"z", b"new")]
