@@ -91,9 +91,13 @@ int dnnl_deconvolution_forward_primitive_desc_create(h *, h engine, int prop, in
 int dnnl_shuffle_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, int axis, int64_t group, h attr);
 int dnnl_eltwise_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, float alpha, float beta,
     h attr);
+int dnnl_softmax_backward_primitive_desc_create(h *, h engine, int alg, h diff_src, h diff_dst, h dst, int axis,
+    h hint, h attr);
 int dnnl_softmax_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, int axis, h attr);
 int dnnl_pooling_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, const dims_t strides,
     const dims_t kernel, const dims_t dilation, const dims_t head, const dims_t tail, h attr);
+int dnnl_pooling_backward_primitive_desc_create(h *, h engine, int alg, h diff_src, h diff_dst, const dims_t strides,
+    const dims_t kernel, const dims_t dilation, const dims_t head, const dims_t tail, h hint, h attr);
 int dnnl_lrn_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h dst, int64_t size, float alpha,
     float beta, float k, h attr);
 int dnnl_batch_normalization_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, float epsilon,

@@ -1,6 +1,9 @@
-"""Pooling by oneDNN: MaxPool and AveragePool, windows of 1 to 3 axes and the whole image, in every order.
+"""Pooling by oneDNN: MaxPool and AveragePool, windows of 1 to 3 axes and the whole image, in every order; gradients.
 
 oneDNN's maximum of a window with a NaN is that of its other pixels, or NaN; NumPy's is NaN.
+
+oneDNN's own gradient of a maximum goes to one pixel a window, Caffe2's to all that equal it: so only the comparisons
+and sums of the default engine's passes are oneDNN's, and the results are the same.
 """
 
 from __future__ import annotations
@@ -12,17 +15,30 @@ import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8
 from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.ops.geometry import Axis, tap_count
+from dagexec.ops.layout import NCHW, NHWC
+from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, POST_OP, SRC, SRC_1, Array
-from dagexec.ops.pool.average import AveragePooling
-from dagexec.ops.pool.maximum import MaxPooling
+from dagexec.ops.onednn.primitive import (
+    DIFF_DST,
+    DIFF_SRC,
+    DST,
+    FORWARD_INFERENCE,
+    FORWARD_TRAINING,
+    POST_OP,
+    SRC,
+    SRC_1,
+    Array,
+    BoundPrimitive,
+)
+from dagexec.ops.pool.average import AveragePooling, AveragePoolingGradient
+from dagexec.ops.pool.maximum import MaxPooling, MaxPoolingGradient, Tap
 from dagexec.ops.pool.window import RANKS, pool_window
 
 _MAX, _MEAN_WITH_PADDING, _MEAN_OF_PIXELS = 0x1FF, 0x2FF, 0x3FF
-_MULTIPLY = 0x1FFF1
+_MULTIPLY, _EQUAL = 0x1FFF1, 0x1FFFA
 
 
 class Pooling(OneDNNOperator):
@@ -35,8 +51,7 @@ class Pooling(OneDNNOperator):
     def prepare_primitive(self) -> Step:
         """One primitive."""
         window, axes = pool_window(self.call())
-        if any(0 in axis.window_sizes(with_padding=False) for axis in axes):
-            raise UnsupportedFeatureError(f"{self.label}: a window has no pixel, of which oneDNN says nothing")
+        require_pixels(axes, self.label)
         x, y = self.x(0), self.y(0)
         source, target = self.image(x, window.order), self.image(y, window.order)
         algorithm, factor = self.algorithm(axes)
@@ -46,7 +61,6 @@ class Pooling(OneDNNOperator):
             layout = self.packed(factor)
             attributes.binary(_MULTIPLY, layout)
             arguments[POST_OP | SRC_1] = (layout, factor)
-        dims = self.onednn.dims
         found = self.describe_fast(
             "pooling_forward",
             self.onednn.engine,
@@ -54,11 +68,7 @@ class Pooling(OneDNNOperator):
             algorithm,
             source.handle,
             target.handle,
-            dims(axis.stride for axis in axes),
-            dims(axis.kernel for axis in axes),
-            dims(axis.dilation - 1 if axis.kernel > 1 else 0 for axis in axes),
-            dims(axis.head for axis in axes),
-            dims(_tail(axis) for axis in axes),
+            *pool_geometry(self.onednn, axes),
             attributes.handle,
         )
         bound = self.bound(found, arguments)
@@ -68,6 +78,40 @@ class Pooling(OneDNNOperator):
     @abstractmethod
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
         """oneDNN's algorithm, and a factor for its result: 1, 1, output sizes."""
+
+
+def require_pixels(axes: Sequence[Axis], label: str) -> None:
+    """Raise UnsupportedFeatureError when some window has no pixel."""
+    if any(0 in axis.window_sizes(with_padding=False) for axis in axes):
+        raise UnsupportedFeatureError(f"{label}: a window has no pixel, of which oneDNN says nothing")
+
+
+def pool_geometry(library: Library, axes: Sequence[Axis]) -> tuple[object, ...]:
+    """Strides, kernel, dilation, and padding at the head and the tail, as a primitive takes them."""
+    dims = library.dims
+    return (
+        dims(axis.stride for axis in axes),
+        dims(axis.kernel for axis in axes),
+        dims(axis.dilation - 1 if axis.kernel > 1 else 0 for axis in axes),
+        dims(axis.head for axis in axes),
+        dims(_tail(axis) for axis in axes),
+    )
+
+
+def mean_algorithm(axes: Sequence[Axis], with_padding: bool) -> tuple[int, Array | None]:
+    """oneDNN's algorithm for a mean of pixels, or with padding, and a factor for its result: 1, 1, output sizes.
+
+    oneDNN divides by the taps of the window, also where it reaches over the padding; the factor corrects that.
+    """
+    if not with_padding:
+        return _MEAN_OF_PIXELS, None
+    sizes = np.ones((), np.float32)
+    for axis in axes:
+        sizes = sizes[..., None] * np.asarray(axis.window_sizes(with_padding=True), np.float32)
+    taps = tap_count(axes)
+    if (sizes == taps).all():
+        return _MEAN_WITH_PADDING, None
+    return _MEAN_WITH_PADDING, (taps / sizes)[None, None]
 
 
 def _tail(axis: Axis) -> int:
@@ -89,22 +133,109 @@ class MeanPooling(Pooling, AveragePooling):
     """The mean of each window."""
 
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
-        """The mean of pixels, or with padding.
+        """See `mean_algorithm`."""
+        return mean_algorithm(axes, self.arguments.bool("count_include_pad"))
 
-        oneDNN then divides by the taps of the window, also where it reaches over the padding; a factor corrects that.
+
+class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
+    """The default engine's passes over rows, with one primitive a tap: dX += dY * (X == Y)."""
+
+    orders = (NCHW, NHWC)
+
+    def prepare_primitive(self) -> Step:
+        """See `sums`."""
+        self._bound: dict[tuple[int, int, int], BoundPrimitive] = {}
+        self._zeros: Array = np.zeros(0, np.float32)
+        return MaxPoolingGradient.prepare(self)
+
+    def needs_onednn(self) -> bool:
+        """Never: the rows are the default engine's."""
+        return False
+
+    def sums(self, taps: Sequence[Tap]) -> list[Step]:
+        """A primitive a tap, made once for all blocks of images of one size; NumPy where dY is not finite.
+
+        There 0 times dY is not 0. The product of dY and zeros tells.
         """
-        if not self.arguments.bool("count_include_pad"):
-            return _MEAN_OF_PIXELS, None
-        sizes = np.ones((), np.float32)
-        for axis in axes:
-            sizes = sizes[..., None] * np.asarray(axis.window_sizes(with_padding=True), np.float32)
-        taps = tap_count(axes)
-        if (sizes == taps).all():
-            return _MEAN_WITH_PADDING, None
-        return _MEAN_WITH_PADDING, (taps / sizes)[None, None]
+        exact = super().sums(taps)
+        try:
+            fused = in_sequence([self._tap(tap).step for tap in taps])
+        except UnsupportedFeatureError:
+            return exact
+        weights = max((tap.weights for tap in taps), key=len)
+        if len(self._zeros) < len(weights):
+            self._zeros = np.zeros(len(weights), weights.dtype)
+        zeros, slow = self._zeros[: len(weights)], in_sequence(exact)
+
+        def add() -> None:
+            if np.dot(weights, zeros) == 0:
+                fused()
+            else:
+                slow()
+
+        return [add]
+
+    def _tap(self, tap: Tap) -> BoundPrimitive:
+        key = (tap.pixels.ctypes.data, tap.maxima.ctypes.data, len(tap.pixels))
+        if key not in self._bound:
+            layout = self.packed(tap.pixels)
+            attributes = self.attributes()
+            attributes.binary(_MULTIPLY, layout)
+            if not tap.first:
+                attributes.add_to_destination()
+            handles = (layout.handle, layout.handle, layout.handle, attributes.handle)
+            found = self.describe_fast("binary", self.onednn.engine, _EQUAL, *handles)
+            arrays = {SRC: tap.pixels, SRC_1: tap.maxima, DST: tap.totals, POST_OP | SRC_1: tap.weights}
+            self._bound[key] = self.bound(found, {number: (layout, array) for number, array in arrays.items()})
+        return self._bound[key]
 
 
-for _base in (MaximumPooling, MeanPooling):
+class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
+    """Each pixel gets its share of dY of every window that it is in."""
+
+    def prepare_primitive(self) -> Step:
+        """One primitive."""
+        window, axes = pool_window(self.call())
+        algorithm, factor = mean_algorithm(axes, self.arguments.bool("count_include_pad"))
+        if factor is not None:
+            raise UnsupportedFeatureError(f"{self.label}: a window reaches over the padding, which oneDNN would count")
+        require_pixels(axes, self.label)
+        dy, dx = self.x(2), self.y(0)
+        source, target = self.image(dy, window.order), self.image(dx, window.order)
+        geometry = pool_geometry(self.onednn, axes)
+        none = self.attributes()
+        hint = self.describe(
+            "pooling_forward",
+            self.onednn.engine,
+            FORWARD_TRAINING,
+            algorithm,
+            target.handle,
+            source.handle,
+            *geometry,
+            none.handle,
+        )
+        found = self.describe_fast(
+            "pooling_backward",
+            self.onednn.engine,
+            algorithm,
+            target.handle,
+            source.handle,
+            *geometry,
+            hint.handle,
+            none.handle,
+        )
+        bound = self.bound(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)})
+        self.offer_moves(bound, {2: DIFF_DST}, {0: DIFF_SRC})
+        return bound.step
+
+
+_CLASSES: dict[tuple[str, str], type[OneDNNOperator]] = {
+    ("Max", ""): MaximumPooling,
+    ("Average", ""): MeanPooling,
+    ("Max", "Gradient"): MaximumPoolingGradient,
+    ("Average", "Gradient"): MeanPoolingGradient,
+}
+for (_kind, _suffix), _base in _CLASSES.items():
     for _rank in RANKS:
-        _name = f"{'Max' if _base is MaximumPooling else 'Average'}Pool{_rank}"
+        _name = f"{_kind}Pool{_rank}{_suffix}"
         operator(schema_of(_name), engine="ONEDNN")(type(_name, (_base,), {"__doc__": _base.__doc__}))

@@ -80,6 +80,57 @@ def test_names_of_fixed_rank_go_to_onednn(op_type: str, suffix: str, size: tuple
     np.testing.assert_allclose(found, pool(image, geometry, op_type), rtol=1e-5, atol=1e-6)
 
 
+@drawn(150)
+@given(
+    geometry=geometries(pooling=True).filter(starts_inside),
+    op_type=st.sampled_from(["MaxPool", "AveragePool"]),
+    order=st.sampled_from(["NCHW", "NHWC"]),
+    batch=st.sampled_from([0, 1, 3]),
+    count=st.integers(0, 1),
+    special=st.sampled_from([0.0, np.nan, np.inf]),
+)
+def test_gradients_are_the_default_engines(
+    geometry: Geometry, op_type: str, order: str, batch: int, count: int, special: float
+) -> None:
+    arguments = geometry.arguments() | {"order": order} | ({"count_include_pad": count} if count else {})
+    image = in_order(np.maximum(normal(1, batch, 16, *geometry.size), 0), order)
+    (pooled,) = run_operator(op_type, [image], **arguments)
+    dy = normal(2, *pooled.shape)
+    if op_type == "MaxPool" and dy.size and special:
+        dy.reshape(-1)[0] = special
+    expected, found = (
+        run_operator(f"{op_type}Gradient", [image, pooled, dy], engine=engine, **arguments)[0]
+        for engine in ("", "ONEDNN")
+    )
+    exact = op_type == "MaxPool"
+    np.testing.assert_allclose(found, expected, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5)
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 2, 0), (3, 1, 1), (2, 2, 0)])
+def test_gradients_of_common_poolings_go_to_onednn(
+    op_type: str, order: str, kernel: int, stride: int, pad: int
+) -> None:
+    arguments: dict[str, int | str] = {"kernel": kernel, "stride": stride, "pad": pad, "order": order}
+    image = in_order(normal(1, 40, 16, 14, 14), order)
+    (pooled,) = run_operator(op_type, [image], **arguments)
+    dy = normal(2, *pooled.shape)
+    (found,) = run_onednn(f"{op_type}Gradient", [image, pooled, dy], **arguments)
+    (expected,) = run_operator(f"{op_type}Gradient", [image, pooled, dy], **arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_pixel_that_equals_the_maximum_gets_the_gradient() -> None:
+    image = np.zeros((1, 1, 2, 2), np.float32)
+    top, dy = np.zeros((1, 1, 1, 1), np.float32), np.full((1, 1, 1, 1), 5, np.float32)
+    wide = np.zeros((1, 1, 2, 4), np.float32)
+    (found,) = run_onednn("MaxPoolGradient", [image, top, dy], kernel=2)
+    np.testing.assert_array_equal(found, np.full((1, 1, 2, 2), 5))
+    (found,) = run_onednn("MaxPoolGradient", [wide, wide[..., :1, :3], np.ones((1, 1, 1, 3), np.float32)], kernel=2)
+    np.testing.assert_array_equal(found[0, 0], [[1, 2, 2, 1], [1, 2, 2, 1]])
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.int8, np.uint8, np.int32])
 def test_other_types_have_their_maximum(dtype: type) -> None:
     image = np.random.default_rng(3).integers(0, 100, (1, 16, 6, 6)).astype(dtype)
