@@ -97,4 +97,3 @@ def run(net: NetDef, feeds: Mapping[str, Array], fetch: list[str]) -> list[Array
     with SimpleNet(net, workspace) as made:
         made.run()
     return [workspace.fetch_blob(name) for name in fetch]
-

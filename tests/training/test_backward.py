@@ -16,6 +16,8 @@ from dagexec.core.registry import verify
 from dagexec.training.backward import add_gradient_operators
 from tests.training.random_nets import INPUTS, SIZE, RandomNet, random_nets, run
 
+REFUSALS = ("overwrites", "no gradient leads", "depends on none")
+
 
 def differentiated(net: NetDef, wanted: Collection[str] | None = None) -> tuple[NetDef, dict[str, Gradient]]:
     """A copy of a net with gradient operators of `loss`, and the gradients."""
@@ -31,7 +33,8 @@ def differentiated_or_refused(
     try:
         return differentiated(case.net, wanted)
     except GradientError as error:
-        assert "overwrites" in str(error) or "no gradient leads" in str(error) or "depends on none" in str(error)
+        if not any(reason in str(error) for reason in REFUSALS):
+            raise
         return None
 
 
