@@ -21,6 +21,7 @@ SAYS = {
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",
     "conv_engines": "1 choice(s) loaded\nsame bytes: True",
+    "train_char_lstm": "below 1.5 nats a character: True",
 }
 
 
