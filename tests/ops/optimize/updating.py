@@ -65,7 +65,7 @@ def each_element(
     A state array may have several numbers an element, in a last axis.
     """
     values = param.astype(np.float64).reshape(-1).copy()
-    states = [array.astype(np.float64).reshape(values.size, -1).copy() for array in state]
+    states = [array.astype(np.float64).reshape(values.size, array.size // max(1, values.size)) for array in state]
     extras: list[list[float]] = [[] for _ in values]
     for iteration, (grad, rate) in enumerate(zip(grads, rates, strict=True), 1):
         slope = grad.astype(np.float64).reshape(-1)
