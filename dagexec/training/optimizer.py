@@ -50,7 +50,7 @@ class Optimizer(ABC):
     weight_decay: float = 0.0
     max_gradient_norm: float | None = None
     deduplicate: bool = True
-    multipliers: Mapping[str, float] = field(default_factory=dict)
+    multipliers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Raises SchemaError for a negative or infinite number."""
