@@ -2,7 +2,7 @@
 
 If a tensor is stretched to a shape along some axes, its gradient is the sum over these axes of the gradient by the
 stretched one. The computation is cut into pieces that stay in the cache, as in `blocks`; of a function of several
-passes only pieces of its values exist. Sums within a piece are NumPy's, and pieces add up in memory order.
+passes only pieces of its values exist. Pieces add up in memory order.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Cutter:
         self._passes = passes
         self._ranges = even_ranges(sizes, BLOCK)
         largest = int(np.prod([ranges[0].stop for ranges in self._ranges]))
-        self._scratch, self._wide, self._part = (Scratch(owner, largest, work) for _ in range(3))
+        self._scratch, self._wide, self._part, self._rows = (Scratch(owner, largest, work) for _ in range(4))
 
     def elementwise(self, total: Array, result: Array) -> list[Step]:
         """The passes without a sum; of 16-bit floats `result` is narrowed from pieces."""
@@ -122,10 +122,10 @@ class _Cutter:
             start = tuple(piece.start or 0 for piece in place)
             if start in begun:
                 part = self._part(1, target.shape)
-                steps.append(partial(np.add.reduce, values, axis=axes, keepdims=True, out=part))
+                steps += sum_passes(values, axes, part, self._rows)
                 steps.append(partial(np.add, target, part, out=target))
             else:
-                steps.append(partial(np.add.reduce, values, axis=axes, keepdims=True, out=target))
+                steps += sum_passes(values, axes, target, self._rows)
                 begun.add(start)
         return steps
 
@@ -159,6 +159,38 @@ class _Cutter:
                 piece = wide
             pieces.append(piece)
         return steps, pieces
+
+
+def sum_passes(values: Array, axes: tuple[int, ...], target: Array, scratch: Scratch) -> list[Step]:
+    """The passes `target = sum of values over axes`, where the target has size 1; both are float32 or float64.
+
+    Sums over the first axes, the last ones, or both, are products of a matrix and ones, which BLAS computes up to 40
+    times as fast as NumPy's reduction where rows are short.
+    """
+    runs: list[tuple[bool, int]] = []
+    for axis, size in enumerate(values.shape):
+        if runs and runs[-1][0] == (axis in axes):
+            runs[-1] = (axis in axes, runs[-1][1] * size)
+        elif size != 1:
+            runs.append((axis in axes, size))
+    kinds = [kind for kind, _ in runs]
+    packed = values.flags.c_contiguous and target.flags.c_contiguous
+    if not packed or kinds not in ([True], [False, True], [True, False], [True, False, True]):
+        return [partial(np.add.reduce, values, axis=axes, keepdims=True, out=target)]
+    sizes = [size for _, size in runs]
+    head = sizes[0] if kinds[0] and len(kinds) > 1 else 1
+    tail = sizes[-1] if kinds[-1] else 1
+    kept = values.size // (head * tail)
+    steps: list[Step] = []
+    rows = values.reshape(head * kept, tail)
+    if tail > 1:
+        sums = target.reshape(kept, 1) if head == 1 else scratch(0, (head * kept, 1))
+        steps.append(partial(np.matmul, rows, np.ones((tail, 1), values.dtype), out=sums))
+        rows = sums
+    if head > 1:
+        ones, result = np.ones((1, head), values.dtype), target.reshape(1, kept)
+        steps.append(partial(np.matmul, ones, rows.reshape(head, kept), out=result))
+    return steps
 
 
 def _place(index: Slices, array: Array) -> Slices:

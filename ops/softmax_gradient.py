@@ -16,7 +16,8 @@ from dagexec.core.gradient import gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
+from dagexec.ops.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
+from dagexec.ops.broadcast_reduction import sum_passes
 from dagexec.ops.pointwise_gradient import pointwise_maker
 from dagexec.ops.softmax import SOFTMAX_ARGS, grouping
 
@@ -47,7 +48,13 @@ def softmax_gradient_schema(name: str, formula: str) -> OpSchema:
 
 
 class NormalisationGradient(Operator):
-    """Base of the two: pieces of whole groups."""
+    """Base of the two: pieces of whole groups.
+
+    Attributes:
+        rows: scratch of the sums over groups.
+    """
+
+    rows: Scratch
 
     def prepare(self) -> Step:
         """The passes of each piece; 16-bit floats are widened."""
@@ -58,6 +65,7 @@ class NormalisationGradient(Operator):
             return in_sequence([])
         work = compute_dtype(dx.dtype)
         count = min(outer, max(1, BLOCK // (group * inner)))
+        self.rows = Scratch(self, count * inner, work)
         sums, scratch = self.scratch((count, 1, inner), work), self.scratch((count, group, inner), work)
         wide = [self.scratch((count, group, inner), work) for _ in range(2)] if is_narrow(dx.dtype) else []
         steps: list[Step] = []
@@ -85,7 +93,7 @@ class SoftmaxGradient(NormalisationGradient):
         """The formula."""
         return [
             partial(np.multiply, y, dy, out=scratch),
-            partial(np.add.reduce, scratch, axis=1, keepdims=True, out=sums),
+            *sum_passes(scratch, (1,), sums, self.rows),
             partial(np.subtract, dy, sums, out=dx),
             partial(np.multiply, dx, y, out=dx),
         ]
@@ -98,7 +106,7 @@ class LogSoftmaxGradient(NormalisationGradient):
     def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
         """The formula."""
         return [
-            partial(np.add.reduce, dy, axis=1, keepdims=True, out=sums),
+            *sum_passes(dy, (1,), sums, self.rows),
             partial(np.exp, y, out=scratch),
             partial(np.multiply, scratch, sums, out=scratch),
             partial(np.subtract, dy, scratch, out=dx),

@@ -10,7 +10,7 @@ from dagexec.ops import softmax
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
-_SOFTMAX, _LOG_SOFTMAX = 0x30000, 0x30001
+SOFTMAX, LOG_SOFTMAX = 0x30000, 0x30001
 
 
 class _Normalising(OneDNNOperator):
@@ -33,11 +33,11 @@ class _Normalising(OneDNNOperator):
 class Softmax(_Normalising, softmax.Softmax):
     """Softmax."""
 
-    algorithm = _SOFTMAX
+    algorithm = SOFTMAX
 
 
 @operator(softmax.LogSoftmax.schema, engine="ONEDNN")
 class LogSoftmax(_Normalising, softmax.LogSoftmax):
     """Logarithm of Softmax."""
 
-    algorithm = _LOG_SOFTMAX
+    algorithm = LOG_SOFTMAX

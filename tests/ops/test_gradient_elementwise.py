@@ -272,7 +272,7 @@ def test_softmax_gradient_may_overwrite_the_gradient_it_reads() -> None:
         workspace.feed_blob("dy", dy)
         with SimpleNet(NetDef(name="test", op=[operator_def(op_type, ["y", "dy"], ["dy"])]), workspace) as net:
             net.run()
-        np.testing.assert_allclose(workspace.fetch_blob("dy"), formula, rtol=1e-12)
+        np.testing.assert_allclose(workspace.fetch_blob("dy"), formula, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""Gradients of activations and of softmax by oneDNN, in one pass over Y and dY.
+
+A gradient of an activation is a binary primitive of Y, a comparison or a product, whose post-ops make it the derivative
+and multiply it by dY. That takes the time of a product of two tensors; oneDNN 3.1's own backward primitives take two to
+four times that (737,280 elements, one core with AVX-512: 0.1 ms against 0.3). Where dY is infinite or NaN and a Relu is
+closed, the product is NaN; the default engine's gradient is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.ops import activation_gradient, softmax_gradient
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
+from dagexec.ops.onednn.primitive import (
+    DIFF_DST,
+    DIFF_SRC,
+    DST,
+    FORWARD_TRAINING,
+    POST_OP,
+    SRC,
+    SRC_1,
+    Array,
+    Descriptor,
+)
+from dagexec.ops.onednn.softmax import LOG_SOFTMAX, SOFTMAX
+from dagexec.ops.softmax import grouping
+
+_AT_LEAST, _ABOVE = 0x1FFF6, 0x1FFF7
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """A derivative as a function of Y: `algorithm` of Y and a number, or of Y and Y, then times a and plus b.
+
+    Attributes:
+        algorithm: of a binary primitive (`dnnl_alg_kind_t`).
+        number: its second operand; None for Y.
+        linear: a and b.
+        times_y: the result is multiplied by Y.
+    """
+
+    algorithm: int
+    number: float | None
+    linear: tuple[float, float] = (1.0, 0.0)
+    times_y: bool = False
+
+
+def _leaky_relu(op: Operator) -> Derivative:
+    alpha = op.arguments.float("alpha", activation_gradient.LeakyReluGradient.constants["alpha"])
+    return Derivative(_AT_LEAST, 0.0, (1 - alpha, alpha))
+
+
+DERIVATIVES: Mapping[type[Operator], Callable[[Operator], Derivative]] = {
+    activation_gradient.ReluGradient: lambda op: Derivative(_ABOVE, 0.0),
+    activation_gradient.LeakyReluGradient: _leaky_relu,
+    activation_gradient.SigmoidGradient: lambda op: Derivative(BINARY["mul"], 1.0, (-1.0, 1.0), times_y=True),
+    activation_gradient.TanhGradient: lambda op: Derivative(BINARY["mul"], None, (-1.0, 1.0)),
+}
+"""By the default engine's class."""
+
+
+class FunctionGradient(OneDNNOperator):
+    """The gradient of an activation, whose inputs are Y and dY."""
+
+    def prepare_primitive(self) -> Step:
+        """One primitive on the elements in a row."""
+        derivative = next(DERIVATIVES[cls] for cls in type(self).__mro__ if cls in DERIVATIVES)(self)
+        y, dy, dx = (array.reshape(1, -1) for array in (self.x(0), self.x(1), self.y(0)))
+        layout, attributes = self.packed(y), self.attributes()
+        if derivative.number is None:
+            beside: tuple[Descriptor, Array] = (layout, y)
+        else:
+            constant = np.full((1, 1), derivative.number, np.float32)
+            beside = (self.packed(constant), constant)
+        links: list[Array | None] = []
+        if derivative.linear != (1.0, 0.0):
+            attributes.eltwise(*ELTWISE["linear"](*derivative.linear))
+            links.append(None)
+        for factor in (y, dy) if derivative.times_y else (dy,):
+            attributes.binary(BINARY["mul"], layout)
+            links.append(factor)
+        handles = (layout.handle, beside[0].handle, layout.handle, attributes.handle)
+        found = self.describe_fast("binary", self.onednn.engine, derivative.algorithm, *handles)
+        factors = {
+            POST_OP * (number + 1) | SRC_1: (layout, link) for number, link in enumerate(links) if link is not None
+        }
+        bound = self.bound(found, {SRC: (layout, y), SRC_1: beside, DST: (layout, dx), **factors})
+        moves = {1: POST_OP * len(links) | SRC_1}
+        if derivative.number is not None and not derivative.times_y:
+            moves[0] = SRC
+        if self.definition.input[0] != self.definition.input[1]:
+            self.offer_moves(bound, moves, {0: DST})
+        return bound.step
+
+
+class NormalisationGradient(OneDNNOperator):
+    """The gradient of Softmax or LogSoftmax."""
+
+    algorithm: ClassVar[int]
+
+    def prepare_primitive(self) -> Step:
+        """One primitive along the middle axis of outer x group x inner."""
+        outer, group, inner = grouping(self.call())
+        shape = (outer, group) if inner == 1 else (outer, group, inner)
+        y, dy, dx = self.x(0).reshape(shape), self.x(1).reshape(shape), self.y(0).reshape(shape)
+        layout, attributes = self.packed(y), self.attributes()
+        both = (layout.handle, layout.handle)
+        forward = self.describe(
+            "softmax_forward", self.onednn.engine, FORWARD_TRAINING, self.algorithm, *both, 1, attributes.handle
+        )
+        handles = (*both, layout.handle, 1, forward.handle, attributes.handle)
+        found = self.describe_fast("softmax_backward", self.onednn.engine, self.algorithm, *handles)
+        bound = self.bound(found, {DST: (layout, y), DIFF_DST: (layout, dy), DIFF_SRC: (layout, dx)})
+        self.offer_moves(bound, {0: DST, 1: DIFF_DST}, {0: DIFF_SRC})
+        return bound.step
+
+
+for _default in DERIVATIVES:
+    _members = {"__doc__": _default.__doc__, "__module__": __name__}
+    operator(_default.schema, engine="ONEDNN")(type(_default.__name__, (FunctionGradient, _default), _members))
+
+
+@operator(softmax_gradient.SoftmaxGradient.schema, engine="ONEDNN")
+class SoftmaxGradient(NormalisationGradient, softmax_gradient.SoftmaxGradient):
+    """Gradient of Softmax."""
+
+    algorithm = SOFTMAX
+
+
+@operator(softmax_gradient.LogSoftmaxGradient.schema, engine="ONEDNN")
+class LogSoftmaxGradient(NormalisationGradient, softmax_gradient.LogSoftmaxGradient):
+    """Gradient of LogSoftmax."""
+
+    algorithm = LOG_SOFTMAX
