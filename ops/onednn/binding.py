@@ -102,6 +102,10 @@ int dnnl_lrn_forward_primitive_desc_create(h *, h engine, int prop, int alg, h s
     float beta, float k, h attr);
 int dnnl_batch_normalization_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, float epsilon,
     unsigned flags, h attr);
+int dnnl_lrn_backward_primitive_desc_create(h *, h engine, int alg, h diff_src, h diff_dst, h src, int64_t size,
+    float alpha, float beta, float k, h hint, h attr);
+int dnnl_batch_normalization_backward_primitive_desc_create(h *, h engine, int prop, h diff_src, h diff_dst, h src,
+    float epsilon, unsigned flags, h hint, h attr);
 int dnnl_layer_normalization_forward_primitive_desc_create(h *, h engine, int prop, h src, h dst, h stat,
     float epsilon, unsigned flags, h attr);
 int dnnl_inner_product_forward_primitive_desc_create(h *, h engine, int prop, h src, h weights, h bias, h dst, h attr);
