@@ -14,7 +14,7 @@ from dagexec.scheduler.plan import Plan
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:
     """Bars of the median times with the quartiles, one a runtime. Raises DagexecError without matplotlib."""
-    figure, axes = _figure(8, 0.5 * len(comparison.rows) + 1.5)
+    figure, [axes] = new_figure(8, 0.5 * len(comparison.rows) + 1.5)
     names = [f"{row.net_type}, {row.workers} worker{'s' if row.workers > 1 else ''}" for row in comparison.rows]
     medians = [row.median_ms for row in comparison.rows]
     below = [row.median_ms - row.quartile_1_ms for row in comparison.rows]
@@ -25,7 +25,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms per run (median and quartiles)")
     axes.set_title(f"{comparison.model}: runtimes side by side")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_graph(plan: Plan, path: Path) -> None:
@@ -42,7 +42,7 @@ def draw_graph(plan: Plan, path: Path) -> None:
     digraph = plan.graph.to_networkx(reduced=True)
     positions = layered_positions(digraph)
     depths = 1 + max((round(-y) for _, y in positions.values()), default=0)
-    figure, axes = _figure(10, max(3.0, 0.45 * depths))
+    figure, [axes] = new_figure(10, max(3.0, 0.45 * depths))
     axes.margins(x=0.08, y=1.5 / (depths + 3))
     chain_of = plan.chain_of
     nx.draw_networkx(
@@ -61,7 +61,7 @@ def draw_graph(plan: Plan, path: Path) -> None:
     )
     axes.set_title(f"{plan.graph.name}: {len(plan.graph)} operators in {len(plan.chains)} chains")
     axes.set_axis_off()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def layered_positions(digraph: nx.DiGraph[int]) -> dict[int, tuple[float, float]]:
@@ -94,7 +94,8 @@ def to_dot(plan: Plan) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list[Any]]:
+    """A figure of so many inches, and its axes, one below the other. Raises DagexecError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -102,10 +103,11 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
         raise DagexecError("drawing needs matplotlib: pip install 'dagexec[plot]'") from None
     figure = Figure(figsize=(width, min(height, 200.0)), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    return figure, [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write the picture. Raises DagexecError when that cannot be done."""
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

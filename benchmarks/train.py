@@ -1,0 +1,241 @@
+"""Training steps: against PyTorch, and what two workers gain.
+
+    python benchmarks/train.py [--seconds 60] [--json benchmarks/results/train.json]
+
+LeNet (batch 64) and ResNet-50 (64x64 images, batch 8), SGD with momentum, on one core (SimpleNet) and two (DAGNet with
+two workers of one thread), against PyTorch's eager mode with as many threads, where it is installed: in turns, each
+in a process of its own. Then googlenet's training step, one thread an operator: SimpleNet and DAGNet with two workers
+in turns in one process, with the speed-up that list scheduling predicts; target: at least 0.9 of it.
+What of an all-reduce hides behind the backward pass is measured by `data_parallel.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from environment import describe
+
+from dagexec import Workspace, zoo
+from dagexec.core.model import Model
+from dagexec.passes.engine import assign_engine
+from dagexec.scheduler.calibration import measure_costs, slowdown_up_to
+from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.observers import TimeObserver
+from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.simulate import Machine, predict, retimed
+from dagexec.training.optimizer import SGD
+
+MODELS = (("lenet", 64), ("resnet50", 8))
+TURN_SECONDS = 1.5
+
+
+class Contender:
+    """A process that trains when it is told."""
+
+    def __init__(self, engine: str, model: str, batch: int, threads: int) -> None:
+        self.engine = engine
+        program = Path(__file__).parent / "train_child.py"
+        environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        if engine == "dagexec":
+            environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        self._process = subprocess.Popen(
+            [
+                "taskset",
+                "-c",
+                ",".join(map(str, cores)),
+                sys.executable,
+                program,
+                engine,
+                model,
+                str(batch),
+                str(threads),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.started: dict[str, Any] = self._answer()
+        self.seconds: list[float] = []
+        self._steps = 1
+
+    @property
+    def absent(self) -> bool:
+        return "absent" in self.started
+
+    def turn(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{self._steps}\n")
+        self._process.stdin.flush()
+        taken: list[float] = self._answer()
+        if self._steps > 1 or taken[0] > TURN_SECONDS / 2:  # the first turn only finds how many steps a turn has
+            self.seconds += taken
+        self._steps = max(1, round(TURN_SECONDS / statistics.median(taken)))
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.engine}: the process died with status {self._process.wait()}")
+        return json.loads(line)
+
+
+def against_torch(model: str, batch: int, threads: int, seconds: float) -> dict[str, object]:
+    contenders = [Contender(engine, model, batch, threads) for engine in ("dagexec", "torch")]
+    try:
+        present = [contender for contender in contenders if not contender.absent]
+        if len({contender.started["parameters"] for contender in present}) > 1:
+            raise SystemExit(f"{model}: the two models have other numbers of parameters; nothing is reported")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or any(len(contender.seconds) < 3 for contender in present):
+            for contender in present:
+                contender.turn()
+    finally:
+        for contender in contenders:
+            contender.close()
+    row: dict[str, object] = {"model": model, "batch": batch, "threads": threads}
+    medians = {contender.engine: statistics.median(contender.seconds) * 1e3 for contender in present}
+    row |= {f"{engine}_ms": ms for engine, ms in medians.items()}
+    if "torch" in medians:
+        row["ratio"] = medians["dagexec"] / medians["torch"]
+    row["steps"] = {contender.engine: len(contender.seconds) for contender in present}
+    return row
+
+
+def training_net(model: str, batch: int) -> tuple[Workspace, Any]:
+    helper = zoo.build_training(model, batch)
+    helper.add_gradient_operators(["loss"])
+    SGD(0.001, momentum=0.9).add_updates(helper)
+    workspace = Workspace()
+    helper.create(workspace)
+    rng = np.random.default_rng(0)
+    shape = [size or 0 for size in helper.inputs["data"].shape or ()]
+    workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
+    workspace.feed_blob("label", rng.integers(0, 10, batch).astype(np.int32))
+    return workspace, assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net
+
+
+def timed(net: BaseNet) -> float:
+    start = time.perf_counter()
+    net.run()
+    return time.perf_counter() - start
+
+
+def same_steps(model: str, batch: int) -> None:
+    """Refuse to report unless two steps of both nets give the same parameters."""
+    found = []
+    for net_type in ("simple", "dag"):
+        workspace, definition = training_net(model, batch)
+        net = workspace.create_net(definition, net_type, 2)
+        net.run()
+        net.run()
+        names = [name for name in definition.external_input if name.endswith(("_w", "_b"))]
+        found.append([workspace.fetch_blob(name).tobytes() for name in names])
+        net.close()
+    if not found[0] or found[0] != found[1]:
+        raise SystemExit(f"{model}: DAGNet's parameters differ from SimpleNet's; nothing is reported")
+
+
+def side_by_side(*nets: BaseNet) -> float:
+    """The mean time of runs that go on at the same time, a thread each."""
+    with ThreadPoolExecutor(len(nets)) as callers:
+        return statistics.mean(callers.map(timed, nets))
+
+
+def inter_op(model: str, batch: int, repeat: int) -> dict[str, object]:
+    """SimpleNet and DAGNet in turns; what list scheduling makes of SimpleNet's operator times."""
+    workspaces, definition = zip(*(training_net(model, batch) for _ in range(3)), strict=True)
+    alone, crowd, parallel = workspaces
+    observer = TimeObserver()
+    with (
+        SimpleNet(definition[0], alone) as simple,
+        SimpleNet(definition[1], crowd) as other,
+        DAGNet(definition[2], parallel, num_workers=2) as dag,
+    ):
+        for net in (simple, other, dag):
+            net.run()
+        simple_seconds, dag_seconds, crowded = [], [], []
+        for _ in range(repeat):
+            simple_seconds.append(timed(simple))
+            dag_seconds.append(timed(dag))
+            simple.run(trace=observer)
+            crowded.append(side_by_side(simple, other))
+        plan = dag.plan
+    same_steps(model, batch)
+    times = observer.mean_operator_ms
+    seconds = [times[index] / 1e3 for index in range(len(plan.graph))]
+    scale = statistics.median(simple_seconds) / sum(seconds)
+    seconds = [scale * value for value in seconds]
+    slowdown = slowdown_up_to(2, statistics.median(crowded) / statistics.median(simple_seconds))
+    costs = measure_costs(plan)
+    machine = Machine(2, 0, costs.chain_seconds, costs.wake_seconds, 0.0, slowdown)
+    one = Machine(1, 0, costs.chain_seconds, costs.wake_seconds, 0.0, slowdown)
+    again = retimed(plan, seconds)
+    predicted = predict(again, one, seconds) / predict(again, machine, seconds)
+    reached = statistics.median(simple_seconds) / statistics.median(dag_seconds)
+    return {
+        "model": model,
+        "batch": batch,
+        "simple_ms": statistics.median(simple_seconds) * 1e3,
+        "dag_2_ms": statistics.median(dag_seconds) * 1e3,
+        "speed_up": reached,
+        "list_scheduling": predicted,
+        "reached": reached / predicted,
+        "slowdown_of_two": slowdown[-1],
+    }
+
+
+def show(row: dict[str, object]) -> None:
+    values = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    print("  ".join(f"{name} {value}" for name, value in values.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="of each comparison with PyTorch")
+    parser.add_argument("--repeat", type=int, default=15, help="steps of each net of googlenet")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for model, batch in MODELS:
+        for threads in (1, 2):
+            row = against_torch(model, batch, threads, options.seconds)
+            rows.append(row)
+            print(
+                "  ".join(
+                    f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+                    for name, value in row.items()
+                )
+            )
+    towers = inter_op("googlenet", 4, options.repeat)
+    print(
+        "  ".join(
+            f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in towers.items()
+        )
+    )
+    if options.json:
+        report = {"environment": describe(), "steps": rows, "inter_op": towers}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

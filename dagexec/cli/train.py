@@ -1,0 +1,198 @@
+"""`dagexec train`: train an example, or what a script describes; on one device, several, or several processes."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from dagexec import tasks
+from dagexec.cli.feeds import JsonOption, SeedOption
+from dagexec.cli.json_output import print_json
+from dagexec.cli.learning_curve import Curve
+from dagexec.core.errors import ModelFormatError
+from dagexec.ops.communication import CommonWorld
+from dagexec.training.task import TrainingTask
+from dagexec.training.trainer import StepReport, Trainer
+
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""What the mpiexec of Open MPI, and of MPICH and Intel, tell each process: how many there are."""
+
+
+def train_command(
+    task: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(tasks.names())}; or a Python script that defines `make_task(seed)`, which returns "
+            f"a dagexec.training.task.TrainingTask."
+        ),
+    ],
+    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
+    num_workers: Annotated[
+        int | None, typer.Option("--num-workers", min=1, help="Threads of a net. Default: the cores.")
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="cpu, or sim:0; several times to train on several. Default: cpu."),
+    ] = None,
+    reduction: Annotated[
+        str, typer.Option("--reduction", help="How several devices add their gradients: allreduce, tree or ring.")
+    ] = "allreduce",
+    epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Default: the task's.")] = None,
+    seed: SeedOption = 0,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="DIR", help="Save checkpoints here.")
+    ] = None,
+    checkpoint_steps: Annotated[
+        int | None, typer.Option("--checkpoint-steps", min=1, help="Save after so many steps. Default: every epoch.")
+    ] = None,
+    iter_size: Annotated[
+        int, typer.Option("--iter-size", min=1, help="Micro-batches that a batch is cut into on each device.")
+    ] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in DIR, if there is one.")
+    ] = False,
+    stop_on_nan: Annotated[
+        bool, typer.Option("--stop-on-nan", help="Stop at the operator that makes the first NaN.")
+    ] = False,
+    rank_timeout: Annotated[
+        float, typer.Option("--rank-timeout", min=0.1, help="Seconds that a rank waits for another, under mpiexec.")
+    ] = 10.0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the learning curve. Needs dagexec[plot].")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train TASK, and measure on the samples that are held out."""
+    if resume and checkpoint is None:
+        raise ModelFormatError("--resume needs the folder of the checkpoints: --checkpoint DIR")
+    found = _read_task(task, seed)
+    curve = Curve()
+    with _ranks(rank_timeout) as world:
+        first = world is None or world.rank == 0
+        started = time.perf_counter()
+        with Trainer(
+            found,
+            net_type=net_type,
+            num_workers=num_workers,
+            devices=device or ["cpu"],
+            reduction=reduction,
+            iter_size=iter_size,
+            seed=seed,
+            checkpoints=checkpoint,
+            checkpoint_steps=checkpoint_steps,
+            resume=resume,
+            stop_on_nan=stop_on_nan,
+            world=world,
+        ) as trainer:
+            begun_at = trainer.step
+            last = found.epochs if epochs is None else epochs
+            total = last * found.steps_per_epoch
+            with _progress(found, total, begun_at, quiet=as_json or not first) as progress:
+
+                def on_step(report: StepReport) -> None:
+                    curve.add(report)
+                    progress(report)
+
+                def on_epoch(_epoch: int) -> None:
+                    curve.add_measure(trainer.evaluate())
+
+                trainer.train(last, on_step=on_step, on_epoch=on_epoch)
+            measured = curve.last_measure() or trainer.evaluate()
+            steps = trainer.step
+    if not first:
+        return
+    if plot is not None:
+        curve.plot(found.name, plot)
+    seconds = time.perf_counter() - started
+    rate = (steps - begun_at) * found.batch_size / curve.seconds if curve.seconds else 0.0
+    summary = {
+        "task": found.name,
+        "steps": steps,
+        "steps_before": begun_at,
+        "epochs": steps // found.steps_per_epoch,
+        "train": curve.last_epoch(),
+        "test": measured,
+        f"{found.unit}_per_second": rate,
+        "seconds": seconds,
+    }
+    if as_json:
+        print_json(summary)
+        return
+    title = f"{found.name}: {steps} steps, {rate:,.0f} {found.unit}/s, {seconds:.1f} s"
+    table = Table(title=Text(title, "table.title"))
+    for column in ("metric", "last epoch", "held out"):
+        table.add_column(column)
+    for name in {**curve.last_epoch(), **measured}:
+        cells = (values.get(name) for values in (curve.last_epoch(), measured))
+        table.add_row(name, *("" if value is None else f"{value:.4f}" for value in cells))
+    Console().print(table)
+
+
+def _read_task(task: str, seed: int) -> TrainingTask:
+    """The example `task`, or that of a script. Raises ModelFormatError for neither."""
+    if not task.endswith(".py"):
+        return tasks.make(task, seed)
+    if not Path(task).is_file():
+        raise ModelFormatError(f"{task}: there is no such script")
+    make = runpy.run_path(task, run_name="dagexec_task").get("make_task")
+    if not callable(make):
+        raise ModelFormatError(f"{task}: expected a function `make_task(seed)` that returns a TrainingTask")
+    made = make(seed)
+    if not isinstance(made, TrainingTask):
+        raise ModelFormatError(f"{task}: make_task must return a TrainingTask, found a {type(made).__name__}")
+    return made
+
+
+@contextmanager
+def _ranks(timeout: float) -> Iterator[CommonWorld | None]:
+    """The world of the processes that mpiexec started, None without it. An error ends all, and names the rank."""
+    if not any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHERS):
+        yield None
+        return
+    from dagexec.ops.communication import join_mpi
+    from dagexec.ops.communication.mpi import require_mpi
+
+    world = join_mpi("train", -1, -1, timeout)
+    try:
+        yield world
+    except BaseException as error:
+        text = f"dagexec: rank {world.rank} of {world.size}: {type(error).__name__}: {error}"
+        print(text, file=sys.stderr, flush=True)
+        require_mpi().COMM_WORLD.Abort(2)
+        raise
+    world.close()
+
+
+@contextmanager
+def _progress(task: TrainingTask, steps: int, begun_at: int, *, quiet: bool) -> Iterator[Callable[[StepReport], None]]:
+    """A bar; what it gives is told of every step."""
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        bar = progress.add_task(
+            "", total=steps, completed=begun_at, epoch=begun_at // task.steps_per_epoch + 1, shown=""
+        )
+
+        def show(report: StepReport) -> None:
+            values = "  ".join(f"{name} {value:.4f}" for name, value in report.metrics.items())
+            shown = f"{values}  {report.samples / report.seconds:,.0f} {task.unit}/s"
+            progress.update(bar, completed=report.step, epoch=report.epoch, shown=shown)
+
+        yield show

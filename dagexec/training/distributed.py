@@ -1,0 +1,92 @@
+"""One model on several processes: the operators that sum its gradients over all ranks, and the checks around them.
+
+Each rank trains on its part of every batch. The gradient of its loss is weighted with its share of the samples, so the
+sum over the ranks is the gradient of the whole batch, and every rank makes the same update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from dagexec.core.errors import CommunicationError, GradientError
+from dagexec.core.workspace import Workspace
+from dagexec.ops.communication import CommonWorld, all_gather
+from dagexec.training.model_helper import ModelHelper
+
+WORLD = "comm_world"
+"""The blob that holds a rank's CommonWorld."""
+
+BUCKET_BYTES = 1 << 20
+"""Gradients are summed in pieces of about so many bytes: long enough to pay for a message, short enough to overlap."""
+
+
+def share_of(rank: int, size: int, samples: int) -> slice:
+    """The samples of a batch that rank `rank` of `size` works on; they differ by one sample at most."""
+    return slice(samples * rank // size, samples * (rank + 1) // size)
+
+
+def add_all_reduce(helper: ModelHelper, *, bucket_bytes: int = BUCKET_BYTES, algorithm: str = "ring") -> int:
+    """Append to the net operators that sum the gradients over the ranks of blob WORLD; returns the number of buckets.
+
+    Gradients of the last layers go first, since they are there first. The statistics of batch normalisation become the
+    means over the ranks. Raises GradientError for a sparse gradient, which is named.
+    """
+    pending: list[tuple[str, int]] = []
+    for name in reversed(helper.params):
+        found = helper.params_to_grad.get(name)
+        if found is None:
+            continue
+        if not isinstance(found, str):
+            raise GradientError(
+                f"model {helper.name!r}: the gradient of {name!r} is sparse ({found}); over processes only dense ones "
+                f"are summed: use Gather with dense_gradient=1"
+            )
+        pending.append((found, 4 * int(np.prod(helper.parameters[name]))))
+    buckets = _buckets(pending, bucket_bytes)
+    for number, bucket in enumerate(buckets):
+        flat = f"bucket_{number}"
+        helper.add_operator("PackBucket", bucket, [flat])
+        helper.add_operator("Allreduce", [WORLD, flat], [flat], algorithm=algorithm)
+        helper.add_operator("UnpackBucket", [flat, *bucket], bucket)
+    for name in helper.computed_parameters:
+        helper.add_operator("Allreduce", [WORLD, name], [name], average=1)
+    return len(buckets)
+
+
+def _buckets(gradients: Sequence[tuple[str, int]], bucket_bytes: int) -> list[list[str]]:
+    """The gradients in order, cut where a bucket is full."""
+    buckets: list[list[str]] = []
+    filled = bucket_bytes
+    for name, nbytes in gradients:
+        if filled >= bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(name)
+        filled += nbytes
+    return buckets
+
+
+def check_equal(world: CommonWorld, workspace: Workspace, blobs: Sequence[str]) -> None:
+    """Raise CommunicationError, on every rank, unless all ranks hold the same bytes in `blobs`.
+
+    The message names the blob and the ranks that differ from rank 0.
+    """
+    if world.size == 1:
+        return
+    digests = np.zeros((len(blobs), 16), np.uint8)
+    for row, name in zip(digests, blobs, strict=True):
+        array = workspace.fetch_blob(name)
+        digest = hashlib.blake2b(f"{array.dtype} {array.shape}".encode() + array.tobytes(), digest_size=16)
+        row[:] = np.frombuffer(digest.digest(), np.uint8)
+    everybody = np.empty((world.size, *digests.shape), np.uint8)
+    all_gather(world, digests, everybody)
+    for number, name in enumerate(blobs):
+        others = [rank for rank in range(world.size) if (everybody[rank, number] != everybody[0, number]).any()]
+        if others:
+            raise CommunicationError(
+                f"rank {world.rank}: parameters differ between ranks: {name!r} of ranks {others} is not that of rank 0",
+                rank=others[0],
+            )

@@ -1,0 +1,89 @@
+"""TrainingTask: what is trained, on what, and how; data for `Trainer` and for `dagexec train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.errors import SchemaError
+from dagexec.training.data import Transform
+from dagexec.training.model_helper import ModelHelper
+from dagexec.training.optimizer import Optimizer
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The blobs that a model under training computes.
+
+    Attributes:
+        losses: what is made small; scalars.
+        metrics: what is shown, by the name it is shown under, each a scalar that is a mean over the batch.
+    """
+
+    losses: Sequence[str]
+    metrics: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """A model, its data, and how it is trained.
+
+    Attributes:
+        name: of the task, and of its net.
+        build_inputs: declares the inputs of the model, for batches of so many samples, in the current scopes.
+        build_forward: adds the layers, the losses and the metrics, in the current scopes.
+        optimizer: adds the updates.
+        train: the samples by input; the first axis counts them.
+        test: those that are held out; empty for none.
+        batch_size: samples a step.
+        epochs: how many times all samples are seen.
+        unit: what a sample is called, in the plural.
+        transform: makes a sample to train on of one of `train`, by a generator of its own; None takes them as they are.
+    """
+
+    name: str
+    build_inputs: Callable[[ModelHelper, int], object]
+    build_forward: Callable[[ModelHelper], Results]
+    optimizer: Optimizer
+    train: Mapping[str, Array]
+    test: Mapping[str, Array]
+    batch_size: int
+    epochs: int
+    unit: str = "samples"
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        """Raises SchemaError for arrays of different lengths, and when there is not one full batch."""
+        for what, arrays in (("train", self.train), ("test", self.test)):
+            lengths = {name: len(array) for name, array in arrays.items()}
+            if len(set(lengths.values())) > 1:
+                raise SchemaError(f"task {self.name!r}: the {what} arrays must be of one length, found {lengths}")
+        if self.batch_size < 1 or self.epochs < 0:
+            raise SchemaError(
+                f"task {self.name!r}: the batch size must be at least 1 and the epochs at least 0, found "
+                f"{self.batch_size} and {self.epochs}"
+            )
+        if self.train_samples < self.batch_size:
+            raise SchemaError(
+                f"task {self.name!r}: a batch of {self.batch_size} needs as many samples, found {self.train_samples}"
+            )
+
+    @property
+    def train_samples(self) -> int:
+        """How many samples there are to train on."""
+        return min((len(array) for array in self.train.values()), default=0)
+
+    @property
+    def test_samples(self) -> int:
+        """How many samples are held out."""
+        return min((len(array) for array in self.test.values()), default=0)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches; what is left over of an epoch is not used."""
+        return self.train_samples // self.batch_size
