@@ -54,7 +54,7 @@ def export_safetensors(
     Raises StorageError when it cannot be written or a tensor is of strings, MissingBlobError.
     """
     library = _library()
-    arrays = {name: np.ascontiguousarray(workspace.fetch_blob(name)) for name in blobs}
+    arrays = {name: workspace.fetch_blob(name) for name in blobs}
     specs = {}
     for name, array in arrays.items():
         meta = dtypes.from_numpy(array.dtype)
