@@ -67,9 +67,11 @@ def test_the_end_of_all_iterators_closes_the_queue_and_nothing_is_lost() -> None
     def scenario() -> None:
         queue = BlobsQueue(1)
         found: list[int] = []
-        with QueueFeeder.of_batches(queue, ([np.array([k])] for k in range(3))):
-            with pytest.raises(QueueClosedError, match="closed, and there are no more"):
-                take_all(queue, found)
+        with (
+            QueueFeeder.of_batches(queue, ([np.array([k])] for k in range(3))),
+            pytest.raises(QueueClosedError, match="closed, and there are no more"),
+        ):
+            take_all(queue, found)
         assert found == [0, 1, 2]
 
     for found in (systematic(scenario, limit=300), explore_seeds(scenario, range(100))):
