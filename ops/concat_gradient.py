@@ -42,8 +42,8 @@ def _cut(call: OperatorCall, _types: Sequence[TensorType]) -> Mapping[int, int]:
         inputs=(2, UNBOUNDED),
         outputs=(1, UNBOUNDED),
         infer=_infer,
-        doc="dY cut into parts of the shapes of the inputs of a Concat, whose values are not read. (dagexec's own, for "
-        "a Concat without split_info; unlike a Split by sizes, its shapes are known before a run.)",
+        doc="dY cut into parts of the shapes of the inputs of a Concat, whose values are not read. (dagexec's "
+        "own; unlike those of a Split by split_info its shapes are known before a run.)",
         input_names=("dY", "X1, X2, ..."),
         output_names=("dX1, dX2, ...",),
         args=AXIS_ARGS | {"add_axis": "1: the inputs were joined along a new axis (default 0)"},
@@ -71,14 +71,15 @@ class ConcatGradient(Operator):
 
 @gradient_of("Concat", "DepthConcat")
 def concat_gradient(request: GradientRequest) -> GradientOperators:
-    """dY cut again: by Split and the sizes in split_info, or by ConcatGradient where there is no such output."""
+    """dY cut again, by the shapes of the inputs.
+
+    Caffe2 has Split and the sizes in split_info; with sizes that a run computes, the shapes of all that follows are
+    known only then, and each operator looks at its inputs in every run.
+    """
     if not request.has_dy(0):
         return request.result([], {})
     every = range(len(request.definition.input))
-    if request.has_y(1):
-        return request.single("Split", [request.dy(0), request.y(1)], every)
-    inputs = [request.dy(0), *request.definition.input]
-    return request.single("ConcatGradient", inputs, every)
+    return request.single("ConcatGradient", [request.dy(0), *request.definition.input], every)
 
 
 @gradient_of("Split")

@@ -41,7 +41,7 @@ class ResizeLike(View):
 @gradient_of("Flatten", "FlattenToVec", "ResizeLike")
 def old_shape_gradient(request: GradientRequest) -> GradientOperators:
     """dX = dY in the shape of X."""
-    if 0 not in request.wanted:
+    if 0 not in request.wanted or not request.has_dy(0):
         return request.result([], {})
     made = request.plain_operator("ResizeLike", [request.dy(0), request.x(0)], [request.dx(0)])
     return request.result([made], {0: request.dx(0)})
@@ -49,10 +49,10 @@ def old_shape_gradient(request: GradientRequest) -> GradientOperators:
 
 @gradient_of("Reshape")
 def reshape_gradient(request: GradientRequest) -> GradientOperators:
-    """dX = dY in the shape of X, which is the second output; in that a 0 is a size."""
-    if not request.has_y(1):
+    """dX = dY in the shape of X; in place, where X is gone, in that of the second output, where a 0 is a size."""
+    if request.x(0) not in request.definition.output or not request.has_y(1):
         return old_shape_gradient(request)
-    if not request.has_dy(0) or 0 not in request.wanted:
+    if 0 not in request.wanted or not request.has_dy(0):
         return request.result([], {})
     inputs, outputs = [request.dy(0), request.y(1)], [request.dx(0)]
     return request.result([request.plain_operator("Reshape", inputs, outputs, allow_zero=1)], {0: request.dx(0)})
