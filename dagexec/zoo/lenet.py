@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagexec.training.fillers import gaussian
+from dagexec.training.fillers import gaussian, lecun_normal
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images
 
@@ -18,9 +18,15 @@ def _small_layers(helper: ModelHelper, x: str, images: Images) -> str:
 
 
 def _classified(helper: ModelHelper, x: str, images: Images, *, kernel: int, pad: int, size: int) -> str:
-    x = helper.conv(x, "conv1", images.channels, 20, kernel=kernel, pad=pad)
+    """The layers. A training starts the convolutions with less than the helper would, as no ReLU follows them."""
+
+    def conv(x: str, name: str, dim_in: int, dim_out: int) -> str:
+        start = lecun_normal(dim_in * kernel**2) if helper.training else None
+        return helper.conv(x, name, dim_in, dim_out, kernel=kernel, pad=pad, weight_init=start)
+
+    x = conv(x, "conv1", images.channels, 20)
     x = helper.max_pool(x, "pool1", kernel=2, stride=2)
-    x = helper.conv(x, "conv2", 20, 50, kernel=kernel, pad=pad)
+    x = conv(x, "conv2", 20, 50)
     x = helper.max_pool(x, "pool2", kernel=2, stride=2)
     x = helper.fc(x, "fc3", 50 * size**2, 500)
     x = helper.relu(x, x)
