@@ -24,6 +24,7 @@ from dagexec.ops.communication import CommonWorld, barrier
 from dagexec.scheduler.intra_op import available_cores
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.data import BatchLoader
+from dagexec.training.data_parallel import find_places
 from dagexec.training.parallel_steps import ParallelSteps
 from dagexec.training.steps import LocalSteps
 from dagexec.training.task import TrainingTask
@@ -80,7 +81,8 @@ class Trainer:
         else one in a metric does, after the step. With a `world` this is one rank of several.
         On several `devices`, gradients meet by `reduction`, and a step may go through `iter_size` micro-batches on
         each: see `data_parallel.parallelize`; neither goes together with several ranks or `stop_on_nan`.
-        Raises CommunicationError when ranks begin with different parameters, and what building and loading raise.
+        Raises DeviceError for a device that is not here, CommunicationError when ranks begin with different parameters,
+        and what building and loading raise.
         """
         self.task = task
         self.seed = seed
@@ -90,6 +92,7 @@ class Trainer:
         self._checkpoint_steps = checkpoint_steps or task.steps_per_epoch
         self._saved: int | None = None
         workers = num_workers or available_cores()
+        find_places(devices)
         self.steps: LocalSteps | ParallelSteps
         if len(devices) == 1 and iter_size == 1:
             self.steps = LocalSteps(

@@ -1,0 +1,178 @@
+"""Trainer: the same bytes on every schedule and after every interruption, and what ends a training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dagexec.core.errors import DeviceError, NonFiniteError, OperatorError, SchemaError
+from dagexec.training.checkpoint import latest_checkpoint
+from dagexec.training.optimizer import SGD, Adam
+from dagexec.training.task import TrainingTask
+from dagexec.training.trainer import StepReport, Trainer
+from tests.training.small_task import BATCH, STEPS, make_task
+
+
+def final_bytes(trainer: Trainer) -> dict[str, bytes]:
+    trainer.steps.collect()
+    return {name: trainer.steps.workspace.fetch_blob(name).tobytes() for name in trainer.steps.checkpoint_blobs()}
+
+
+def trained(task: TrainingTask, **options: object) -> dict[str, bytes]:
+    with Trainer(task, **options) as trainer:  # type: ignore[arg-type]
+        trainer.train()
+        return final_bytes(trainer)
+
+
+@pytest.fixture(scope="module")
+def in_order() -> dict[str, bytes]:
+    return trained(make_task(0), net_type="simple", num_workers=1)
+
+
+@pytest.mark.parametrize(("net_type", "workers"), [("dag", 1), ("dag", 3), ("async_dag", 2), ("async_dag", 4)])
+def test_every_net_type_and_number_of_workers_ends_with_the_same_bytes(
+    net_type: str, workers: int, in_order: dict[str, bytes]
+) -> None:
+    assert trained(make_task(0), net_type=net_type, num_workers=workers) == in_order
+
+
+def test_a_simulated_device_trains_as_the_host_does(in_order: dict[str, bytes]) -> None:
+    on_device = trained(make_task(0), net_type="async_dag", num_workers=2, devices=["sim:0"])
+    for name, expected in in_order.items():
+        if expected != on_device[name]:  # the host has oneDNN, whose sums are in another order
+            found = np.frombuffer(on_device[name], np.float32)
+            np.testing.assert_allclose(found, np.frombuffer(expected, np.float32), 2e-3, 2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("stopped_at", [3, STEPS, 7])
+def test_a_training_that_goes_on_ends_with_the_bytes_of_one_that_never_stopped(
+    stopped_at: int, tmp_path: Path, in_order: dict[str, bytes]
+) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(report: StepReport) -> None:
+        if report.step == stopped_at + 1:
+            raise StopError
+
+    first = Trainer(make_task(0), checkpoints=tmp_path, checkpoint_steps=stopped_at)
+    with first, pytest.raises(StopError):
+        first.train(on_step=stop)
+    with Trainer(make_task(0), checkpoints=tmp_path, resume=True) as second:
+        assert second.step == stopped_at
+        second.train()
+        assert final_bytes(second) == in_order
+
+
+def test_another_seed_gives_other_bytes(in_order: dict[str, bytes]) -> None:
+    assert trained(make_task(0), seed=1) != in_order
+
+
+def test_steps_are_reported_and_held_out_samples_measured() -> None:
+    reports: list[StepReport] = []
+    epochs: list[int] = []
+    with Trainer(make_task(0)) as trainer:
+        before = trainer.evaluate()
+        trainer.train(on_step=reports.append, on_epoch=epochs.append)
+        after = trainer.evaluate(batch_size=7)
+        again = trainer.evaluate(batch_size=100)
+    assert [report.step for report in reports] == list(range(1, 2 * STEPS + 1))
+    assert [report.epoch for report in reports] == [1] * STEPS + [2] * STEPS
+    assert epochs == [1, 2]
+    assert reports[0].samples == BATCH
+    assert after["loss"] < before["loss"]
+    assert after["accuracy"] == pytest.approx(again["accuracy"])
+    assert after["loss"] == pytest.approx(again["loss"], rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_ends_the_training_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    with Trainer(make_task(0), checkpoints=tmp_path) as trainer:
+        trainer.train(1)
+    saved = latest_checkpoint(tmp_path)
+    with Trainer(make_task(0), checkpoints=tmp_path, checkpoint_steps=1, resume=True) as trainer:
+        trainer.steps.workspace.feed_blob("pred_b", np.full(10, np.nan, np.float32))
+        with pytest.raises(NonFiniteError, match="loss is nan in step 6"):
+            trainer.train()
+    assert latest_checkpoint(tmp_path) == saved
+
+
+@pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
+def test_stop_on_nan_names_the_operator_before_any_parameter_is_updated(net_type: str) -> None:
+    task = replace(make_task(0), optimizer=Adam(1e30))
+    with Trainer(task, net_type=net_type, stop_on_nan=True) as trainer:
+        with pytest.raises(OperatorError, match=r"SpatialBN 'bn' \(operator 1\) made 8 of 8 elements of blob"):
+            trainer.train()
+        bad = [
+            name
+            for name in ("conv_w", "bn_s", "pred_w", "conv_w_first_moment")
+            if not np.isfinite(trainer.steps.workspace.fetch_blob(name)).all()
+        ]
+    assert bad == []
+
+
+def test_a_label_out_of_range_is_named() -> None:
+    task = make_task(0)
+    task.train["label"][:] = 10
+    with (
+        Trainer(task) as trainer,
+        pytest.raises(OperatorError, match=r"SoftmaxWithLoss 'softmax' .*10"),
+    ):
+        trainer.train()
+
+
+@pytest.mark.parametrize("devices", [["cpu", "sim:99"], ["cuda:7"], []])
+def test_a_device_that_is_missing_is_named(devices: list[str]) -> None:
+    with pytest.raises(DeviceError, match=devices[-1] if devices else "device"):
+        Trainer(make_task(0), devices=devices)
+
+
+@pytest.mark.parametrize("reduction", ["allreduce", "tree", "ring"])
+def test_several_devices_train_and_resume(reduction: str, tmp_path: Path) -> None:
+    def options(**more: object) -> dict[str, object]:
+        return {"devices": ["sim:0", "sim:1"], "reduction": reduction, "checkpoints": tmp_path, **more}
+
+    with Trainer(make_task(0), **options()) as whole:  # type: ignore[arg-type]
+        whole.train()
+        expected = final_bytes(whole)
+        measured = whole.evaluate()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with Trainer(make_task(0), **options()) as first:  # type: ignore[arg-type]
+        first.train(1)
+    with Trainer(make_task(0), **options(resume=True)) as second:  # type: ignore[arg-type]
+        assert second.step == STEPS
+        second.train()
+        assert final_bytes(second) == expected
+        assert second.evaluate() == measured
+
+
+def test_a_batch_that_devices_cannot_share_is_an_error() -> None:
+    with pytest.raises(SchemaError, match=r"batch of 48 cannot be shared equally by 5 device"):
+        Trainer(make_task(0), devices=[f"sim:{n}" for n in range(5)])
+
+
+def test_stop_on_nan_is_for_one_device() -> None:
+    with pytest.raises(SchemaError, match="for one device"):
+        Trainer(make_task(0), devices=["sim:0", "sim:1"], stop_on_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 1000}, "a batch of 1000 needs as many samples"),
+        ({"batch_size": 0}, "the batch size must be at least 1"),
+        ({"train": {"data": np.zeros(3), "label": np.zeros(4)}}, "must be of one length"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        replace(make_task(0), **changes)  # type: ignore[arg-type]
+
+
+def test_momentum_and_nothing_else_is_the_state_of_sgd() -> None:
+    with Trainer(make_task(0, SGD(0.1, momentum=0.9))) as trainer:
+        names = set(trainer.steps.checkpoint_blobs())
+    assert {"conv_w_momentum", "pred_b_momentum", "bn_rm", "bn_riv", "optimizer_iteration"} <= names
