@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dagexec.scheduler.dag import DAGNet
+from dagexec.scheduler.launching import stream_group
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.synchronisation import Synchronisation, synchronise
 
@@ -22,4 +23,10 @@ class AsyncDAGNet(DAGNet):
 
     def synchronisation(self, plan: Plan) -> Synchronisation:
         """An event at the tail of every chain on a device that a chain elsewhere may have to wait for."""
-        return synchronise(plan, self.guards(), self.num_workers * self.streams.per_worker)
+        return synchronise(plan, self.guards(), self.streams_of_a_device())
+
+    def streams_of_a_device(self) -> int | None:
+        """How many streams of each device there are in all; None where groups of operators have more of their own."""
+        if any(map(stream_group, self.operators)):
+            return None
+        return self.num_workers * self.streams.per_worker

@@ -128,14 +128,14 @@ class NetStreams:
         self.per_worker = per_worker
         self._priority = priority
         self._lock = threads().lock()
-        self._devices: dict[Device, DeviceStreams] = {}
+        self._devices: dict[tuple[Device, str], DeviceStreams] = {}
 
-    def on(self, device: Device) -> DeviceStreams:
-        """Those of `device`."""
+    def on(self, device: Device, group: str = "") -> DeviceStreams:
+        """Those of `device`; operators of one `group` have streams of their own, `per_worker` too."""
         with self._lock:
-            if device not in self._devices:
-                self._devices[device] = DeviceStreams(device, self.per_worker, self._priority)
-            return self._devices[device]
+            if (device, group) not in self._devices:
+                self._devices[device, group] = DeviceStreams(device, self.per_worker, self._priority)
+            return self._devices[device, group]
 
     def all(self) -> list[Stream]:
         """Every stream leased so far."""
@@ -336,6 +336,15 @@ def guarded_launch(operator: Operator, kernel: Kernel, guards: Sequence[str]) ->
     return launch if turns is not None or uses_state else lambda stream: stream.launch(kernel)
 
 
+def stream_group(operator: Operator) -> str:
+    """The group of streams that `operator` asks for by its argument `stream_group`; "" for those of all others.
+
+    What waits for other devices most of the time holds up nothing else there. A chain goes where its first operator
+    with a group goes.
+    """
+    return operator.arguments.string("stream_group", "")
+
+
 class LaunchedChains:
     """The chains of a preparation as calls, with the events between them. One run at a time uses it.
 
@@ -381,7 +390,8 @@ class LaunchedChains:
             before = (self._host_wait(number, waits),) if waits else ()
             steps = [self._steps[index] for index in chain]
             return (*before, *steps) if observed is None else observed.chain(number, steps, waits=before)
-        net, streams, event = self._streams.net, self._streams.on(device), self._events.get(number)
+        group = next((name for index in chain if (name := stream_group(self._operators[index]))), "")
+        net, streams, event = self._streams.net, self._streams.on(device, group), self._events.get(number)
         kernels = [self._kernels[index] for index in chain]
         launches = [
             (kernel.label, guarded_launch(self._operators[index], kernel, synchronisation.guards[index]))

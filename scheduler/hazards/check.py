@@ -154,7 +154,7 @@ def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False
 def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int | None) -> Proof:
     """`check_plan` for the way the kind of `net` runs."""
     if isinstance(net, AsyncDAGNet):
-        own = net.num_workers * net.streams.per_worker
+        own = net.streams_of_a_device()
         found = net.synchronisation(chained) if streams in (None, own) else synchronise(chained, net.guards(), streams)
         return check_plan(chained, found, accesses, streams or own)
     plan = chained if isinstance(net, DAGNet) else build_sequence(net.graph)

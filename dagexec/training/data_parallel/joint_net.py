@@ -1,8 +1,8 @@
 """One net for all devices: the replicas' operators side by side, and between them what is summed over devices.
 
-A sum over devices goes up a binary tree of BucketSum operators, is divided at the root, and goes down the same tree by
-copies. `scheduler.copies` puts in the copies that the sums need. All of these are operators like others, so the
-scheduler runs them beside the backward pass as soon as their gradients are there.
+A sum over devices goes up a binary tree of copies and BucketSum operators, is divided at the root, and goes down the
+same tree by copies. All of these are operators like others, so the scheduler runs them beside the backward pass as soon
+as their gradients are there; on devices they have streams of their own, as they wait for other devices most of the time.
 """
 
 from __future__ import annotations
@@ -105,36 +105,46 @@ class JointNet:
         """The mean of a bucket on all devices, and from there in the gradients."""
         summed = self._over_places(bucket.name, len(self._places) * self._iter_size)
         blobs = bucket.gradients
-        return summed + [self._on(place, "UnpackBucket", [bucket.name, *blobs], blobs) for place in self._places]
+        unpacked = [self._on(place, "UnpackBucket", [bucket.name, *blobs], blobs) for place in self._places]
+        for definition in unpacked:
+            definition.arg.append(make_argument("stream_group", "communication"))
+        return summed + unpacked
 
     def _over_places(self, blob: str, divisor: int) -> list[OperatorDef]:
         """`blob` on every device becomes the sum over all devices, divided by `divisor`."""
         count = len(self._places)
         levels = [1 << level for level in range((count - 1).bit_length())]
         pairs = [
-            [(number, number + distance) for number in range(0, count - distance, 2 * distance)] for distance in levels
+            [
+                (self._places[number], self._places[number + distance])
+                for number in range(0, count - distance, 2 * distance)
+            ]
+            for distance in levels
         ]
-        operators = [
-            self._sum(self._places[into], self._places[number].blob(blob), self._places[into].blob(blob), 1)
-            for row in pairs
-            for into, number in row
-        ]
+        operators: list[OperatorDef] = []
+        for row in pairs:
+            for into, other in row:
+                operators += self._added(into, other, blob)
         if divisor > 1 and operators:
             operators[-1].arg.append(make_argument("divisor", divisor))
         elif divisor > 1:
             operators.append(self._on(self._places[0], "BucketSum", [blob], [blob], divisor))
         for row in reversed(pairs):
-            operators += [
-                copy_between_places(self._places[into], self._places[number], blob, blob) for into, number in row
-            ]
+            operators += [copy_between_places(into, other, blob, blob) for into, other in row]
+        for definition in operators:
+            definition.arg.append(make_argument("stream_group", "communication"))
         return operators
 
-    def _sum(self, place: Place, other: str, own: str, divisor: int) -> OperatorDef:
-        made = OperatorDef(type="BucketSum", input=[own, other], output=[own])
-        made.device_option.CopyFrom(place.device.to_option())
-        if divisor > 1:
-            made.arg.append(make_argument("divisor", divisor))
-        return made
+    def _added(self, into: Place, other: Place, blob: str) -> list[OperatorDef]:
+        """Add the blob of one place to that of another, by way of a copy when they are on different devices."""
+        if into.device == other.device:
+            here, copies = other.blob(blob), []
+        else:
+            received = f"{blob}_from_{other.number}"
+            here, copies = into.blob(received), [copy_between_places(other, into, blob, received)]
+        added = OperatorDef(type="BucketSum", input=[into.blob(blob), here], output=[into.blob(blob)])
+        added.device_option.CopyFrom(into.device.to_option())
+        return [*copies, added]
 
     def _gathered_slices(self) -> list[OperatorDef]:
         """The indices and values of all devices and micro-batches, behind each other, on every device."""

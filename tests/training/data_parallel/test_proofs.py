@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from dagexec.core.dtypes import FLOAT64, INT32
+from dagexec.core.runtime import Kernel, Stream
 from dagexec.core.sim import simulated
+from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.hazards.check import check_net
 from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.preparation import dynamic_operators
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
@@ -107,3 +110,23 @@ def test_resnet20_on_two_devices_has_the_loss_curve_of_one(double: bool) -> None
         curves.append(trained(model, data)[0])
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-11 if double else 1e-5)
     assert len(set(curves[0])) == 3
+
+
+def test_sums_over_devices_have_streams_of_their_own() -> None:
+    launched: dict[str, set[str]] = {}
+
+    class Streams(Observer):
+        def launched(self, stream: Stream, kernel: Kernel) -> None:
+            assert kernel.operator is not None
+            launched.setdefault(kernel.operator.definition.type, set()).add(stream.name)
+
+    with parallel_images(normalised, ["sim:0", "sim:1"], num_workers=1) as model:
+        assert isinstance(model, AllReduceModel)
+        model.step(image_batch(8), trace=Streams())
+        net = model.step_net
+        assert isinstance(net, AsyncDAGNet)
+        assert net.streams_of_a_device() is None
+        assert check_net(net).holds
+        assert net.synchronisation(net.plan).events > 0
+    assert launched["BucketSum"]
+    assert not launched["BucketSum"] & launched["ConvGradient"]
