@@ -59,6 +59,7 @@ class GRUGradient(Operator):
         for number in range(sizes.directions):
             passes += arrays.earlier_states(number, earlier)
             passes.append(self._direction(arrays, number, earlier, behind))
+            passes += [] if behind is None else arrays.zeros_where_ended(behind)
             passes += self._recurrent_gradient(arrays, number, earlier, behind)
             passes += self._bias_gradient(arrays, number, behind)
         passes += arrays.input_gradients()
@@ -213,6 +214,7 @@ class GRUGradient(Operator):
         reset = arrays.scratch(earlier.shape)
         return [
             partial(np.copyto, reset, arrays.saved(1)[:, number]),
+            *arrays.zeros_where_ended(reset),
             partial(np.matmul, opened.T, states, out=target[number, : 2 * sizes.hidden]),
             partial(np.matmul, candidate.T, reset.reshape(states.shape), out=target[number, 2 * sizes.hidden :]),
         ]

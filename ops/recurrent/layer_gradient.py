@@ -224,9 +224,22 @@ class BackwardArrays(WorkArrays):
             weights = self.x(1).reshape(columns, sizes.features)
             steps.append(partial(np.matmul, sums, weights, out=dx.reshape(sizes.rows, sizes.features)))
         if dw is not None:
-            x = self.x(0).reshape(sizes.rows, sizes.features)
-            steps.append(partial(np.matmul, sums.T, x, out=dw.reshape(columns, sizes.features)))
+            x = self.x(0)
+            if self.padding.is_possible:
+                x = self.scratch(x.shape)
+                steps += [partial(np.copyto, x, self.x(0)), *self.zeros_where_ended(x)]
+            rows = x.reshape(sizes.rows, sizes.features)
+            steps.append(partial(np.matmul, sums.T, rows, out=dw.reshape(columns, sizes.features)))
         return steps
+
+    def zeros_where_ended(self, array: Array) -> list[Step]:
+        """The step that makes `array`, steps x batch x more, 0 where a sequence has ended, if there are lengths.
+
+        What stands there is multiplied by a gradient of 0, which would make NaN of what is not finite.
+        """
+        if not self.padding.is_possible:
+            return []
+        return [partial(np.copyto, array, np.zeros((), self.dtype), where=self.padding.ended)]
 
     def bias_gradient(self, columns: Array, target: Array) -> Step:
         """The step that sets `target` to the sums of `columns`, a matrix with a row a batch element and step."""

@@ -140,6 +140,24 @@ def test_nothing_to_go_through(kind: dict[str, Any], sizes: dict[str, Any]) -> N
         np.testing.assert_array_equal(found[1], np.zeros_like(inputs[1]))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_stands_behind_the_end_of_a_sequence_reaches_no_gradient(kind: dict[str, Any], direction: str) -> None:
+    layer = Layer(**kind, direction=direction, shorter=(0, 1, 4))
+    inputs = layer.inputs(np.float64)
+    shape = (layer.steps, layer.directions, layer.batch, layer.hidden)
+    dy = np.random.default_rng(1).uniform(-1, 1, shape)
+    floats = [index for index, array in enumerate(inputs) if array.dtype == np.float64]
+    expected = analytic_gradients(saving_definition(layer), inputs, {0: dy}, floats)
+    spoilt, spoilt_dy = inputs[0].copy(), dy.copy()
+    for n, length in enumerate(layer.lengths):
+        spoilt[length:, n] = np.nan
+        spoilt_dy[length:, :, n] = np.nan
+    found = analytic_gradients(saving_definition(layer), [spoilt, *inputs[1:]], {0: spoilt_dy}, floats)
+    for index in floats:
+        np.testing.assert_array_equal(found[index], expected[index])
+
+
 def unrolled(layer: Layer) -> list[OperatorDef]:
     """An LSTM of one direction as an FC and an LSTMUnit for each step, with Caffe2's order of the gates."""
     made = []
