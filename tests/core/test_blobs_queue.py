@@ -162,7 +162,6 @@ def test_a_record_is_either_taken_or_refused_when_the_queue_is_closed_meanwhile(
 
         producer = threads().start(produce, "producer")
         queue.close()
-        producer.join()
         found = 0
         try:
             while True:
@@ -170,6 +169,7 @@ def test_a_record_is_either_taken_or_refused_when_the_queue_is_closed_meanwhile(
                 found += 1
         except QueueClosedError:
             pass
+        producer.join()
         assert found == len(taken)
         return found
 
