@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.ops.blocks import BLOCK, Array, Scratch, compute_dtype, convert, even_ranges
 
 SourcePasses = Callable[[Sequence[Array], Array, Scratch], list[Step]]
@@ -58,7 +58,9 @@ def reduced(
     the target; booleans stay. A computation of one pass, without a sum, is not cut.
     """
     if 0 in shape:
-        return partial(target.fill, 0) if target.size else in_sequence([])
+        return partial(target.fill, 0) if target.size else nothing_to_do
+    if passes is None and sources[0].shape == target.shape and sources[0].dtype == target.dtype:
+        return nothing_to_do if _same_memory(sources[0], target) else partial(np.copyto, target, sources[0])
     work = compute_dtype(target.dtype)
     sizes, (result, *arrays) = merged_axes(shape, [target, *sources])
     axes = tuple(axis for axis, size in enumerate(sizes) if result.shape[axis] != size)
@@ -144,8 +146,7 @@ class _Cutter:
     def _function(self, pieces: Sequence[Array], out: Array) -> list[Step]:
         if self._passes is not None:
             return self._passes(pieces, out, self._scratch)
-        same = pieces[0].shape == out.shape and pieces[0].ctypes.data == out.ctypes.data
-        return [] if same else [partial(np.copyto, out, pieces[0])]
+        return [partial(np.copyto, out, pieces[0])]
 
     def _widened(self, index: Slices) -> tuple[list[Step], list[Array]]:
         """Pieces of the sources in the compute dtype, and the passes that convert those of another."""
@@ -191,6 +192,11 @@ def sum_passes(values: Array, axes: tuple[int, ...], target: Array, scratch: Scr
         ones, result = np.ones((1, head), values.dtype), target.reshape(1, kept)
         steps.append(partial(np.matmul, ones, rows.reshape(head, kept), out=result))
     return steps
+
+
+def _same_memory(one: Array, other: Array) -> bool:
+    """True when two arrays of one shape and dtype, both packed, are one."""
+    return one.ctypes.data == other.ctypes.data
 
 
 def _place(index: Slices, array: Array) -> Slices:
