@@ -257,7 +257,7 @@ class _Forward(_SoftmaxLoss):
                 place = [int(axis[0]) for axis in np.nonzero(~(labels >= 0))]
                 value = float(labels[tuple(place)])
                 raise FeedError(
-                    f"{self.label}: probability {value:g} at position {place} of blob {name!r} must be >= 0"
+                    f"{self.label}: probability {value:g} at position {place} of blob {name!r} must be at least 0"
                 )
             np.add.reduce(given, axis=1, dtype=work, out=totals)
             if not (totals.min() >= 1 - tolerance and totals.max() <= 1 + tolerance):
