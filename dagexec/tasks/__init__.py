@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Callable
 
 from dagexec.core.errors import ModelFormatError
-from dagexec.tasks import digits
+from dagexec.tasks import digits, text
 from dagexec.training.task import TrainingTask
 
 _TASKS: dict[str, Callable[[int], TrainingTask]] = {
+    "char_lstm": text.char_lstm,
     "lenet_digits": digits.lenet,
     "resnet20_digits": digits.resnet20,
 }
