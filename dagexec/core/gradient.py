@@ -73,12 +73,12 @@ class GradientRequest:
     _fills: list[OperatorDef] = field(default_factory=list)
 
     def x(self, index: int) -> str:
-        """The name of input `index`."""
-        return self.definition.input[index]
+        """The name of input `index`. Raises GradientError when the operator has no such input."""
+        return self._blob("input", self.definition.input, index)
 
     def y(self, index: int) -> str:
-        """The name of output `index`."""
-        return self.definition.output[index]
+        """The name of output `index`. Raises GradientError when the operator has no such output."""
+        return self._blob("output", self.definition.output, index)
 
     def shape_of_x(self, index: int) -> str:
         """A blob of the shape of input `index`, of an operator whose outputs in place have the shape of the input.
@@ -157,6 +157,11 @@ class GradientRequest:
         made = self.operator(op_type, inputs, [self.dx(index) for index in of_inputs], **arguments)
         return self.result([made], {index: self.dx(index) for index in of_inputs})
 
+    def _blob(self, kind: str, names: Sequence[str], index: int) -> str:
+        if index >= len(names):
+            raise GradientError(f"{self.label}: its gradient needs {kind} {index}, and it has only {len(names)}")
+        return names[index]
+
     def result(self, operators: Sequence[OperatorDef], gradients: dict[int, Gradient]) -> GradientOperators:
         """What a maker returns: its operators, and the gradients by index of the input."""
         inputs = tuple(gradients.get(index) for index in range(len(self.definition.input)))
@@ -207,7 +212,7 @@ def stops_gradients(op_type: str) -> bool:
 
 def is_known_to_gradients(op_type: str) -> bool:
     """True when the type has a maker, or is known to pass on no gradient, or to have none."""
-    return op_type in _makers or op_type in _refusals
+    return op_type in _makers or _refusal(op_type) is not None
 
 
 def gradient(
@@ -228,8 +233,9 @@ def gradient(
             f"{label}: expected a gradient, or None, for each of {len(definition.output)} outputs, "
             f"found {len(output_gradients)}"
         )
-    if definition.type in _refusals:
-        raise GradientError(f"{label}: {definition.type} has no gradient: {_refusals[definition.type]}")
+    refusal = _refusal(definition.type)
+    if refusal is not None:
+        raise GradientError(f"{label}: {definition.type} has no gradient: {refusal}")
     if definition.type not in _makers:
         raise GradientError(f"{label}: no gradient maker is registered for {definition.type}")
     maker = _makers[definition.type]
@@ -255,6 +261,16 @@ def _placed(made: OperatorDef, forward: OperatorDef) -> OperatorDef:
     return made
 
 
+def _refusal(op_type: str) -> str | None:
+    """Why an operator has no gradient. That of a gradient operator, a second derivative, has none unless it is given."""
+    if op_type in _refusals:
+        return _refusals[op_type]
+    forward = op_type.removesuffix("Gradient").removesuffix("Grad")
+    if forward != op_type and op_type not in _makers and has_maker(forward):
+        return f"it is the gradient of {forward}, and there are no second derivatives"
+    return None
+
+
 def _check_free(op_type: str) -> None:
-    if is_known_to_gradients(op_type):
+    if op_type in _makers or op_type in _refusals:
         raise GradientError(f"operator type {op_type!r} has a gradient maker already")

@@ -1,0 +1,233 @@
+"""A small example of every differentiable operator, for a numerical check of its gradient.
+
+Values lie away from places without a derivative. The tests of an operator's own family go further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.arguments import ArgumentValue
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One operator on given inputs.
+
+    Attributes:
+        inputs: the arrays; those of float64 are differentiated, or those in `wanted`.
+        outputs: how many there are.
+        inplace: outputs that have the names of inputs.
+        statistics: outputs that no gradient is given for.
+        arguments: of the operator.
+    """
+
+    inputs: Sequence[Array]
+    outputs: int = 1
+    wanted: tuple[int, ...] | None = None
+    inplace: dict[int, int] = field(default_factory=dict)
+    statistics: tuple[int, ...] = ()
+    arguments: dict[str, ArgumentValue] = field(default_factory=dict)
+
+
+_rng = np.random.default_rng(2026)
+
+
+def _normal(*shape: int) -> Array:
+    return _rng.normal(size=shape)
+
+
+def _apart(*shape: int) -> Array:
+    """Values at least 0.1 from each other, and from the multiples of 1: nothing has a corner or a tie there."""
+    size = int(np.prod(shape))
+    values = (np.arange(size) - size // 2) * 0.2 + 0.13
+    return _rng.permutation(values).reshape(shape)
+
+
+def _between(low: float, high: float, *shape: int) -> Array:
+    return _rng.uniform(low, high, shape)
+
+
+def _probabilities(*shape: int) -> Array:
+    values = _between(0.2, 1, *shape)
+    return values / values.sum(axis=-1, keepdims=True)
+
+
+def _integers(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def _example(*inputs: Array, **arguments: ArgumentValue) -> Example:
+    return Example(inputs, arguments=arguments)
+
+
+def _elementwise() -> Iterator[tuple[str, Example]]:
+    for name in (
+        "Abs", "Atan", "Cbrt", "Cos", "Cosh", "Cube", "Elu", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu",
+        "Negative", "Relu", "Scale", "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sqr", "Swish", "Tanh",
+        "NanCheck", "Copy", "EnsureCPUOutput",
+    ):  # fmt: skip
+        yield name, _example(_apart(2, 3))
+    for name in ("Acos", "Asin", "Tan"):
+        yield name, _example(_between(-0.8, 0.8, 5))
+    for name in ("Log", "Reciprocal", "Rsqrt", "Sqrt"):
+        yield name, _example(_between(0.5, 2, 5))
+    yield "Clip", _example(_apart(9), min=-0.4, max=0.4)
+    yield "HardSigmoid", _example(_apart(9), alpha=1.0, beta=0.5)
+    yield "ReluN", _example(_apart(9), n=0.4)
+    yield "Pow", _example(_between(0.5, 2, 5), exponent=2.5)
+    yield "Pow", _example(_between(0.5, 2, 2, 3), _normal(3))
+    yield "Cast", _example(_normal(3), to="float64")
+    yield "CastLike", Example([_normal(3), np.zeros(1)], wanted=(0,))
+    yield "PRelu", _example(_apart(2, 3, 2), _normal(3))
+    for name in ("Add", "Sub", "Mul"):
+        yield name, _example(_normal(2, 3), _normal(2, 3))
+        yield name, _example(_normal(2, 3), _normal(3))
+    yield "Div", _example(_normal(2, 3), _between(0.5, 2, 2, 1))
+    for name in ("Max", "Min"):
+        yield name, _example(_apart(2, 3), _apart(2, 3)[::-1] + 0.05)
+    yield "Mean", _example(_normal(2, 3), _normal(2, 3), _normal(2, 3))
+    yield "Sum", _example(_normal(2, 3), _normal(2, 3))
+    yield "Sum", _example(_normal(2, 3), _normal(3), broadcast=1)
+    yield "WeightedSum", _example(_normal(4), _normal(1), _normal(4), _normal(1), grad_on_w=1)
+    yield "Where", _example(_rng.random((2, 3)) < 0.5, _normal(2, 3), _normal(2, 3))
+
+
+def _reductions() -> Iterator[tuple[str, Example]]:
+    for name in ("ReduceL2", "ReduceL1", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd", "ReduceSum"):
+        yield name, _example(_apart(2, 3, 2), axes=[1], keepdims=0)
+    for name in ("Max", "Mean", "Sum"):
+        yield f"ReduceBack{name}", _example(_apart(2, 3, 2), num_reduce_dims=2)
+        yield f"ReduceFront{name}", _example(_apart(2, 3, 2), num_reduce_dims=1)
+    for name in ("ColwiseMax", "RowwiseMax"):
+        yield name, _example(_apart(2, 3, 4))
+    for name in ("SumElements", "SumSqrElements", "AveragedLoss"):
+        yield name, _example(_normal(2, 3))
+    for name in ("Softmax", "LogSoftmax"):
+        yield name, _example(_normal(2, 4))
+    yield "Normalize", _example(_normal(2, 4))
+
+
+def _shapes() -> Iterator[tuple[str, Example]]:
+    x = _normal(2, 3, 4)
+    for name in ("Flatten", "FlattenToVec", "Transpose"):
+        yield name, _example(x)
+    yield "Reshape", Example([x], outputs=2, arguments={"shape": [4, -1]})
+    yield "ResizeLike", Example([x, np.zeros((4, 6))], wanted=(0,))
+    yield "ExpandDims", _example(x, dims=[1])
+    yield "Squeeze", _example(_normal(2, 1, 3), dims=[1])
+    yield "Concat", Example([_normal(2, 3), _normal(2, 1)], outputs=2, arguments={"axis": 1})
+    yield "DepthConcat", Example([_normal(2, 3, 1, 1), _normal(2, 1, 1, 1)], outputs=2)
+    yield "Split", Example([x], outputs=2, arguments={"axis": 1, "split": [1, 2]})
+    yield "Slice", _example(x, starts=[0, 1, 1], ends=[-1, 3, 3])
+    yield "Tile", _example(_normal(2, 3), tiles=3, axis=1)
+    yield "Expand", _example(_normal(2, 1), shape=[2, 3])
+    yield "Pad", _example(_normal(2, 3), pads=[0, 1, 1, 0])
+    yield "PadImage", _example(_normal(1, 2, 3, 3), pad=1, mode="reflect")
+    yield "Gather", _example(_normal(4, 2), _integers(1, 3, 1))
+    yield "BatchGather", _example(_normal(2, 4), _integers(1, 3, 1))
+    yield "IndexRows", _example(_normal(2, 2, 3), np.zeros((2, 2), np.int64))
+    yield "SparseToDense", Example([_integers(1, 3, 1), _normal(3, 2), np.zeros((5, 2))], wanted=(1,))
+    yield "TopK", Example([_apart(2, 5)], outputs=2, arguments={"k": 2})
+    image = _normal(2, 4, 3, 3)
+    yield "ResizeNearest", _example(image, height_scale=2.0, width_scale=2.0)
+    yield "ChannelShuffle", _example(image, group=2)
+    yield "NCHW2NHWC", _example(image)
+    yield "NHWC2NCHW", _example(image)
+
+
+def _products() -> Iterator[tuple[str, Example]]:
+    yield "FC", _example(_normal(2, 3), _normal(4, 3), _normal(4))
+    yield "FCTransposed", _example(_normal(2, 3), _normal(3, 4), _normal(4))
+    yield "MatMul", _example(_normal(2, 3), _normal(4, 3), trans_b=1)
+    yield "BatchMatMul", _example(_normal(2, 2, 3), _normal(2, 3, 2))
+    yield "Gemm", _example(_normal(2, 3), _normal(3, 4), _normal(4), alpha=0.5, beta=2.0)
+
+
+def _windows() -> Iterator[tuple[str, Example]]:
+    for suffix, rank in (("", 2), ("1D", 1), ("2D", 2), ("3D", 3)):
+        size, kernels = (4,) * rank, (2,) * rank
+        x = _apart(1, 2, *size) if rank < 3 else _apart(1, 1, *size)
+        channels = x.shape[1]
+        sizes: list[ArgumentValue] = [list(kernels), [2] * rank]
+        window: dict[str, ArgumentValue] = {"kernels": sizes[0], "strides": sizes[1]}
+        yield f"Conv{suffix}", Example([x, _normal(2, channels, *kernels), _normal(2)], arguments=window)
+        yield f"ConvTranspose{suffix}", Example([x, _normal(channels, 2, *kernels), _normal(2)], arguments=window)
+        places = (2,) * rank
+        filters = _normal(*places, 2, channels, *kernels)
+        yield f"LC{suffix}", Example([x, filters, _normal(*places, 2)], arguments=window)
+        yield f"AveragePool{suffix}", Example([x], arguments=window)
+        yield f"MaxPool{suffix}", Example([x], arguments=window)
+        yield f"LpPool{suffix}", Example([x], arguments={**window, "p": 3.0})
+        yield f"MaxPoolWithIndex{suffix}", Example([x], outputs=2, arguments=window)
+    yield "Im2Col", _example(_normal(1, 2, 3, 3), kernel=2)
+    yield "Col2Im", Example([_normal(1, 8, 2, 2), np.zeros((1, 2, 3, 3))], wanted=(0,), arguments={"kernel": 2})
+
+
+def _normalizations() -> Iterator[tuple[str, Example]]:
+    image, four, two = _normal(2, 4, 2, 2), _normal(4), _between(0.5, 2, 4)
+    trained: dict[str, Any] = {"outputs": 5, "inplace": {1: 3, 2: 4}, "statistics": (1, 2, 3, 4), "wanted": (0, 1, 2)}
+    yield "SpatialBN", Example([image, four, four, four, two], **trained, arguments={"is_test": 0})
+    yield "SpatialBN", Example([image, four, four, four, two], wanted=(0, 1, 2), arguments={"is_test": 1})
+    saved: dict[str, Any] = {"outputs": 3, "statistics": (1, 2)}
+    yield "InstanceNorm", Example([image, four, four], **saved)
+    yield "GroupNorm", Example([image, four, four], **saved, arguments={"num_groups": 2})
+    yield "LayerNorm", Example([_normal(2, 4), four, two], **saved)
+    yield "LRN", _example(image, size=3, alpha=0.5, beta=0.75)
+    yield "Dropout", Example([_normal(8)], outputs=2, arguments={"is_test": 1})
+
+
+def _losses() -> Iterator[tuple[str, Example]]:
+    labels = np.array([0, 3], np.int32)
+    for name in ("SoftmaxWithLoss",):
+        yield name, Example([_normal(2, 4), labels], outputs=2, statistics=(0,))
+    spatial = np.array([[[0, 1], [-1, 2]]], np.int32)
+    yield "SpatialSoftmaxWithLoss", Example([_normal(1, 3, 2, 2), spatial], outputs=2, statistics=(0,))
+    yield "LabelCrossEntropy", _example(_probabilities(2, 4), labels)
+    yield "CrossEntropy", Example([_probabilities(2, 4), _probabilities(2, 4)], wanted=(0,))
+    yield "MakeTwoClass", _example(_between(0.1, 0.9, 3))
+    yield "SigmoidCrossEntropyWithLogits", Example([_apart(2, 3), _between(0, 1, 2, 3)], wanted=(0,))
+    weighted = Example([_apart(2, 3), _between(0, 1, 2, 3), _between(1, 2, 2, 3)], wanted=(0,))
+    yield "WeightedSigmoidCrossEntropyWithLogits", weighted
+    for name in ("SquaredL2Distance", "L1Distance", "DotProduct", "CosineSimilarity"):
+        yield name, _example(_apart(2, 3), _normal(2, 3))
+
+
+def _recurrent() -> Iterator[tuple[str, Example]]:
+    steps, batch, features, hidden = 3, 2, 2, 2
+    x = _normal(steps, batch, features)
+    for name, gates, saved in (("LSTM", 4, (3, 4)), ("GRU", 3, (2, 3))):
+        weights = [_normal(1, gates * hidden, features), _normal(1, gates * hidden, hidden)]
+        bias = _normal(1, 2 * gates * hidden)
+        yield (
+            name,
+            Example(
+                [x, *weights, bias],
+                outputs=saved[-1] + 1,
+                statistics=saved,
+                arguments={"hidden_size": hidden, "bias": 1},
+            ),
+        )
+    lengths, step = np.array([3, 1], np.int32), np.array([1], np.int32)
+    state = _normal(1, batch, hidden)
+    yield "LSTMUnit", Example([state, state, _normal(1, batch, 4 * hidden), lengths, step], outputs=2)
+    yield "GRUUnit", Example([state, _normal(1, batch, 3 * hidden), lengths, step], wanted=(0, 1))
+
+
+def examples() -> dict[str, list[Example]]:
+    """Examples by operator type."""
+    found: dict[str, list[Example]] = {}
+    families = (
+        _elementwise, _reductions, _shapes, _products, _windows, _normalizations, _losses, _recurrent,
+    )  # fmt: skip
+    for family in families:
+        for name, example in family():
+            found.setdefault(name, []).append(example)
+    return found

@@ -1,0 +1,102 @@
+"""Every operator is known to the registry of gradients, and every gradient passes a numerical check."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dagexec import NetDef, OperatorDef, Workspace
+from dagexec.core.device import Device
+from dagexec.core.errors import GradientError
+from dagexec.core.gradient import gradient, has_maker, is_known_to_gradients
+from dagexec.core.registry import registered_operators
+from dagexec.scheduler.simple import SimpleNet
+from dagexec.training.backward import add_gradient_operators
+from tests.ops.gradient_checks import check_gradient
+from tests.ops.gradient_examples import Example, examples
+from tests.ops.running import operator_def
+
+EXAMPLES = examples()
+
+ELSEWHERE = {
+    "FloatToHalf": "float16 has too few digits for differences",
+    "HalfToFloat": "float16 has too few digits for differences",
+    "CopyCPUToGPU": "needs two devices",
+    "CopyGPUToCPU": "needs two devices",
+    "CopyFromCPUInput": "needs two devices",
+    "Reorder": "changes the layout, not the elements: test_shape_gradient",
+}
+
+
+def test_every_operator_has_a_gradient_or_is_known_to_have_none() -> None:
+    assert [name for name in registered_operators() if not is_known_to_gradients(name)] == []
+
+
+def test_every_differentiable_operator_has_an_example() -> None:
+    differentiable = {name for name in registered_operators() if has_maker(name)}
+    assert differentiable == EXAMPLES.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "example"), [pytest.param(name, one, id=name) for name, many in EXAMPLES.items() for one in many]
+)
+def test_gradients_are_the_numerical_ones(op_type: str, example: Example) -> None:
+    check_gradient(
+        op_type,
+        example.inputs,
+        wanted=example.wanted,
+        outputs=example.outputs,
+        inplace=example.inplace,
+        statistics=example.statistics,
+        **example.arguments,
+    )
+
+
+def test_second_derivatives_are_refused() -> None:
+    definition = OperatorDef(type="SigmoidGradient", input=["y", "dy"], output=["dx"])
+    with pytest.raises(GradientError, match="SigmoidGradient has no gradient: it is the gradient of Sigmoid"):
+        gradient(definition, ["dx_grad"])
+
+
+def test_a_missing_output_that_the_gradient_needs_is_named() -> None:
+    definition = OperatorDef(type="Dropout", input=["x"], output=["y"])
+    definition.arg.add(name="is_test", i=0)
+    with pytest.raises(GradientError, match="Dropout 'y': its gradient needs output 1, and it has only 1"):
+        gradient(definition, ["y_grad"])
+
+
+def gradient_through(operators: list[OperatorDef], x: np.ndarray) -> np.ndarray:
+    """The gradient of `x` in a net from `x` to the scalar `loss`."""
+    net = NetDef(name="through", op=operators, external_input=["x"])
+    name = str(add_gradient_operators(net, ["loss"])["x"])
+    workspace = Workspace()
+    workspace.feed_blob("x", x)
+    with SimpleNet(net, workspace) as made:
+        made.run()
+    return workspace.fetch_blob(name)
+
+
+@pytest.mark.parametrize("there", ["CopyCPUToGPU", "CopyFromCPUInput"])
+def test_gradients_cross_devices_with_the_values(there: str) -> None:
+    operators = [
+        operator_def(there, ["x"], ["on_device"]),
+        operator_def("Sqr", ["on_device"], ["squared"]),
+        operator_def("CopyGPUToCPU", ["squared"], ["back"]),
+        operator_def("SumElements", ["back"], ["loss"]),
+    ]
+    for definition in operators[:3]:
+        definition.device_option.CopyFrom(Device("sim", 0).to_option())
+    x = np.arange(4.0)
+    np.testing.assert_array_equal(gradient_through(operators, x), 2 * x)
+
+
+def test_gradients_through_half_precision_have_the_types_of_the_values() -> None:
+    operators = [
+        operator_def("FloatToHalf", ["x"], ["half"]),
+        operator_def("Scale", ["half"], ["scaled"], scale=0.1),
+        operator_def("HalfToFloat", ["scaled"], ["float"]),
+        operator_def("SumElements", ["float"], ["loss"]),
+    ]
+    found = gradient_through(operators, np.ones(3, np.float32))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.float32(np.float16(0.1)))
