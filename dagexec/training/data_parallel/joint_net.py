@@ -2,7 +2,8 @@
 
 A sum over devices goes up a binary tree of copies and BucketSum operators, is divided at the root, and goes down the
 same tree by copies. All of these are operators like others, so the scheduler runs them beside the backward pass as soon
-as their gradients are there; on devices they have streams of their own, as they wait for other devices most of the time.
+as their gradients are there; on devices they have streams of their own, as they wait for other devices most of the
+time.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ class JointNet:
                 operators += [place.put(op, self._shared) for place, op in zip(self._places, row, strict=True)]
             for bucket in self._buckets:
                 if bucket.after == index:
-                    operators += [
+                    operators += communicating(
                         self._on(place, "PackBucket", bucket.gradients, [bucket.name]) for place in self._places
-                    ]
+                    )
                     operators += behind[bucket.name]
         return operators
 
@@ -105,10 +106,8 @@ class JointNet:
         """The mean of a bucket on all devices, and from there in the gradients."""
         summed = self._over_places(bucket.name, len(self._places) * self._iter_size)
         blobs = bucket.gradients
-        unpacked = [self._on(place, "UnpackBucket", [bucket.name, *blobs], blobs) for place in self._places]
-        for definition in unpacked:
-            definition.arg.append(make_argument("stream_group", "communication"))
-        return summed + unpacked
+        unpacked = (self._on(place, "UnpackBucket", [bucket.name, *blobs], blobs) for place in self._places)
+        return [*summed, *communicating(unpacked)]
 
     def _over_places(self, blob: str, divisor: int) -> list[OperatorDef]:
         """`blob` on every device becomes the sum over all devices, divided by `divisor`."""
@@ -131,9 +130,7 @@ class JointNet:
             operators.append(self._on(self._places[0], "BucketSum", [blob], [blob], divisor))
         for row in reversed(pairs):
             operators += [copy_between_places(into, other, blob, blob) for into, other in row]
-        for definition in operators:
-            definition.arg.append(make_argument("stream_group", "communication"))
-        return operators
+        return communicating(operators)
 
     def _added(self, into: Place, other: Place, blob: str) -> list[OperatorDef]:
         """Add the blob of one place to that of another, by way of a copy when they are on different devices."""
@@ -194,6 +191,14 @@ class JointNet:
 
 def _kept(blob: str, number: int | None) -> str:
     return f"{blob}_kept_{number}"
+
+
+def communicating(operators: Iterable[OperatorDef]) -> list[OperatorDef]:
+    """The operators, on streams of their own."""
+    found = list(operators)
+    for definition in found:
+        definition.arg.append(make_argument("stream_group", "communication"))
+    return found
 
 
 def copy_between_places(source: Place, target: Place, blob: str, copy: str) -> OperatorDef:
