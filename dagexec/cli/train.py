@@ -185,7 +185,8 @@ def _progress(task: TrainingTask, steps: int, begun_at: int, *, quiet: bool) -> 
         TextColumn("{task.fields[shown]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         bar = progress.add_task(
             "", total=steps, completed=begun_at, epoch=begun_at // task.steps_per_epoch + 1, shown=""
         )
