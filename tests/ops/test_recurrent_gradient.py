@@ -124,7 +124,9 @@ def test_other_float_types_give_what_float64_gives(
         np.testing.assert_allclose(found[index].astype(np.float64), expected[index], atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("sizes", [{"steps": 0}, {"batch": 0}, {"features": 0}, {"steps": 0, "shorter": (0,)}])
+@pytest.mark.parametrize(
+    "sizes", [{"steps": 0}, {"batch": 0}, {"features": 0}, {"hidden": 0}, {"steps": 0, "shorter": (0,)}]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_go_through(kind: dict[str, Any], sizes: dict[str, Any]) -> None:
     layer = Layer(**kind, **(SMALL | sizes), direction="bidirectional")
