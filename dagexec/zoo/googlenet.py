@@ -80,5 +80,5 @@ def _inception(helper: ModelHelper, x: str, dim_in: int, block: _Inception) -> s
     return helper.concat([one, three, five, pool], f"{name}/output")
 
 
-GOOGLENET = Architecture("googlenet", Images(3, 224, 1000), _layers, least_size=32)
+GOOGLENET = Architecture("googlenet", Images(3, 224, 1000), _layers, least_size=47)
 """GoogLeNet; 6,998,552 parameters."""

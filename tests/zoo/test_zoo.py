@@ -19,8 +19,10 @@ PUBLISHED = {  # trained parameters; batch normalisation's statistics are not am
     "googlenet": 6_998_552,
     "inception_v3": 23_834_568,
     "lenet": 431_080,
+    "lenet_digits": 114_760,
     "mobilenet_v2": 3_504_872,
     "nasnet_a": 5_289_978,
+    "resnet20": 269_722,
     "resnet50": 25_557_032,
     "squeezenet": 1_235_496,
     "squeezenet_towers": 4 * 1_235_496,
@@ -58,7 +60,7 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_result_is_finite_a_distribution_and_neither_flat_nor_one_hot(name: str) -> None:
     model = built(name)
-    classes = 10 if name == "lenet" else 1000
+    classes = 10 if name in ("lenet", "lenet_digits", "resnet20") else 1000
     with dagexec.compile(model) as executor:
         found = executor.run({"data": image_for(model)})["softmax"]
         other = executor.run({"data": image_for(model, seed=1)})["softmax"]
@@ -99,8 +101,8 @@ def test_towers_do_not_wait_for_one_another() -> None:
 
 
 def test_unknown_names_and_batch_sizes_are_refused() -> None:
-    with pytest.raises(ModelFormatError, match="no model 'resnet'; did you mean resnet50"):
-        zoo.build("resnet")
+    with pytest.raises(ModelFormatError, match="no model 'resnet5'; did you mean resnet50"):
+        zoo.build("resnet5")
     with pytest.raises(ModelFormatError, match="known: densenet121, googlenet"):
         zoo.build("zzz")
     with pytest.raises(ModelFormatError, match="at least 1, found 0"):
