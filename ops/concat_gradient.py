@@ -88,8 +88,4 @@ def split_gradient(request: GradientRequest) -> GradientOperators:
     if 0 not in request.wanted:
         return request.result([], {})
     parts = [request.dy(index) for index in range(len(request.definition.output))]
-    made = request.operator("Concat", parts, [request.dx(0)])
-    kept = [argument for argument in made.arg if argument.name != "split"]
-    del made.arg[:]
-    made.arg.extend(kept)
-    return request.result([made], {0: request.dx(0)})
+    return request.single("Concat", parts, [0])

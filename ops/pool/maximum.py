@@ -126,8 +126,8 @@ class MaxPoolingGradient(ImageOperator):
             for index, shift in phases.taps:
                 if shift and index not in begun:
                     steps.append(partial(totals[index].fill, 0))
-                length, whole = len(tops) - shift, not shift and index not in begun
-                taps.append(Tap(rows[index, shift:], tops[:length], weights[:length], totals[index, shift:], whole))
+                length = len(tops) - shift
+                taps.append(Tap(rows[index, shift:], tops[:length], weights[:length], totals[index, shift:], not shift))
                 begun.add(index)
             steps += self.sums(taps)
             if not phases.complete:

@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dagexec import NetDef, Workspace
 from dagexec.core.gradient import gradient
+from dagexec.scheduler.simple import SimpleNet
+from dagexec.training.backward import add_gradient_operators
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.running import operator_def
 
@@ -115,3 +118,75 @@ def test_columns_of_an_image_have_gradients(order: str) -> None:
     windows = tuple(size // 2 + 1 for size in sizes)
     columns = normal(1, 4 * channels, *windows) if order == "NCHW" else normal(1, *windows, 4 * channels)
     check_gradient("Col2Im", [columns, image], wanted=[0], **window)
+
+
+NETS = {
+    "pads, then a convolution": (
+        [
+            operator_def("PadImage", ["x"], ["p"], pad=1, mode="reflect"),
+            operator_def("Conv", ["p", "w"], ["y"], kernel=2),
+        ],
+        (3, 2, 2, 2),
+    ),
+    "a convolution, then maxima": (
+        [
+            operator_def("Conv", ["x", "w"], ["c"], kernel=2, order="NCHW"),
+            operator_def("MaxPool", ["c"], ["y"], kernel=2, stride=1),
+        ],
+        (3, 2, 2, 2),
+    ),
+    "columns, then a matrix product": (
+        [operator_def("Im2Col", ["x"], ["c"], kernel=2), operator_def("BatchMatMul", ["w", "c"], ["y"], broadcast=1)],
+        (4, 3),
+    ),
+    "a transposed convolution, then means": (
+        [
+            operator_def("ConvTranspose", ["x", "w"], ["c"], kernel=2, stride=2),
+            operator_def("AveragePool", ["c"], ["y"], kernel=3, stride=2, pad=1),
+        ],
+        (2, 3, 2, 2),
+    ),
+    "a layer of its own filters, then a fully connected one": (
+        [operator_def("LC", ["x", "w"], ["c"], kernel=3), operator_def("FC", ["c", "v", "b"], ["y"])],
+        (2, 2, 2, 2, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets_of_two_operators_have_the_gradients_of_differences(name: str) -> None:
+    operators, shape = NETS[name]
+    x = {"x": distinct(2, 2, 4, 4) / 10}
+    values = x | {"w": normal(*shape), "v": normal(3, 8), "b": normal(3)}
+    used = {blob: values[blob] for blob in values if any(blob in operator.input for operator in operators)}
+
+    def run(net: NetDef, varied: dict[str, Array], *fetch: str) -> list[Array]:
+        workspace = Workspace()
+        for blob, value in varied.items():
+            workspace.feed_blob(blob, value)
+        with SimpleNet(net, workspace) as built:
+            built.run()
+        return [workspace.fetch_blob(blob) for blob in fetch]
+
+    forward = NetDef(name="forward", op=operators, external_input=list(used))
+    (y,) = run(forward, used, "y")
+    training = NetDef()
+    training.CopyFrom(forward)
+    gradients = add_gradient_operators(training, {"y": "y_weights"})
+    weights = np.random.default_rng(9).uniform(-1, 1, y.shape)
+    found = run(training, used | {"y_weights": weights}, *(str(gradients[blob]) for blob in used))
+    for (blob, value), analytic in zip(used.items(), found, strict=True):
+        for place in list(np.ndindex(value.shape))[:: max(1, value.size // 20)]:
+            sides = []
+            for step in (1e-6, -1e-6):
+                varied = value.copy()
+                varied[place] += step
+                sides.append(np.sum(run(forward, used | {blob: varied}, "y")[0] * weights))
+            assert analytic[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, 1e-5, 1e-7), (blob, place)
+
+
+def test_the_first_layer_of_a_net_gives_no_gradient_of_its_images() -> None:
+    net = NetDef(name="net", op=NETS["a convolution, then maxima"][0], external_input=["x", "w"])
+    add_gradient_operators(net, ["y"], wanted=["w"])
+    made = [operator for operator in net.op if operator.type == "ConvGradient"]
+    assert [list(operator.output) for operator in made] == [["w_grad"]]
