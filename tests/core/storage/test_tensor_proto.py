@@ -7,6 +7,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dagexec.core.dtypes import ALL_TYPES, BFLOAT16, FLOAT16, STRING, TypeMeta, from_numpy
 from dagexec.core.errors import ShapeError, StorageError
@@ -175,3 +177,24 @@ def test_a_blob_of_another_kind_is_refused() -> None:
 def test_bfloat16_keeps_its_bits() -> None:
     array = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     assert same(decode(encode_tensor("t", array)).values, array)
+
+
+@settings(max_examples=150)
+@given(
+    meta=st.sampled_from(ALL_TYPES),
+    edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=4),
+    cut=st.integers(0, 200),
+)
+def test_a_mangled_record_is_read_or_refused_and_never_allocates_more_than_it_could_hold(
+    meta: TypeMeta, edits: list[tuple[int, int]], cut: int
+) -> None:
+    content = bytearray(next(encode_blob("w", an_array(meta)))[1])
+    for place, value in edits:
+        content[place % len(content)] = value
+    try:
+        record = decode_blob(bytes(content[: max(1, len(content) - cut)]), len(content))
+    except StorageError:
+        return
+    if isinstance(record.content, Segment):
+        assert record.content.values.nbytes <= 8 * len(content)
+        assert Assembly.of(record, record.content).array.nbytes <= 8 * len(content)
