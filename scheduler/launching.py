@@ -340,7 +340,7 @@ def stream_group(operator: Operator) -> str:
     """The group of streams that `operator` asks for by its argument `stream_group`; "" for those of all others.
 
     What waits for other devices most of the time holds up nothing else there. A chain goes where its first operator
-    with a group goes.
+    goes.
     """
     return operator.arguments.string("stream_group", "")
 
@@ -390,8 +390,8 @@ class LaunchedChains:
             before = (self._host_wait(number, waits),) if waits else ()
             steps = [self._steps[index] for index in chain]
             return (*before, *steps) if observed is None else observed.chain(number, steps, waits=before)
-        group = next((name for index in chain if (name := stream_group(self._operators[index]))), "")
-        net, streams, event = self._streams.net, self._streams.on(device, group), self._events.get(number)
+        own = self._streams.on(device, stream_group(self._operators[chain[0]]))
+        net, streams, event = self._streams.net, own, self._events.get(number)
         kernels = [self._kernels[index] for index in chain]
         launches = [
             (kernel.label, guarded_launch(self._operators[index], kernel, synchronisation.guards[index]))

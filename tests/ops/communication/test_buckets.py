@@ -19,7 +19,9 @@ shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1
 def test_a_packed_bucket_is_the_elements_in_order_and_unpacks_to_the_tensors(
     shapes: list[tuple[int, ...]], dtype: str
 ) -> None:
-    tensors = [np.arange(np.prod(shape, dtype=int), dtype=dtype).reshape(shape) + index for index, shape in enumerate(shapes)]
+    tensors = [
+        np.arange(np.prod(shape, dtype=int), dtype=dtype).reshape(shape) + index for index, shape in enumerate(shapes)
+    ]
     (bucket,) = run_operator("PackBucket", list(tensors))
     assert bucket.tolist() == [value for tensor in tensors for value in tensor.ravel().tolist()]
     assert bucket.dtype == dtype
@@ -59,6 +61,6 @@ def test_what_does_not_fit_is_refused() -> None:
         run_operator("BucketSum", [np.ones(4)], divisor=0)
     with pytest.raises(DagexecError, match="the mean of integers"):
         run_operator("BucketSum", [np.ones(4, np.int64)], divisor=2)
+    definition = operator_def("BucketSum", ["a", "b", "c"], ["c"])
     with pytest.raises(DagexecError, match="output 0 may not overwrite input 2"):
-        definition = operator_def("BucketSum", ["a", "b", "c"], ["c"])
-        Workspace().run_net_once(NetDef(name="sum", op=[definition]))
+        Workspace().run_operator_once(definition)

@@ -92,6 +92,7 @@ def digits(double: bool, helper: ModelHelper) -> None:
 
 @pytest.mark.parametrize("double", [False, True])
 def test_resnet20_on_two_devices_has_the_loss_curve_of_one(double: bool) -> None:
+    """In float32 an input of a ReLU that is 0 to rounding may open it for one and not for the other, from step to step."""
     dtype = np.float64 if double else np.float32
     random = np.random.default_rng(0)
     data = [
@@ -108,7 +109,8 @@ def test_resnet20_on_two_devices_has_the_loss_curve_of_one(double: bool) -> None
             partial(digits, double), resnet20, SGD(0.02, momentum=0.9), devices=devices, make_helper=make
         )
         curves.append(trained(model, data)[0])
-    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-11 if double else 1e-5)
+    np.testing.assert_allclose(curves[1][0], curves[0][0], rtol=1e-13 if double else 1e-6)
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-11 if double else 5e-4)
     assert len(set(curves[0])) == 3
 
 
