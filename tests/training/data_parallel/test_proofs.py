@@ -92,7 +92,7 @@ def digits(double: bool, helper: ModelHelper) -> None:
 
 @pytest.mark.parametrize("double", [False, True])
 def test_resnet20_on_two_devices_has_the_loss_curve_of_one(double: bool) -> None:
-    """In float32 an input of a ReLU that is 0 to rounding may open it for one and not for the other, from step to step."""
+    """In float32 an input of a ReLU that is 0 to rounding may open it for one and not for the other, later on."""
     dtype = np.float64 if double else np.float32
     random = np.random.default_rng(0)
     data = [
