@@ -14,6 +14,7 @@ from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.ops.optimize.scalars import require_rate
+from dagexec.ops.optimize.update import PIECE
 
 
 def at_least(call: OperatorCall, name: str, default: float) -> float:
@@ -160,7 +161,7 @@ class Lars(Operator):
     def prepare(self) -> Step:
         """Two norms and the formula."""
         x, dx, target = self.x(0).reshape(-1), self.x(1).reshape(-1), self.y(0)
-        work = self.scratch((min(x.size, 1 << 14),), np.float64)
+        work = self.scratch((min(x.size, PIECE),), np.float64)
         norm, slope = norm_of(x, work), norm_of(dx, work)
         scalars = [self.x(index).reshape(-1) for index in range(2, len(self.input_blobs))]
         defaults = (0.0, 1.0, math.inf)[len(scalars) :]

@@ -26,7 +26,7 @@ from dagexec.ops.optimize.scalars import read_iteration, require_iteration, requ
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-PIECE = 1 << 14  # elements of a piece: with state and scratch some six arrays of 64 KiB of float32, within the L2 cache
+PIECE = 1 << 15  # elements of a piece: with state and scratch some six arrays of 128 KiB of float32, for the L2 cache
 
 
 class Piece(NamedTuple):

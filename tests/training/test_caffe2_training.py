@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.dtypes import INT32
 from dagexec.ops.optimize.policies import Step
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adam, Optimizer
+from tests.ops.running import operator_def
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "caffe2"
 STEPS = 3
@@ -154,3 +155,46 @@ def test_a_model_built_here_gives_the_same_parameters(
             net.run()
     assert set(recording.params) == set(helper.params)
     assert distance(workspace, recording, name) < TOLERANCE
+
+
+def caffe2_clipping(grads: list[str]) -> list[OperatorDef]:
+    """What Caffe2's optimizer.py appends for max_gradient_norm: blob `lr` is the rate times the ratio of norms."""
+    squares = [f"grad_{k}_squared_sum" for k in range(len(grads))]
+    made = []
+    for grad, square in zip(grads, squares, strict=True):
+        made += [operator_def("SumSqrElements", [grad], [square])]
+        made += [operator_def("EnsureCPUOutput", [square], [f"{square}_cpu"])]
+    return [
+        *made,
+        operator_def("Sum", [f"{square}_cpu" for square in squares], ["grad_squared_full_sum"]),
+        operator_def("Pow", ["grad_squared_full_sum"], ["global_norm"], exponent=0.5),
+        operator_def("Max", ["global_norm", "clip_norm"], ["max_norm"]),
+        operator_def("Div", ["clip_norm", "max_norm"], ["norm_ratio"]),
+        operator_def("CopyFromCPUInput", ["norm_ratio"], ["lr_multiplier"]),
+        operator_def("Mul", ["SgdOptimizer_0_lr_cpu", "lr_multiplier"], ["lr"], broadcast=1),
+    ]
+
+
+def test_the_operators_of_caffe2s_other_optimisers_run_as_they_are_built_there() -> None:
+    rms = operator_def("RmsProp", ["g1", "ms", "mom", "ONE"], ["grad_o", "ms", "mom"], decay=0.9, momentum=0.0)
+    step = operator_def("MomentumSGDUpdate", ["grad_o", "mom", "lr", "p1"], ["grad_o", "mom", "p1"])
+    rms.engine = step.engine = "SIMD"
+    count = operator_def("AtomicIter", ["iteration_mutex", "iteration"], ["iteration"])
+    rate = operator_def("LearningRate", ["iteration"], ["SgdOptimizer_0_lr_cpu"], base_lr=0.5, policy="fixed")
+    momentum = operator_def("MomentumSGDUpdate", ["g0", "m", "lr", "p0"], ["g0", "m", "p0"], momentum=0.5, nesterov=1)
+    net = NetDef(name="caffe2", op=[count, *caffe2_clipping(["g0", "g1"]), rms, step, momentum])
+    net.op.insert(1, rate)
+    workspace = Workspace()
+    workspace.run_net_once(NetDef(name="init", op=[operator_def("CreateMutex", [], ["iteration_mutex"])]))
+    grads, zeros = np.array([[1.0, 2.0], [2.0, 4.0]], np.float32), np.zeros(2, np.float32)
+    feeds = {"g0": grads[0], "g1": grads[1], "ONE": np.ones(1, np.float32), "clip_norm": np.float32(2.5)}
+    for blob, array in {**feeds, **dict.fromkeys(["m", "ms", "mom", "p0", "p1"], zeros)}.items():
+        workspace.feed_blob(blob, np.asarray(array))
+    workspace.feed_blob("iteration", np.zeros(1, np.int64))
+    with workspace.create_net(net, "dag", 2) as made:
+        made.run()
+    lr = 0.5 * 2.5 / 5
+    np.testing.assert_allclose(workspace.fetch_blob("p0"), -lr * 1.5 * grads[0], rtol=1e-6)
+    rms_step = grads[1] / np.sqrt(0.1 * grads[1] ** 2 + 1e-5)
+    np.testing.assert_allclose(workspace.fetch_blob("p1"), -lr * rms_step, rtol=1e-5)
+    np.testing.assert_allclose(workspace.fetch_blob("mom"), lr * rms_step, rtol=1e-5)
