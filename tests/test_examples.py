@@ -21,6 +21,7 @@ SAYS = {
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",
     "conv_engines": "1 choice(s) loaded\nsame bytes: True",
+    "train_a_net": "at least 95 of 100: True",
     "train_char_lstm": "below 1.5 nats a character: True",
 }
 
@@ -61,6 +62,25 @@ def test_the_blocks_of_the_page_on_embedding_are_a_program_that_runs(tmp_path: P
     assert result.returncode == 0, result.stderr
     assert "asyncio: 16 results\ntrio: 16 results\nthreads: 16 results\n" in result.stdout
     assert "left after the drain: 0" in result.stdout
+
+
+def test_the_blocks_of_the_page_on_training_are_a_program_that_runs(tmp_path: Path) -> None:
+    program = "\n".join(blocks("docs/training.md"))
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    first, *_, last, classes = result.stdout.splitlines()
+    assert float(last.split()[1]) < float(first.split()[1])
+    assert classes.startswith("[")
+
+
+def test_the_first_block_of_the_page_on_gradients_gives_what_it_says(tmp_path: Path) -> None:
+    program, excerpt = blocks("docs/gradients.md")
+    compile(excerpt, "docs/gradients.md", "exec")
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("{'w': 'w_grad'}")
 
 
 def test_the_operator_of_the_document_runs_and_passes_its_test() -> None:
