@@ -5,8 +5,6 @@ An operator that takes tensors from a queue or a database has them, so that thos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_name
 from dagexec.core.errors import ArgumentError
@@ -40,8 +38,3 @@ def _shape(text: str, owner: str) -> tuple[int, ...]:
     if any(extent < 0 for extent in shape):
         raise ArgumentError(f"{owner}: argument 'shapes': expected sizes such as '64,1,28,28', found {text!r}")
     return shape
-
-
-def shape_texts(shapes: Sequence[Sequence[int]]) -> list[str]:
-    """The argument `shapes` for these shapes."""
-    return [",".join(map(str, shape)) for shape in shapes]

@@ -1,7 +1,8 @@
 """Threads that fill a blobs queue: a reader net run again and again, or an iterator of batches.
 
-    with QueueFeeder(queue, [reader_net.run], threads=...) as feeder:
-        while training: train_net.run()          # it begins with DequeueBlobs
+    with QueueFeeder(queue, [reader_net.run]):
+        for _ in range(steps):
+            train_net.run()                  # it begins with DequeueBlobs
 
 What a reader raises closes the queue and is the cause of the error that the trainer gets from it.
 """

@@ -14,7 +14,6 @@ class DBReader:
     may share one; each record goes to one of them.
 
     Attributes:
-        users: operators that read from it.
         reads: records handed out.
     """
 
@@ -23,7 +22,6 @@ class DBReader:
         if not 0 <= shard_id < num_shards:
             raise StorageError(f"{path}: shard {shard_id} of {num_shards}: expected 0 <= shard_id < num_shards")
         self.path = str(path)
-        self.users = 0
         self.reads = 0
         self._shards = num_shards
         self._shard = shard_id
