@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -63,20 +64,24 @@ class ResizeNearestGradient(ImageOperator):
         if height.is_integer() and width.is_integer():
             outer, (rows, columns), inner = dx.shape[:first], dx.shape[first : first + 2], dx.shape[first + 2 :]
             source = dy.reshape(*outer, rows, int(height), columns, int(width), *inner)
-            steps: list[Step] = [
-                partial(np.add.reduce, source, axis=(first + 1, first + 3), dtype=work, out=total),
-            ]
+            steps: list[Step] = [partial(np.add.reduce, source, axis=(first + 1, first + 3), dtype=work, out=total)]
         else:
+            steps, wide = ([], dy) if total is dx else self._widened(dy, work)
             half = self.scratch((*dy.shape[: first + 1], dx.shape[first + 1], *dy.shape[first + 2 :]), work)
-            steps = [*self._sums(dy, half, first + 1, width), *self._sums(half, total, first, height)]
+            steps += [*self._sums(wide, half, first + 1, width), *self._sums(half, total, first, height)]
         return in_sequence(steps if total is dx else [*steps, convert(total, dx)])
+
+    def _widened(self, dy: Array, work: np.dtype[Any]) -> tuple[list[Step], Array]:
+        """dY in the type that is computed in, for NumPy would make that copy in every run."""
+        wide = self.scratch(dy.shape, work)
+        return [convert(dy, wide)], wide
 
     def _sums(self, source: Array, target: Array, axis: int, scale: float) -> list[Step]:
         """The passes that sum, for each pixel of `target` along `axis`, the pixels of `source` that show it."""
         shown = np.minimum(nearest_pixels(source.shape[axis], scale), target.shape[axis] - 1)
         pixels, starts = np.unique(shown, return_index=True)
         runs = self.scratch((*source.shape[:axis], len(pixels), *source.shape[axis + 1 :]), target.dtype)
-        add = partial(np.add.reduceat, source, starts, axis=axis, dtype=target.dtype, out=runs)
+        add = partial(np.add.reduceat, source, starts, axis=axis, out=runs)
         if len(pixels) == target.shape[axis]:
             return [add, partial(np.copyto, target, runs)]
         moved, found = np.moveaxis(target, axis, 0), np.moveaxis(runs, axis, 0)
