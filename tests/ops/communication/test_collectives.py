@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
+from dagexec.core.threads import threads
 from dagexec.ops.communication import (
     CommonWorld,
     ThreadGroup,
@@ -171,7 +172,9 @@ def test_a_rank_that_fails_at_any_point_ends_all_with_its_name(algorithm: str, f
             barrier(world)
             return len(done) <= point
 
+        start = threads().monotonic()
         ends = on_ranks(4, work, timeout=1e6)
+        assert threads().monotonic() - start < 1e5, "a rank has waited until its timeout"
         if isinstance(ends[failing], PlannedError):
             for rank, end in enumerate(ends):
                 if isinstance(end, BaseException) and rank != failing:

@@ -19,6 +19,7 @@ from dagexec.core.errors import (
     SchemaError,
 )
 from dagexec.core.operator import Operator
+from dagexec.core.threads import threads
 from dagexec.scheduler.exploration import explore
 from dagexec.training.data_parallel import ParallelModel, parallelize
 from dagexec.training.fillers import constant
@@ -137,8 +138,10 @@ def test_in_every_schedule_a_failure_ends_all_threads(reduction: str) -> None:
         model = parallel_images(with_checkpoints, ["cpu"] * 3, inputs=numbers, reduction=reduction, timeout=1e6)
         with model:
             model.step(number_batch(12))
+            start = threads().monotonic()
             with pytest.raises(OperatorError, match="PlannedError"):
                 model.step(number_batch(12))
+            assert threads().monotonic() - start < 1e5, "a replica has waited until its timeout"
 
     for seed in range(12):
         with temporary_operator("Checkpointed", failing_operators({}, 2)):
