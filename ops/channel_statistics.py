@@ -23,7 +23,7 @@ from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow
 from dagexec.ops.layout import channel_axis
 
 _LEAST_RUN = 1024  # elements of a channel block that lie together: shorter runs make slow passes
-_SHORT = 32  # pixels below which a pass goes along channels and pixels together
+_SHORT = 128  # pixels below which a pass goes along channels and pixels together
 _MOST_ROWS = 4096  # rows that are added up one after another in the dtype of the tensor
 
 

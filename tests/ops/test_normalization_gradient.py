@@ -159,6 +159,53 @@ def test_gradient_of_every_type_agrees_with_float64(
         )
 
 
+def gradient_by_projection(
+    op_type: str, arguments: dict[str, Any], x: Array, scale: Array, dy: Array, epsilon: float
+) -> tuple[Array, Array, Array]:
+    """dX: dY * scale without its mean and without what is along X, divided by the deviation; group after group."""
+    last = arguments.get("order") == "NHWC"
+    if op_type == "LayerNorm":
+        axis = arguments["axis"] % x.ndim
+        ids = np.broadcast_to(
+            np.arange(math.prod(x.shape[:axis])).reshape(*x.shape[:axis], *(1,) * (x.ndim - axis)), x.shape
+        )
+        weight, others = np.broadcast_to(scale, x.shape), tuple(range(axis))
+    else:
+        channel = x.ndim - 1 if last else 1
+        channels = x.shape[channel]
+        groups = arguments.get("num_groups", channels)
+        place = np.arange(channels).reshape([-1 if a == channel else 1 for a in range(x.ndim)])
+        image = np.arange(len(x)).reshape(-1, *(1,) * (x.ndim - 1))
+        ids = np.broadcast_to(image * groups + place // (channels // groups), x.shape)
+        weight = np.broadcast_to(scale[place], x.shape)
+        others = tuple(a for a in range(x.ndim) if a != channel)
+    normal, dx = np.empty_like(x), np.empty_like(x)
+    for number in np.unique(ids):
+        own = ids == number
+        centred = x[own] - x[own].mean()
+        inverse = 1 / math.sqrt((centred**2).mean() + epsilon)
+        normal[own] = centred * inverse
+        up = dy[own] * weight[own]
+        up = up - up.mean()
+        dx[own] = (up - normal[own] * (up * normal[own]).mean()) * inverse
+    return dx, (dy * normal).sum(others), dy.sum(others)
+
+
+@pytest.mark.parametrize(("op_type", "arguments"), NORMS, ids=str)
+def test_gradient_over_many_pieces_of_the_batch_is_a_projection(op_type: str, arguments: dict[str, Any]) -> None:
+    shape = (5, 4, 90, 60) if arguments.get("order") != "NHWC" else (5, 90, 60, 4)
+    rng = np.random.default_rng(7)
+    x, dy = rng.normal(1, 2, shape), rng.normal(size=shape)
+    parameters = affine(op_type, arguments, shape)
+    if arguments.get("axis") == -1:
+        x, dy = x[:2, :2, :20], dy[:2, :2, :20]
+    definition = operator_def(op_type, ["x", "scale", "bias"], ["y"], epsilon=0.5, **arguments)
+    found = analytic_gradients(definition, [x, *parameters], {0: dy}, [0, 1, 2])
+    wanted = gradient_by_projection(op_type, arguments, x, parameters[0], dy, 0.5)
+    for index in range(3):
+        np.testing.assert_allclose(found[index], wanted[index], 1e-9, 1e-9, err_msg=str(index))
+
+
 @pytest.mark.parametrize(("op_type", "arguments"), NORMS, ids=str)
 def test_gradient_of_an_empty_batch_is_zero_for_scale_and_bias(op_type: str, arguments: dict[str, Any]) -> None:
     if arguments.get("axis") == 0:
