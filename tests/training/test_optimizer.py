@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -411,3 +415,22 @@ def test_a_warmup_reaches_the_full_rate() -> None:
     (rate,) = [definition.output[0] for definition in helper.net.op if definition.type == "LearningRate"]
     for steps, expected in [(1, 0.125), (3, 0.375), (4, 0.5), (6, 0.5)]:
         assert train(helper, steps).fetch_blob(rate) == pytest.approx(-expected)
+
+
+def test_the_programs_of_the_documentation_run() -> None:
+    page = Path(__file__).parents[2] / "docs" / "optimizers.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    use = """
+import numpy as np
+from dagexec import NetDef, OperatorDef, Workspace
+workspace = Workspace()
+for name, values in {"p": [0, 0, 0], "g": [3, -2, 0], "r": [-0.5]}.items():
+    workspace.feed_blob(name, np.array(values, np.float32))
+workspace.run_net_once(NetDef(name="sign", op=[OperatorDef(type="SignSGD", input=["p", "g", "r"], output=["p"])]))
+print(workspace.fetch_blob("p").tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join([*blocks, use])], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[-0.5, 0.5, 0.0]\n", done.stderr
