@@ -22,6 +22,7 @@ SAYS = {
     "draw_a_net": "operators in",
     "conv_engines": "1 choice(s) loaded\nsame bytes: True",
     "train_a_net": "at least 95 of 100: True",
+    "train_on_several_devices": "same bytes: True",
     "train_char_lstm": "below 1.5 nats a character: True",
 }
 
