@@ -148,7 +148,7 @@ class UpdateNet:
                 continue
             if isinstance(one.grad, SparseGradient):
                 raise self.no_sparse_decay(one)
-            factors = [self.number(1.0, "ONE", one.device), self.number(decay, f"wd_{decay:g}", one.device)]
+            factors = [self.number(1.0, "ONE", one.device), self.number(decay, f"wd_{decay!r}", one.device)]
             self.add(one, "WeightedSum", [one.grad, factors[0], one.name, factors[1]], [one.grad], {})
 
     def no_sparse_decay(self, one: Trained) -> GradientError:
