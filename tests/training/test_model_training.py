@@ -149,6 +149,20 @@ def test_names_in_a_scope_begin_with_it_and_inputs_are_found_from_the_inside_out
         pass
 
 
+def test_the_innermost_scope_that_knows_a_name_has_it_and_what_is_in_place_keeps_its_name() -> None:
+    helper = ModelHelper("m")
+    helper.add_input("x", (1, 2))
+    with helper.name_scope("outer"):
+        helper.tanh("x", "y")
+        with helper.name_scope("inner"):
+            helper.tanh("x", "y")
+            assert helper.relu("y", "z") == "outer/inner/z"
+            assert list(helper.net.op[-1].input) == ["outer/inner/y"]
+        assert helper.blob("y") == "outer/y"
+        assert helper.relu("x", "x") == "x"
+    assert helper.blob("unknown") == "unknown"
+
+
 def test_operators_and_fillers_of_a_device_scope_run_on_its_device() -> None:
     helper = ModelHelper("m", training=True)
     x = helper.add_input("x", (1, 2))
@@ -263,6 +277,8 @@ def test_the_model_for_inference_has_the_trained_values_and_neither_labels_nor_l
     assert [operator.type for operator in model.net.op] == ["Conv", "SpatialBN", "Relu", "Dropout", "FC", "Softmax"]
     assert list(model.inputs) == ["data"]
     assert model.parameters.keys() == helper.parameters.keys() | helper.computed_parameters.keys()
+    assert set(model.net.external_input) == {"data", *model.parameters}
+    assert not any(array.flags.writeable for array in model.parameters.values())
     images = np.random.default_rng(0).standard_normal((2, 3, 6, 6))
     with dagexec.compile(model) as executor:
         found = executor.run({"data": images.astype(np.float32)})["softmax"]
