@@ -262,7 +262,7 @@ def _placed(made: OperatorDef, forward: OperatorDef) -> OperatorDef:
 
 
 def _refusal(op_type: str) -> str | None:
-    """Why an operator has no gradient. That of a gradient operator, a second derivative, has none unless it is given."""
+    """Why an operator has no gradient; that of a gradient operator would be a second derivative."""
     if op_type in _refusals:
         return _refusals[op_type]
     forward = op_type.removesuffix("Gradient").removesuffix("Grad")
