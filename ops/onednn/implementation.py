@@ -8,6 +8,7 @@ saves, the weights that it makes larger, and copies into blocks of channels. The
 from __future__ import annotations
 
 import logging
+from math import prod
 
 from dagexec.core.choices import choices, choose, measuring, processor_key
 from dagexec.core.dtypes import FLOAT32
@@ -23,6 +24,9 @@ _WINOGRAD = {"wino_2x3": (2, 1.8, 16 / 9), "wino_4x3": (4, 2.5, 36 / 9)}
 
 _LEAST_CHANNELS = 32  # for F(4x4, 3x3): with fewer the transforms take longer than the products
 _PRODUCTS, _STREAM, _COPY = 5.5e10, 2.5e10, 1e10  # a second: products, bytes of weights, bytes copied; one core's
+_TRANSFORM = 1.5e9  # a second: bytes of a filter that Winograd's algorithms transform in every run, one core's
+_PLAIN_CHANNELS = 4  # at most so many are read as planes by the others
+_FEW_PLACES = 64  # of a result: with fewer, products of one tap gain from blocks of channels more than copies cost
 _LONG = 60.0  # seconds: what a search that the caller asks for may take
 
 
@@ -81,7 +85,8 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
     """The candidate where nothing was measured. Raises UnsupportedFeatureError when there is none.
 
     Copies into layouts of its own pay for an implementation when the alternative is a matrix product on unrolled
-    windows, and these are of more than one tap.
+    windows, and these are of more than one tap, or of few pixels. Filters that are fed are copied in every run, and
+    the layout that `brgconv` wants is reached the slowest: it goes last then.
     """
     candidates = list(problem.candidates())
     winograd = [one for one in candidates if _winograd(one) and _has_channels(one, problem)]
@@ -92,8 +97,25 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
     special = [one for one in worthy if not one.is_general]
     if problem.open:
         return worthy[0]
-    first = special[0] if special and (problem.taps > 1 or not special[0].has_own_layout) else worthy[0]
+    if _is_fed(problem):
+        special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
+    first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
     return min([first, *winograd], key=lambda one: _seconds(problem, one))
+
+
+def _is_fed(problem: Problem) -> bool:
+    """True when the filter is read in every run and may have changed."""
+    return WEIGHTS in problem.tensors and WEIGHTS not in problem.constant
+
+
+def _is_padded(problem: Problem) -> bool:
+    """True when blocks of 16 channels leave room, so that copies to NHWC, which `brgconv` reads, are faster."""
+    return problem.ragged and problem.fan_in // max(1, problem.taps) > _PLAIN_CHANNELS
+
+
+def _pays_copies(problem: Problem) -> bool:
+    """True when copies into blocks of channels cost less than they gain over a matrix product."""
+    return problem.taps > 1 or (_is_fed(problem) and prod(problem.places) < _FEW_PLACES)
 
 
 def _winograd(candidate: Candidate) -> str | None:
@@ -115,7 +137,11 @@ def _seconds(problem: Problem, candidate: Candidate | None = None) -> float:
     algorithm = None if candidate is None else _winograd(candidate)
     tile, speed, growth = (1, 1.0, 1.0) if algorithm is None else _WINOGRAD[algorithm]
     found = problem.products(tile) / speed / _PRODUCTS
-    found += problem.weights_nbytes * growth / _STREAM if problem.cold else 0.0
+    filters = next(iter(problem.plain))
+    if algorithm is not None and filters not in problem.constant:
+        found += problem.tensors[filters][0].nbytes / _TRANSFORM
+    elif problem.cold:
+        found += problem.weights_nbytes * growth / _STREAM
     if candidate is not None and candidate.has_own_layout:
         copied = sum(tensor.nbytes for number, (tensor, _) in problem.tensors.items() if number != WEIGHTS)
         found += 2 * copied / _COPY
