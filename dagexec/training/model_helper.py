@@ -28,6 +28,7 @@ from dagexec.training.layers.normalization import NormalizationLayers
 from dagexec.training.layers.recurrent import RecurrentLayers
 from dagexec.training.layers.window import Pair, WindowLayers
 from dagexec.training.model_builder import ITERATION
+from dagexec.training.parameter_gradients import with_own_blobs
 from dagexec.training.prediction import prediction_net
 
 __all__ = ["ModelHelper", "Pair"]
@@ -51,8 +52,9 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
     ) -> dict[str, Gradient]:
         """Append the gradient operators of `losses` for all trained parameters; returns `params_to_grad`.
 
-        This can be done once. Parameters in `without` may have no gradient. Raises GradientError as
-        `dagexec.training.backward.add_gradient_operators` does, and for any other parameter that has none.
+        This can be done once. Each parameter gets a gradient of its own, which updates may overwrite. Parameters in
+        `without` may have no gradient. Raises GradientError as `dagexec.training.backward.add_gradient_operators` does,
+        and for any other parameter that has none.
         """
         if self._gradients is not None:
             raise GradientError(f"model {self.name!r}: it has gradients already")
@@ -66,9 +68,16 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
                 f"model {self.name!r}: no gradient of {sorted(losses)} reaches the parameters {missing}; "
                 f"those that are to stay as they are must be named in `without`"
             )
+        gradients = {name: found[name] for name in self.parameters if name in found}
+        devices = {
+            blob: definition.device_option
+            for definition in self.init_net.op
+            for blob in definition.output
+            if definition.HasField("device_option")
+        }
+        self._gradients = with_own_blobs(trial, gradients, length, devices)
         self.net.CopyFrom(trial)
         self._forward_operators = length
-        self._gradients = {name: found[name] for name in self.parameters if name in found}
         return self.params_to_grad
 
     def checkpoint_blobs(self) -> list[str]:
