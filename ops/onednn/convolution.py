@@ -15,6 +15,7 @@ from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.post_ops import append_post_ops
 from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, FORWARD_TRAINING, POST_OP, SRC, SRC_1, WEIGHTS, Descriptor
+from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
 from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
 
 
@@ -40,14 +41,14 @@ class ForwardConvolution(ConvolutionFamily):
         given = {one.input: self.x(one.input) for one in post_ops if one.input >= 0 and one.kind != SUM}
         operands = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
         geometry, none = self.geometry(axes), self.onednn.ffi.NULL
-        # In training oneDNN's Winograd takes the filter as it is and transforms it by generated code; for inference a
-        # copy does that beforehand, ten times as slowly.
-        kind = FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING
+        # For training oneDNN's Winograd takes the filter as it is and transforms it by generated code; for inference a
+        # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
+        kinds = {DIRECT: FORWARD_INFERENCE, WINOGRAD: FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING}
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
             bias = layouts[BIAS].handle if BIAS in layouts else none
             handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
-            return [kind, CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+            return [kinds[algorithm], CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
 
         assembled = self.convolution(
             "convolution_forward",
