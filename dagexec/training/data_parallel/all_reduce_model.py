@@ -35,20 +35,24 @@ class AllReduceModel(ParallelModel):
         self,
         replicas: Sequence[Replica],
         iter_size: int,
-        shared: frozenset[str],
+        common: Workspace | None,
         *,
         bucket_bytes: int,
         net_type: str | None = None,
         num_workers: int | None = None,
         streams_per_worker: int = 1,
+        timeout: float | None = None,
     ) -> None:
-        """By default the net is an async_dag one when there is a device other than the host, else a dag one."""
-        super().__init__(replicas, iter_size, shared)
-        self.workspace = Workspace()
+        """By default the net is an async_dag one when there is a device other than the host, else a dag one.
+
+        The run of a net is stopped after `timeout` seconds.
+        """
+        super().__init__(replicas, iter_size, common)
+        self.workspace = Workspace(common)
         self._initialise()
         first = replicas[0]
         buckets = fill_buckets(first.forward_backward, first.gradients, self._parameter_types(), bucket_bytes)
-        joint = JointNet(first.helper.name, replicas, buckets, iter_size, shared)
+        joint = JointNet(first.helper.name, replicas, buckets, iter_size, self._shared)
         for replica in replicas:
             for name in replica.inputs:
                 self.workspace.create_blob(replica.place.blob(name))
@@ -59,6 +63,7 @@ class AllReduceModel(ParallelModel):
             raise ArgumentError(f"net type {self._kind!r} is unknown; expected one of simple, dag, async_dag")
         self._num_workers = num_workers
         self._streams_per_worker = streams_per_worker
+        self._timeout = timeout
         self._nets: dict[str, BaseNet] = {}
         if iter_size == 1:
             self._net("step", lambda: joint.step(merges_of(0, 1)))
@@ -88,10 +93,10 @@ class AllReduceModel(ParallelModel):
         """Run the nets of a micro-batch."""
         merges, joint = merges_of(micro_batch, self.iter_size), self._joint
         if merges.keep is None:
-            self._net("step", lambda: joint.step(merges)).run(trace=trace)
+            self._net("step", lambda: joint.step(merges)).run(timeout=self._timeout, trace=trace)
         else:
-            self._net("gradients", joint.gradients).run()
-            self._net(f"keep {micro_batch}", lambda: joint.keep(micro_batch, merges)).run()
+            self._net("gradients", joint.gradients).run(timeout=self._timeout)
+            self._net(f"keep {micro_batch}", lambda: joint.keep(micro_batch, merges)).run(timeout=self._timeout)
 
     def step(self, feeds: Feeds | None = None, *, trace: Observer | None = None) -> dict[str, float]:
         """One step; `trace` is told of the run of the step's net. See `ParallelModel.step`."""

@@ -42,7 +42,10 @@ class JointNet:
 
     def step(self, merges: Merges) -> NetDef:
         """The last micro-batch of a step: gradients are added to those kept, summed over devices, and applied."""
-        behind = {bucket.name: [*self._merged(bucket, merges), *self._all_reduced(bucket)] for bucket in self._buckets}
+        behind = {
+            bucket.name: [*self._merged(bucket, merges), *communicating(self._all_reduced(bucket), number)]
+            for number, bucket in enumerate(self._buckets)
+        }
         operators = self._side_by_side(behind)
         operators += self._gathered_slices()
         updates = [reading_gathered(replica.update, replica.gradients) for replica in self._replicas]
@@ -77,11 +80,10 @@ class JointNet:
                 operators += self._summed_statistics(row[0])
             else:
                 operators += [place.put(op, self._shared) for place, op in zip(self._places, row, strict=True)]
-            for bucket in self._buckets:
+            for number, bucket in enumerate(self._buckets):
                 if bucket.after == index:
-                    operators += communicating(
-                        self._on(place, "PackBucket", bucket.gradients, [bucket.name]) for place in self._places
-                    )
+                    packed = (self._on(place, "PackBucket", bucket.gradients, [bucket.name]) for place in self._places)
+                    operators += communicating(packed, number)
                     operators += behind[bucket.name]
         return operators
 
@@ -91,7 +93,7 @@ class JointNet:
         packed = f"{blobs[0]}_packed"
         return [
             *(self._on(place, "PackBucket", blobs, [packed]) for place in self._places),
-            *self._over_places(packed, 1),
+            *communicating(self._over_places(packed, 1)),
             *(self._on(place, "UnpackBucket", [packed, *blobs], blobs) for place in self._places),
         ]
 
@@ -106,8 +108,7 @@ class JointNet:
         """The mean of a bucket on all devices, and from there in the gradients."""
         summed = self._over_places(bucket.name, len(self._places) * self._iter_size)
         blobs = bucket.gradients
-        unpacked = (self._on(place, "UnpackBucket", [bucket.name, *blobs], blobs) for place in self._places)
-        return [*summed, *communicating(unpacked)]
+        return summed + [self._on(place, "UnpackBucket", [bucket.name, *blobs], blobs) for place in self._places]
 
     def _over_places(self, blob: str, divisor: int) -> list[OperatorDef]:
         """`blob` on every device becomes the sum over all devices, divided by `divisor`."""
@@ -130,7 +131,7 @@ class JointNet:
             operators.append(self._on(self._places[0], "BucketSum", [blob], [blob], divisor))
         for row in reversed(pairs):
             operators += [copy_between_places(into, other, blob, blob) for into, other in row]
-        return communicating(operators)
+        return operators
 
     def _added(self, into: Place, other: Place, blob: str) -> list[OperatorDef]:
         """Add the blob of one place to that of another, by way of a copy when they are on different devices."""
@@ -193,11 +194,15 @@ def _kept(blob: str, number: int | None) -> str:
     return f"{blob}_kept_{number}"
 
 
-def communicating(operators: Iterable[OperatorDef]) -> list[OperatorDef]:
-    """The operators, on streams of their own."""
+_GROUPS = 4
+"""Groups of streams that buckets take in turns, so that one that waits seldom holds up another."""
+
+
+def communicating(operators: Iterable[OperatorDef], bucket: int = 0) -> list[OperatorDef]:
+    """The operators, on streams of their own: those of bucket number `bucket`."""
     found = list(operators)
     for definition in found:
-        definition.arg.append(make_argument("stream_group", "communication"))
+        definition.arg.append(make_argument("stream_group", f"communication_{bucket % _GROUPS}"))
     return found
 
 

@@ -33,14 +33,15 @@ class ParallelModel(ABC):
         closed: `close` was called, or a step has failed.
     """
 
-    def __init__(self, replicas: Sequence[Replica], iter_size: int, shared: frozenset[str]) -> None:
-        """Nothing runs yet."""
+    def __init__(self, replicas: Sequence[Replica], iter_size: int, common: Workspace | None) -> None:
+        """The blobs of `common` are in no scope: all replicas have them. Nothing runs yet."""
         self.replicas = tuple(replicas)
         self.places: tuple[Place, ...] = tuple(replica.place for replica in replicas)
         self.losses = replicas[0].losses
         self.iter_size = iter_size
         self.closed = False
-        self._shared = shared
+        self._common = common
+        self._shared = frozenset(common.blobs() if common is not None else ())
 
     @abstractmethod
     def step(self, feeds: Feeds | None = None) -> dict[str, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dagexec.core.device import Device
 from dagexec.core.errors import ArgumentError
+from dagexec.core.workspace import Workspace
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.data_parallel.bucketing import DEFAULT_BUCKET_BYTES
 from dagexec.training.data_parallel.parallel_model import ParallelModel
@@ -35,11 +36,11 @@ def parallelize(
     name: str = "data_parallel",
     seed: int = 0,
     make_helper: Callable[[], ModelHelper] | None = None,
-    shared: Collection[str] = (),
+    workspace: Workspace | None = None,
     net_type: str | None = None,
     num_workers: int | None = None,
     streams_per_worker: int = 1,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
 ) -> ParallelModel:
     """The model, built once for each of `devices`, with equal parameters, ready for its first step.
 
@@ -57,9 +58,10 @@ def parallelize(
     All sums are made in an order that is fixed. With `sync_batch_norm`, batch normalisation is over the batches of all
     devices; otherwise each has its own statistics of a batch, and the running ones are the first device's.
 
-    `make_helper` makes the model helper, by default one of `name` and `seed` for training. Blobs in `shared` are one
-    for all devices. `net_type`, `num_workers` and `streams_per_worker` are those of the nets; a thread waits `timeout`
-    seconds for another.
+    `make_helper` makes the model helper, by default one of `name` and `seed` for training. The blobs that `workspace`
+    has now, such as a queue of records, are one for all devices, under their own names. `net_type`, `num_workers` and
+    `streams_per_worker` are those of the nets. After `timeout` seconds the run of a net for all devices is stopped
+    (by default it is not), and a thread gives up its wait for another (by default after 600).
 
     Raises DeviceError for an empty list of devices, one named twice, and one that is missing here; SchemaError when the
     builders do not make the same model for all; ArgumentError for a bad reduction or number.
@@ -77,18 +79,19 @@ def parallelize(
         return AllReduceModel(
             replicas,
             iter_size,
-            frozenset(shared),
+            workspace,
             bucket_bytes=bucket_bytes,
             net_type=net_type,
             num_workers=num_workers,
             streams_per_worker=streams_per_worker,
+            timeout=timeout,
         )
     return ThreadedModel(
         replicas,
         iter_size,
-        frozenset(shared),
+        workspace,
         reduction=reduction,
         net_type=net_type,
         num_workers=num_workers,
-        timeout=timeout,
+        timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
     )

@@ -44,7 +44,7 @@ class ThreadedModel(ParallelModel):
         self,
         replicas: Sequence[Replica],
         iter_size: int,
-        shared: frozenset[str],
+        common: Workspace | None,
         *,
         reduction: str,
         net_type: str | None = None,
@@ -52,8 +52,8 @@ class ThreadedModel(ParallelModel):
         timeout: float,
     ) -> None:
         """`reduction` is tree or ring; nets are simple ones by default. `timeout` is for a wait for another replica."""
-        super().__init__(replicas, iter_size, shared)
-        self._workspaces = {replica.place: Workspace() for replica in replicas}
+        super().__init__(replicas, iter_size, common)
+        self._workspaces = {replica.place: Workspace(common) for replica in replicas}
         self._initialise()
         size = len(replicas)
         self.pairs: tuple[DevicePair, ...] = device_pairs(size) if reduction == "tree" else ()
@@ -165,7 +165,7 @@ class _Solver:
         workspace = model.workspace_of(place)
         for name in replica.inputs:
             workspace.create_blob(place.blob(name))
-        workspace.create_blob(COMMON_WORLD).value = statistics
+        workspace.create_local_blob(COMMON_WORLD).value = statistics
         shared = model._shared | {COMMON_WORLD}
         sparse = sparse_gradients(replica.gradients)
         for found in sparse.values():

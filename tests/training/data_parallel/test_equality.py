@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dagexec.core.blobs_queue import BlobsQueue
+from dagexec.core.workspace import Workspace
 from dagexec.training.data_parallel import parallelize
+from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adagrad, Adam
 from tests.training.data_parallel.problems import (
     dyadic,
@@ -160,3 +163,27 @@ def test_devices_begin_with_equal_parameters_of_the_first() -> None:
                 assert all(other.tobytes() == first.tobytes() for other in others)
             assert model.places[1].scope == "cpu_0"
             assert [place.blob("x") for place in model.places] == ["sim_3/x", "cpu_0/x", "cpu_1/x"]
+
+
+@pytest.mark.parametrize("reduction", ["allreduce", "tree"])
+def test_all_replicas_may_take_their_inputs_from_one_queue(reduction: str) -> None:
+    records = [number_batch(4) for _ in range(4)]
+
+    def dequeued(helper: ModelHelper) -> None:
+        with helper.device_scope("cpu"):
+            helper.add_operator("DequeueBlobs", ["records"], ["x", "target"], shapes=["4,4", "4,1"])
+
+    queue = BlobsQueue(4, 2)
+    workspace = Workspace()
+    workspace.create_blob("records").value = queue
+    for record in records:
+        queue.enqueue([record["x"], record["target"]])
+    with parallelize(
+        dequeued, dyadic, SGD(0.125), devices=["sim:0", "cpu"], reduction=reduction, workspace=workspace
+    ) as model:
+        losses = [model.step() for _ in range(2)]
+        found = model.state()
+    whole = {name: np.concatenate([records[0][name], records[0][name]]) for name in records[0]}
+    one_losses, one = trained(parallelize(numbers, dyadic, SGD(0.125), devices=["cpu"]), [whole, whole])
+    assert [loss["loss"] for loss in losses] == one_losses
+    assert same_bytes(found, one) == []

@@ -16,9 +16,11 @@ from dagexec.core.errors import (
     FeedError,
     MissingBlobError,
     OperatorError,
+    RunTimeoutError,
     SchemaError,
 )
 from dagexec.core.operator import Operator
+from dagexec.core.sim import Fault, simulated
 from dagexec.core.threads import threads
 from dagexec.scheduler.exploration import explore
 from dagexec.training.data_parallel import ParallelModel, parallelize
@@ -255,3 +257,22 @@ def test_a_closed_model_still_has_its_parameters() -> None:
     assert model.parameters()["conv1_w"].shape == (4, 1, 3, 3)
     with pytest.raises(ClosedError):
         model.step(image_batch(4))
+
+
+def test_a_copy_between_devices_that_fails_ends_the_step_with_its_name() -> None:
+    names = ["sim:0", "sim:1", "sim:2"]
+    faults = [Fault("copy", "gradient_bucket_0_from_2", nth=2)]
+    with simulated(names, faults=faults), parallel_images(lenet, names) as model:
+        model.step(image_batch(6))
+        with pytest.raises(OperatorError, match="Copy 'sim_0/gradient_bucket_0_from_2'"):
+            model.step(image_batch(6))
+        assert model.closed
+
+
+def test_a_device_that_hangs_ends_the_step_after_the_timeout() -> None:
+    names = ["sim:0", "sim:1"]
+    faults = [Fault("hang", "BucketSum", nth=1)]
+    with simulated(names, faults=faults), parallel_images(lenet, names, timeout=0.3) as model:
+        with pytest.raises(RunTimeoutError):
+            model.step(image_batch(6))
+        assert model.closed

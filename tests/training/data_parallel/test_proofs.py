@@ -11,6 +11,8 @@ from dagexec.core.dtypes import FLOAT64, INT32
 from dagexec.core.runtime import Kernel, Stream
 from dagexec.core.sim import simulated
 from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.exploration import EarliestFirst, explore
+from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.hazards.check import check_net
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
@@ -132,3 +134,35 @@ def test_sums_over_devices_have_streams_of_their_own() -> None:
         assert net.synchronisation(net.plan).events > 0
     assert launched["BucketSum"]
     assert not launched["BucketSum"] & launched["ConvGradient"]
+
+
+def test_on_the_devices_clock_sums_run_while_earlier_layers_are_at_their_gradients() -> None:
+    names = [f"sim:{index}" for index in range(4)]
+
+    def seconds_of(kernel: Kernel) -> float:
+        return 5e-6 if "bucket" in kernel.label else 50e-6
+
+    def scenario() -> tuple[float, float]:
+        times: dict[str, list[float]] = {"first sums": [], "last gradients": []}
+
+        class Times(Observer):
+            def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
+                if "gradient_bucket_0" in kernel.label:
+                    times["first sums"].append(end)
+                elif kernel.label.startswith("ConvGradient"):
+                    times["last gradients"].append(start)
+
+        clock = {"launch_seconds": 1e-6, "kernel_seconds": seconds_of, "copy_seconds": 1e-5}
+        options = {"sync_batch_norm": False, "bucket_bytes": 1, "num_workers": 4, "streams_per_worker": 2}
+        with (
+            simulated(names, driver=ControlledDriver(), **clock),
+            parallel_images(normalised, names, **options) as model,
+        ):
+            assert isinstance(model, AllReduceModel)
+            model.step(image_batch(8), trace=Times())
+        return max(times["first sums"]), max(times["last gradients"])
+
+    schedule = explore(scenario, EarliestFirst())
+    assert schedule.result is not None, type(schedule.failure)
+    sums_end, gradients_start = schedule.result
+    assert sums_end < gradients_start
