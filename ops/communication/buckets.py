@@ -1,6 +1,6 @@
 """Buckets: several tensors as one flat array, which is cheaper to send and to add than each of them.
 
-    PackBucket(x, y) -> flat        BucketSum(flat, other_flat) -> flat        UnpackBucket(flat, x, y) -> x, y
+PackBucket(x, y) -> flat, BucketSum(flat, other_flat) -> flat, UnpackBucket(flat, x, y) -> x, y.
 """
 
 from __future__ import annotations
