@@ -12,17 +12,19 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
+from dagexec.core import dtypes
 from dagexec.core.device import CPU
 from dagexec.core.errors import StorageError
 from dagexec.core.storage import database_types
 from dagexec.core.storage.blob_file import BlobFile, read_blob_file, write_blobs
+from dagexec.core.storage.database import reason
 from dagexec.core.storage.publishing import synchronise_folder
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
@@ -64,9 +66,10 @@ def save_checkpoint(
 ) -> Path:
     """Write the tensors `blobs` as the checkpoint of `step`, and remove old ones but the newest `keep` whole ones.
 
-    The file `step-<step>.<db_type>` is on the disk when this returns its path. No net that writes the blobs may run
-    meanwhile. Raises StorageError when it cannot be written (those before it stay), MissingBlobError, ValueError for a
-    negative step or `keep` below 1.
+    The file `step-<step>.<db_type>` is on the disk when this returns its path, even when `keep` others are of later
+    steps. An old one that cannot be removed is named in the log. No net that writes the blobs may run meanwhile. Raises
+    StorageError when it cannot be written (those before it stay), MissingBlobError, ValueError for a negative step or
+    `keep` below 1.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"expected a step from 0 and keep from 1 on, found {step} and {keep}")
@@ -77,7 +80,7 @@ def save_checkpoint(
     tensors = ((name, _values(workspace, name)) for name in blobs)
     write_blobs(db_type, path, tensors, strings={STATE_RECORD: state.encode()})
     _whole[path.resolve()] = _identity(path)
-    _remove_old(Path(folder), keep)
+    _remove_old(Path(folder), keep, path)
     return path
 
 
@@ -101,12 +104,24 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     return next(_whole_ones(Path(folder)), None)
 
 
-def load_checkpoint(workspace: Workspace, path: str | os.PathLike[str]) -> Checkpoint:
+def load_checkpoint(
+    workspace: Workspace,
+    path: str | os.PathLike[str],
+    *,
+    expected: Sequence[str] | None = None,
+    check: Callable[[Checkpoint], object] | None = None,
+) -> Checkpoint:
     """Feed the blobs of the checkpoint at `path`, on the devices where they are; new ones on the host.
 
+    With `expected`, these blobs and no others must be in it, each of the shape and the element type that it has in the
+    workspace. `check` may raise when the checkpoint is not the one that is wanted.
     Everything is read and checked first: on failure no blob has changed. Raises StorageError, naming file and place.
     """
     found, checkpoint = _read(Path(path))
+    if check is not None:
+        check(checkpoint)
+    if expected is not None:
+        _check_fit(workspace, expected, checkpoint, found)
     for name in checkpoint.blobs:
         blob = workspace.get_blob_or_none(name)
         if blob is not None and blob.value is not None and not isinstance(blob.value, Tensor):
@@ -123,6 +138,21 @@ def _values(workspace: Workspace, name: str) -> npt.NDArray[Any]:
     if tensor.device == CPU and not tensor.is_empty and tensor.is_packed and not (storage and storage.reused):
         return tensor.array
     return workspace.fetch_blob(name)
+
+
+def _check_fit(workspace: Workspace, expected: Sequence[str], checkpoint: Checkpoint, found: BlobFile) -> None:
+    """Raise StorageError, saying what differs, unless the checkpoint is of a model with the blobs `expected`."""
+    problems = [f"{name!r} is missing" for name in expected if name not in checkpoint.blobs]
+    problems += [f"{name!r} is not in the model" for name in checkpoint.blobs if name not in expected]
+    for name in expected:
+        if name in checkpoint.blobs:
+            tensor, array = workspace.get_blob(name).get(Tensor), found.tensors[name]
+            meta = dtypes.from_numpy(array.dtype)
+            if (tensor.shape, tensor.meta) != (array.shape, meta):
+                problems.append(f"{name!r} must be {tensor.meta}{list(tensor.shape)}, found {meta}{list(array.shape)}")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise StorageError(f"{checkpoint.path}: is of another model: {'; '.join(problems[:8])}{more}")
 
 
 def _read(path: Path) -> tuple[BlobFile, Checkpoint]:
@@ -155,19 +185,26 @@ def _whole_ones(folder: Path) -> Iterator[Path]:
         yield path
 
 
-def _remove_old(folder: Path, keep: int) -> None:
-    """Remove what is older than the newest `keep` whole checkpoints."""
+def _remove_old(folder: Path, keep: int, written: Path) -> None:
+    """Remove what is older than the newest `keep` whole checkpoints, but not the one `written` just now."""
     whole = 0
     for path in checkpoints(folder):
-        if whole >= keep:
+        if whole >= keep and path != written:
             _whole.pop(path.resolve(), None)
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        elif _is_whole(path):
+            _remove(path)
+        elif whole < keep and _is_whole(path):
             whole += 1
-    synchronise_folder(folder)
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        synchronise_folder(path.parent)
+    except OSError as error:
+        logger.warning("an old checkpoint cannot be removed: %s: %s", path, reason(error))
 
 
 def _is_whole(path: Path) -> bool:

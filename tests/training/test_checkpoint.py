@@ -16,7 +16,7 @@ from dagexec.core.device import Device
 from dagexec.core.errors import MissingBlobError, StorageError
 from dagexec.core.storage.blob_file import write_blobs
 from dagexec.core.tensor import Tensor
-from dagexec.training.checkpoint import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
+from dagexec.training.checkpoint import Checkpoint, checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
 
 TYPES = ["minidb", "lmdb"]
 
@@ -79,6 +79,29 @@ def test_the_newest_ones_are_kept(db_type: str, tmp_path: Path) -> None:
     assert steps(tmp_path) == [100, 7, 6]
     assert latest_checkpoint(tmp_path) == tmp_path / f"step-000000000100.{db_type}"
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("db_type", TYPES)
+def test_what_was_saved_just_now_stays_beside_checkpoints_of_later_steps(db_type: str, tmp_path: Path) -> None:
+    for step in (100, 101, 7):
+        path = save(tmp_path, step, db_type)
+    assert load_checkpoint(Workspace(), path).step == 7
+    assert steps(tmp_path) == [101, 100, 7]
+    save(tmp_path, 102, db_type)
+    assert steps(tmp_path) == [102, 101]
+
+
+def test_an_old_one_that_cannot_be_removed_is_named_and_does_not_fail_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_path: Path, *, missing_ok: bool) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    old = save(tmp_path, 1)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    save(tmp_path, 2, keep=1)
+    assert f"cannot be removed: {old}: Permission denied" in caplog.text
+    assert steps(tmp_path) == [2, 1]
 
 
 def test_a_folder_without_checkpoints_has_no_latest_one(tmp_path: Path) -> None:
@@ -154,6 +177,38 @@ def test_a_blob_of_the_workspace_that_is_no_tensor_is_refused_before_anything_is
     workspace.get_blob("m").value = "text"
     with pytest.raises(StorageError, match="blob 'm' of the workspace holds a str"):
         load_checkpoint(workspace, path)
+    assert (workspace.fetch_blob("w") == 5).all()
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    workspace = workspace_at(5)
+    workspace.feed_blob("w", np.full((3, 5), 5, np.float32))
+    workspace.feed_blob("m", np.full(5, 5, np.float32))
+    workspace.feed_blob("bias", np.zeros(2))
+    before = {name: workspace.fetch_blob(name).tobytes() for name in workspace.blobs()}
+    with pytest.raises(StorageError) as caught:
+        load_checkpoint(workspace, path, expected=["w", "m", "bias"])
+    for part in (
+        str(path),
+        "another model",
+        "'bias' is missing",
+        "'optimizer_iteration' is not in the model",
+        "'w' must be float32[3, 5], found float32[3, 4]",
+        "'m' must be float32[5], found bfloat16[5]",
+    ):
+        assert part in str(caught.value)
+    assert {name: workspace.fetch_blob(name).tobytes() for name in workspace.blobs()} == before
+    assert load_checkpoint(workspace_at(5), path, expected=BLOBS).step == 1
+
+
+def test_a_checkpoint_that_is_not_wanted_changes_nothing(tmp_path: Path) -> None:
+    def check(found: Checkpoint) -> None:
+        raise StorageError(f"not with seed {found.extra['seed']}")
+
+    workspace = workspace_at(5)
+    with pytest.raises(StorageError, match="not with seed 7"):
+        load_checkpoint(workspace, save(tmp_path, 1), check=check)
     assert (workspace.fetch_blob("w") == 5).all()
 
 
