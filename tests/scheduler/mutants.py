@@ -239,12 +239,12 @@ class OwnStreams(DeviceStreams):
 class StreamPerChain(NetStreams):
     """Streams on which nothing is ordered by chance."""
 
-    def on(self, device: Device) -> DeviceStreams:
-        """Those of `device`."""
+    def on(self, device: Device, group: str = "") -> DeviceStreams:
+        """Those of `device`; groups make no difference."""
         with self._lock:
-            if device not in self._devices:
-                self._devices[device] = OwnStreams(device)
-            return self._devices[device]
+            if (device, group) not in self._devices:
+                self._devices[device, group] = OwnStreams(device)
+            return self._devices[device, group]
 
 
 class MutantNet(AsyncDAGNet):
