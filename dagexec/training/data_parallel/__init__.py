@@ -15,7 +15,7 @@
 """
 
 from dagexec.training.data_parallel.parallel_model import ParallelModel
-from dagexec.training.data_parallel.parallelizing import parallelize
+from dagexec.training.data_parallel.parallelizing import REDUCTIONS, parallelize
 from dagexec.training.data_parallel.places import Place, find_places
 
-__all__ = ["ParallelModel", "Place", "find_places", "parallelize"]
+__all__ = ["REDUCTIONS", "ParallelModel", "Place", "find_places", "parallelize"]
