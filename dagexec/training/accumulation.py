@@ -28,21 +28,28 @@ def tensors_of(part: Part) -> list[Value]:
     return [part.indices, part.values] if isinstance(part, Slices) else [part]
 
 
-def accumulate(emitter: Emitter, blob: str, parts: Sequence[Part], *, label: str, readable: bool) -> Part:
-    """The sum of several gradients of `blob`, in the order of `parts`; each must be counted as needed once.
+def accumulate(
+    emitter: Emitter, blob: str, parts: Sequence[Part], *, label: str, readable: bool, to_dense: bool
+) -> Part:
+    """The sum of the gradients of `blob`, in the order of `parts`; each must be counted as needed once.
 
-    Slices stay slices, and an index may then occur more than once. Where some parts are dense, slices are made dense
-    first, for which the blob must be `readable`: its shape says how many rows there are.
-    Raises GradientError, which starts with `label`, when it is not.
+    Slices stay slices, and an index may then occur more than once. Where some parts are dense, or the sum is asked
+    for `to_dense`, slices are made dense first, for which the blob must be `readable`: its shape says how many rows
+    there are. Raises GradientError, which starts with `label`, when it is not.
     """
     slices = [part for part in parts if isinstance(part, Slices)]
-    if len(slices) == len(parts):
-        return _joined(emitter, blob, slices)
+    if len(slices) == len(parts) and not to_dense:
+        return _joined(emitter, blob, slices) if len(parts) > 1 else parts[0]
     if slices and not readable:
         raise GradientError(
-            f"{label}: its gradients are dense and sparse ones, and it is overwritten, so the shape they have is lost"
+            f"{label}: a sparse gradient of it has to be made dense, and it is overwritten, so the shape that this "
+            f"would have is lost; write to another blob there"
         )
+    if len(slices) == len(parts) > 1:
+        return _dense(emitter, blob, _joined(emitter, blob, slices))
     dense = [_dense(emitter, blob, part) if isinstance(part, Slices) else part for part in parts]
+    if len(dense) == 1:
+        return dense[0]
     base = f"{blob}_grad"
     ordered = take_in_place_name_first(dense, base)
     total = Value(base, _device(dense))

@@ -228,13 +228,30 @@ class _BackwardPass:
         return None
 
     def _complete(self, version: Version) -> None:
-        """Sum the gradients of a version, now that every reader has given its own."""
-        parts = self._parts[version]
-        if len(parts) > 1:
-            readable = self._versions.is_final(version)
-            label = f"net {self._net.name!r}: blob {version.blob!r}"
-            self._parts[version] = [accumulate(self.emitter, version.blob, parts, label=label, readable=readable)]
+        """Sum the gradients of a version, now that every reader has given its own.
+
+        An operator that computed the version takes a dense gradient; only one that goes no further stays sparse.
+        """
+        label = f"net {self._net.name!r}: blob {version.blob!r}"
+        readable = self._versions.is_final(version)
+        self._parts[version] = [
+            accumulate(
+                self.emitter,
+                version.blob,
+                self._parts[version],
+                label=label,
+                readable=readable,
+                to_dense=self._goes_on(version),
+            )
+        ]
         self._settle(version)
+
+    def _goes_on(self, version: Version) -> bool:
+        """True when the gradient of a version is passed on by the operator that computed it."""
+        writer = self._versions.writers.get(version)
+        if writer is None or stops_gradients(self._net.op[writer].type):
+            return False
+        return any(self._asks(read) for read in self._versions.inputs[writer])
 
     def _settle(self, version: Version) -> None:
         """Keep the gradient of a version for the caller, if it is the one that counts for its blob."""

@@ -250,6 +250,35 @@ def test_slices_cannot_become_dense_when_their_blob_is_overwritten() -> None:
         add_gradient_operators(net, ["l1", "l3"])
 
 
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("wanted", [None, ["x"]])
+def test_slices_of_what_an_operator_computes_become_dense(twice: bool, wanted: list[str] | None) -> None:
+    operators = [
+        operator_def("Sqr", ["x"], ["table"]),
+        operator_def("Gather", ["table", "first"], ["rows"]),
+        operator_def("SumElements", ["rows"], ["l1"]),
+    ]
+    if twice:
+        operators.append(operator_def("Gather", ["table", "second"], ["more"]))
+        operators.append(operator_def("SumElements", ["more"], ["l2"]))
+    feeds = {"x": TABLE["table"], "first": TABLE["first"], "second": TABLE["second"]}
+    net = NetDef(name="n", op=operators, external_input=sorted(feeds))
+    gradients = add_gradient_operators(net, ["l1", "l2"] if twice else ["l1"], wanted=wanted)
+    counts = np.bincount(TABLE["first"], minlength=4) + twice * np.bincount(TABLE["second"].ravel(), minlength=4)
+    expected = 2 * TABLE["table"] * counts[:, None]
+    np.testing.assert_allclose(run(net, feeds, [str(gradients["x"])])[0], expected)
+
+
+def test_slices_stay_slices_where_no_gradient_goes_on() -> None:
+    operators = [
+        operator_def("StopGradient", ["x"], ["table"]),
+        operator_def("Gather", ["table", "first"], ["rows"]),
+        operator_def("SumElements", ["rows"], ["loss"]),
+    ]
+    net = NetDef(name="n", op=operators, external_input=["x", "first"])
+    assert isinstance(add_gradient_operators(net, ["loss"])["table"], SparseGradient)
+
+
 def test_sums_run_where_the_gradients_are_computed() -> None:
     option = Device("sim", 1).to_option()
     operators = [
