@@ -36,6 +36,8 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/shared_buffer.py --json benchmarks/results/shared_buffer.json
 	$(BIN)/python benchmarks/tuning.py --json benchmarks/results/tuning.json
 	$(BIN)/python benchmarks/tiny.py --json benchmarks/results/tiny.json
+	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
+	$(BIN)/python benchmarks/data_parallel.py --json benchmarks/results/data_parallel.json
 
 # Whole networks against onnxruntime and OpenVINO, in about an hour; PyTorch takes part where .venv has it.
 benchmark-cnn: $(VENV)/.installed-bench
