@@ -62,15 +62,20 @@ class LoaderStatistics:
     samples: int
 
 
+def _key(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
+    """The key of a generator; a list with a word of 2**63 or more would pass through floats."""
+    return np.array([seed & _WORD, epoch], np.uint64)
+
+
 def epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.intp]:
     """A permutation of `count` samples for an epoch: the order of so many random 64-bit words."""
-    words = np.random.Philox(key=[seed & _WORD, epoch]).random_raw(count)
+    words = np.random.Philox(key=_key(seed, epoch)).random_raw(count)
     return np.argsort(words, kind="stable")
 
 
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The generator for a sample of an epoch; its stream is far from that of `epoch_order`."""
-    return np.random.Generator(np.random.Philox(key=[seed & _WORD, epoch], counter=[0, 0, index, 1]))
+    return np.random.Generator(np.random.Philox(key=_key(seed, epoch), counter=[0, 0, index, 1]))
 
 
 @dataclass(frozen=True)

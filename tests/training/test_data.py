@@ -19,7 +19,7 @@ from dagexec.core.threads import new_gate
 from dagexec.core.threads import threads as thread_source
 from dagexec.scheduler.exploration import explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.strategies import EarliestFirst
-from dagexec.training.data import BatchLoader, epoch_order
+from dagexec.training.data import BatchLoader, epoch_order, sample_generator
 
 Array = npt.NDArray[Any]
 X = np.arange(23, dtype=np.float32)
@@ -39,6 +39,13 @@ def test_an_epoch_has_every_sample_once_and_each_epoch_another_order() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
     for batch in batches:
         assert (batch["x"] == batch["label"][:, None]).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_every_seed_of_64_bits_has_an_order_of_its_own() -> None:
+    seeds = [0, 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 2, -1]
+    assert len({epoch_order(50, seed, 3).tobytes() for seed in seeds}) == len(seeds)
+    assert len({sample_generator(seed, 3, 7).random() for seed in seeds}) == len(seeds)
 
 
 def test_the_order_of_an_epoch_is_the_same_on_every_machine_and_version() -> None:
