@@ -7,13 +7,14 @@ sum over the ranks is the gradient of the whole batch, and every rank makes the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dagexec.core.errors import CommunicationError, GradientError
+from dagexec.core.threads import ThreadWait, threads
 from dagexec.core.workspace import Workspace
-from dagexec.ops.communication import CommonWorld, all_gather
+from dagexec.ops.communication import CommonWorld, all_gather, broadcast
 from dagexec.training.model_helper import ModelHelper
 
 WORLD = "comm_world"
@@ -67,6 +68,59 @@ def _buckets(gradients: Sequence[tuple[str, int]], bucket_bytes: int) -> list[li
         buckets[-1].append(name)
         filled += nbytes
     return buckets
+
+
+def on_first_rank(world: CommonWorld | None, action: Callable[[], object]) -> None:
+    """Have rank 0 call `action`, on a thread of its own, while the others wait as long as that takes.
+
+    Rank 0 tells them several times within the timeout that it is at work, so a slow disk is not taken for a rank that
+    hangs. Without a world `action` is just called. Raises what `action` raises, on rank 0; CommunicationError that
+    names it on the others.
+    """
+    if world is None or world.size == 1:
+        action()
+        return
+    done = np.zeros(1, np.uint8)
+    if world.rank != 0:
+        while not done[0]:
+            broadcast(world, done)
+        return
+    work = _Work(action)
+    while not done[0]:
+        done[0] = work.wait(world.timeout / 4)
+        if work.error is not None:
+            world.abort(f"{type(work.error).__name__}: {work.error}")
+            raise work.error
+        broadcast(world, done)
+
+
+class _Work:
+    """A call on a thread of its own.
+
+    Attributes:
+        error: what it raised.
+    """
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self._action = action
+        self._over = ThreadWait()
+        self._thread = threads().start(self._run, "dagexec-first-rank")
+
+    def wait(self, seconds: float) -> bool:
+        """True when it is over within so many seconds."""
+        if not self._over.wait(seconds):
+            return False
+        self._thread.join()
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._action()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._over.notify()
 
 
 def check_equal(world: CommonWorld, workspace: Workspace, blobs: Sequence[str]) -> None:

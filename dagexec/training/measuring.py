@@ -13,7 +13,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.training.engines import name_engines
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.prediction import prediction_net
-from dagexec.training.task import TrainingTask
+from dagexec.training.task import TrainingTask, check_batch
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +29,7 @@ class Measuring:
         with helper.device_scope(device):
             task.build_inputs(helper, task.batch_size)
             results = task.build_forward(helper)
+        self._inputs = helper.inputs
         self._metrics = {name: helper.blob(blob) for name, blob in results.metrics.items()}
         self._net = prediction_net(helper.net, None, list(self._metrics.values()))
         if device == CPU:
@@ -37,7 +38,8 @@ class Measuring:
         self._workspace = Workspace(parameters)
 
     def measure(self, batch: Mapping[str, Array]) -> dict[str, float]:
-        """The metrics of a batch of any size."""
+        """The metrics of a batch of any size. Raises FeedError for other inputs than the model declares."""
+        check_batch(self._inputs, batch, complete=False)
         for name, array in batch.items():
             self._workspace.feed_blob(name, array)
         if self._net.name not in self._workspace.nets:

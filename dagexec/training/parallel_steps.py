@@ -16,7 +16,7 @@ from dagexec.training.data_parallel.places import REPLICA
 from dagexec.training.engines import name_engines
 from dagexec.training.measuring import Measuring
 from dagexec.training.model_helper import ModelHelper
-from dagexec.training.task import Results, TrainingTask
+from dagexec.training.task import Results, TrainingTask, check_batch
 
 Array = npt.NDArray[Any]
 
@@ -94,8 +94,10 @@ class ParallelSteps:
     def run(self, batch: Mapping[str, Array]) -> dict[str, float]:
         """One step on a whole batch; returns the metrics, means over the devices.
 
-        With micro-batches, metrics other than losses are those of the last one.
+        With micro-batches, metrics other than losses are those of the last one. Raises FeedError for other inputs than
+        the model declares.
         """
+        check_batch(self._model.replicas[0].helper.inputs, batch)
         self._collected = False
         losses = self._model.step(batch)
         found = {}

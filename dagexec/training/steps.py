@@ -18,7 +18,7 @@ from dagexec.training.engines import name_engines
 from dagexec.training.measuring import Measuring, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
-from dagexec.training.task import TrainingTask
+from dagexec.training.task import TrainingTask, check_batch
 
 Array = npt.NDArray[Any]
 
@@ -87,7 +87,11 @@ class LocalSteps:
         """The workspace has all that is to be saved."""
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, float]:
-        """One step on a whole batch, of which this rank takes its part; returns the metrics of the whole batch."""
+        """One step on a whole batch, of which this rank takes its part; returns the metrics of the whole batch.
+
+        Raises FeedError for other inputs than the model declares.
+        """
+        check_batch(self.helper.inputs, batch)
         for name, array in batch.items():
             self._activations.feed_blob(name, array[self._share])
         if self._net.name not in self._activations.nets:

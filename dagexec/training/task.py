@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.errors import SchemaError
+from dagexec.core.errors import FeedError, SchemaError
+from dagexec.core.model import InputInfo
 from dagexec.training.data import Transform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
@@ -27,6 +28,25 @@ class Results:
 
     losses: Sequence[str]
     metrics: Mapping[str, str]
+
+
+def check_batch(inputs: Mapping[str, InputInfo], batch: Mapping[str, Array], *, complete: bool = True) -> None:
+    """Raise FeedError, saying what differs, unless the arrays are of samples as a model declares its `inputs`.
+
+    Unless `complete`, some of the inputs may be missing. Element types are left to the operators that read them.
+    """
+    if (complete and set(inputs) != set(batch)) or not set(batch) <= set(inputs):
+        raise FeedError(f"expected the inputs {sorted(inputs)}, found {sorted(batch)}")
+    for name, array in batch.items():
+        declared = inputs[name].shape
+        if declared is not None and not (
+            array.ndim == len(declared)
+            and all(extent in (None, found) for extent, found in zip(declared[1:], array.shape[1:], strict=True))
+        ):
+            raise FeedError(
+                f"input {name!r}: expected samples of shape {list(declared[1:])}, as the model declares them, found "
+                f"{list(array.shape[1:])}"
+            )
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,27 @@ one that never stopped: all that a step depends on is in the checkpoint, or foll
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from dagexec.core.device import Device
-from dagexec.core.errors import NonFiniteError, SchemaError
-from dagexec.ops.communication import CommonWorld, barrier
+from dagexec.core.errors import ArgumentError, NonFiniteError, SchemaError, StorageError
+from dagexec.ops.communication import CommonWorld
 from dagexec.scheduler.intra_op import available_cores
-from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from dagexec.training.checkpoint import checkpoints as list_checkpoints
 from dagexec.training.data import BatchLoader
 from dagexec.training.data_parallel import find_places
+from dagexec.training.data_parallel.parallelizing import REDUCTIONS
+from dagexec.training.distributed import on_first_rank
 from dagexec.training.parallel_steps import ParallelSteps
 from dagexec.training.steps import LocalSteps
 from dagexec.training.task import TrainingTask
@@ -76,14 +83,19 @@ class Trainer:
     ) -> None:
         """Make the parameters, or with `resume` take them from the newest checkpoint, if there is one.
 
+        Without `resume` there must be none, so that a training begun anew does not mix with an earlier one. One of
+        another model, seed, batch size or number of samples is refused: the order of the samples depends on them.
         Checkpoints go to the folder `checkpoints`, every `checkpoint_steps` steps (by default after every epoch) and at
         the end. With `stop_on_nan` a NaN ends the training at the operator that made it, before anything is updated;
         else one in a metric does, after the step. With a `world` this is one rank of several.
         On several `devices`, gradients meet by `reduction`, and a step may go through `iter_size` micro-batches on
         each: see `data_parallel.parallelize`; neither goes together with several ranks or `stop_on_nan`.
         Raises DeviceError for a device that is not here, CommunicationError when ranks begin with different parameters,
-        and what building and loading raise.
+        ArgumentError for an unknown reduction, StorageError for a folder that does not fit or cannot be written, and
+        what building and loading raise.
         """
+        if reduction not in REDUCTIONS:
+            raise ArgumentError(f"reduction must be one of {', '.join(REDUCTIONS)}, found {reduction!r}")
         self.task = task
         self.seed = seed
         self.step = 0
@@ -119,9 +131,13 @@ class Trainer:
                 num_workers=workers,
                 seed=seed,
             )
-        if resume and checkpoints is not None and (found := latest_checkpoint(checkpoints)) is not None:
-            self.step = self._saved = load_checkpoint(self.steps.workspace, found).step
-        self.steps.start()
+        try:
+            if checkpoints is not None:
+                self._begin_in(checkpoints, resume)
+            self.steps.start()
+        except BaseException:
+            self.steps.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -150,8 +166,9 @@ class Trainer:
         """Go on until so many epochs are complete (by default the task's), then save.
 
         `on_step` is told of every step, and `on_epoch` of every epoch that is complete, by its number from 1.
-        Raises NonFiniteError when a metric is no number any more, OperatorError, and what reading samples raises; the
-        last checkpoint stays as it is.
+        Raises NonFiniteError when a metric is no number any more or, at the time to save, a parameter is not; FeedError
+        for samples that are not what the model declares, OperatorError, and what reading samples raises. The last
+        checkpoint stays as it is.
         """
         last = (self.task.epochs if epochs is None else epochs) * self.task.steps_per_epoch
         with BatchLoader(
@@ -186,15 +203,72 @@ class Trainer:
         return {name: total / count for name, total in sums.items()}
 
     def save(self) -> None:
-        """Write a checkpoint of this step, if there is a folder for it and it is not there yet. Rank 0 writes."""
-        if self._checkpoints is None or self._saved == self.step:
+        """Write a checkpoint of this step, if there is a folder for it and it is not there yet. Rank 0 writes.
+
+        Raises NonFiniteError, without writing, when a parameter or a state has a NaN or an infinity; StorageError.
+        """
+        if self._saved == self.step:
             return
-        if self._world is None or self._world.rank == 0:
-            self.steps.collect()
-            save_checkpoint(self.steps.workspace, self.steps.checkpoint_blobs(), self._checkpoints, self.step)
+        self.steps.collect()
+        self._check_state()
+        if self._checkpoints is not None:
+            on_first_rank(self._world, partial(self._write, self._checkpoints))
         self._saved = self.step
-        if self._world is not None:
-            barrier(self._world)
+
+    def _begin_in(self, folder: Path, resume: bool) -> None:
+        """Take the newest checkpoint in the folder, or see to it that one can be written there."""
+        found = latest_checkpoint(folder) if resume else None
+        if found is not None:
+            expected = self.steps.checkpoint_blobs()
+            loaded = load_checkpoint(self.steps.workspace, found, expected=expected, check=self._check_settings)
+            self.step = self._saved = loaded.step
+        elif not resume and (there := list_checkpoints(folder)):
+            raise StorageError(
+                f"{folder}: holds checkpoints of an earlier training, the newest {there[0].name}: resume it, or begin "
+                f"in another folder"
+            )
+        if self._world is not None and self._world.rank != 0:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder}: checkpoints cannot be written there: {error.strerror}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageError(f"{folder}: checkpoints cannot be written there: permission denied")
+
+    def _settings(self) -> dict[str, str]:
+        """What decides which samples a step sees, besides its number."""
+        task = self.task
+        return {
+            "task": task.name,
+            "seed": str(self.seed),
+            "batch size": str(task.batch_size),
+            "samples": str(task.train_samples),
+        }
+
+    def _check_settings(self, found: Checkpoint) -> None:
+        differing = [
+            f"{name} {found.extra[name]}, and this training has {value}"
+            for name, value in self._settings().items()
+            if found.extra.get(name, value) != value
+        ]
+        if differing:
+            raise StorageError(f"{found.path}: was written with {'; '.join(differing)}: it cannot go on from there")
+
+    def _write(self, folder: Path) -> None:
+        blobs = self.steps.checkpoint_blobs()
+        save_checkpoint(self.steps.workspace, blobs, folder, self.step, extra=self._settings())
+
+    def _check_state(self) -> None:
+        for name in self.steps.checkpoint_blobs():
+            array = self.steps.workspace.fetch_blob(name)
+            if array.dtype.kind in "fV" and not np.isfinite(array).all():
+                raise NonFiniteError(
+                    f"task {self.task.name!r}: {name} has a NaN or an infinity after step {self.step}; "
+                    f"stop_on_nan=True names the operator that makes it",
+                    blob=name,
+                    producer=f"step {self.step}",
+                )
 
     def _check(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():

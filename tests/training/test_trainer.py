@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dagexec.core.errors import DeviceError, NonFiniteError, OperatorError, SchemaError
+from dagexec.core.errors import (
+    ArgumentError,
+    DeviceError,
+    FeedError,
+    NonFiniteError,
+    OperatorError,
+    SchemaError,
+    StorageError,
+)
 from dagexec.training.checkpoint import latest_checkpoint
 from dagexec.training.optimizer import SGD, Adam
 from dagexec.training.task import TrainingTask
@@ -97,6 +105,92 @@ def test_a_loss_that_is_no_number_ends_the_training_and_leaves_the_last_checkpoi
         with pytest.raises(NonFiniteError, match="loss is nan in step 6"):
             trainer.train()
     assert latest_checkpoint(tmp_path) == saved
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["sim:0", "sim:1"]])
+def test_parameters_that_are_no_numbers_are_not_saved_though_the_loss_is_one(
+    devices: list[str], tmp_path: Path
+) -> None:
+    def spoil(report: StepReport) -> None:
+        if report.step == STEPS:
+            array = trainer.steps.workspace.fetch_blob("conv_w").copy()
+            array[0] = np.inf
+            trainer.steps.workspace.feed_blob("conv_w", array)
+
+    with Trainer(make_task(0), devices=devices, checkpoints=tmp_path, checkpoint_steps=2) as trainer:
+        if len(devices) > 1:
+            trainer.steps.collect()
+            trainer.steps.collect = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(NonFiniteError, match="conv_w has a NaN or an infinity after step 5"):
+            trainer.train(1, on_step=spoil)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "step-000000000002.minidb",
+        "step-000000000004.minidb",
+    ]
+
+
+def test_a_training_begun_anew_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
+    with Trainer(make_task(0), checkpoints=tmp_path) as trainer:
+        trainer.train(1)
+    with pytest.raises(StorageError, match=r"holds checkpoints of an earlier training, the newest step-0*5\.minidb"):
+        Trainer(make_task(0), checkpoints=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "seed", "message"),
+    [
+        (make_task(0), 1, "was written with seed 0, and this training has 1"),
+        (replace(make_task(0), batch_size=24), 0, "written with batch size 48, and this training has 24"),
+        (replace(make_task(0), name="other"), 0, "written with task small, and this training has other"),
+        (
+            replace(make_task(0), train={name: array[:96] for name, array in make_task(0).train.items()}),
+            0,
+            "written with samples 240, and this training has 96",
+        ),
+        (make_task(0, Adam(0.1)), 0, "is of another model: 'conv_w_first_moment' is missing"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(
+    task: TrainingTask, seed: int, message: str, tmp_path: Path
+) -> None:
+    with Trainer(make_task(0), checkpoints=tmp_path) as trainer:
+        trainer.train(1)
+    with pytest.raises(StorageError, match=message):
+        Trainer(task, seed=seed, checkpoints=tmp_path, resume=True)
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file: checkpoints cannot be written there"):
+        Trainer(make_task(0), checkpoints=tmp_path / "file")
+    with pytest.raises(StorageError, match="run: checkpoints cannot be written there"):
+        Trainer(make_task(0), checkpoints=tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["sim:0", "sim:1"]])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": np.zeros((240, 1, 9, 9), np.float32)}, r"'data': expected samples of shape \[1, 8, 8\].*\[1, 9, 9\]"),
+        ({"label": np.zeros((240, 1), np.int32)}, r"'label': expected samples of shape \[\].*found \[1\]"),
+        ({"weight": np.zeros(240)}, r"expected the inputs \['data', 'label'\], found \['data', 'label', 'weight'\]"),
+    ],
+)
+def test_samples_that_the_model_does_not_declare_are_refused(
+    devices: list[str], changes: dict[str, np.ndarray], message: str
+) -> None:
+    task = make_task(0)
+    train = {**task.train, **changes}
+    with Trainer(replace(task, train=train), devices=devices) as trainer, pytest.raises(FeedError, match=message):
+        trainer.train()
+    test = {**task.test, **{name: array[:100] for name, array in changes.items()}}
+    with Trainer(replace(task, test=test), devices=devices) as trainer, pytest.raises(FeedError, match=message):
+        trainer.evaluate()
+
+
+def test_an_unknown_reduction_is_named_for_one_device_too() -> None:
+    with pytest.raises(ArgumentError, match="reduction must be one of allreduce, tree, ring, found 'star'"):
+        Trainer(make_task(0), reduction="star")
 
 
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
