@@ -45,8 +45,6 @@ def accumulate(
             f"{label}: a sparse gradient of it has to be made dense, and it is overwritten, so the shape that this "
             f"would have is lost; write to another blob there"
         )
-    if len(slices) == len(parts) > 1:
-        return _dense(emitter, blob, _joined(emitter, blob, slices))
     dense = [_dense(emitter, blob, part) if isinstance(part, Slices) else part for part in parts]
     if len(dense) == 1:
         return dense[0]
