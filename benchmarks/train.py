@@ -34,6 +34,7 @@ from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import TimeObserver
 from dagexec.scheduler.simple import SimpleNet
 from dagexec.scheduler.simulate import Machine, predict, retimed
+from dagexec.training.gradients_apart import gradients_apart
 from dagexec.training.optimizer import SGD
 
 MODELS = (("lenet", 64), ("resnet50", 8))
@@ -131,7 +132,8 @@ def training_net(model: str, batch: int) -> tuple[Workspace, Any]:
     shape = [size or 0 for size in helper.inputs["data"].shape or ()]
     workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
     workspace.feed_blob("label", rng.integers(0, 10, batch).astype(np.int32))
-    return workspace, assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net
+    net = assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net
+    return workspace, gradients_apart(net)
 
 
 def timed(net: BaseNet) -> float:

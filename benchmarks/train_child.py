@@ -23,6 +23,7 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     from dagexec import Workspace, zoo
     from dagexec.core.model import Model
     from dagexec.passes.engine import assign_engine
+    from dagexec.training.gradients_apart import gradients_apart
     from dagexec.training.optimizer import SGD
 
     helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model])
@@ -36,7 +37,7 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
     workspace.feed_blob("label", rng.integers(0, classes, batch).astype(np.int32))
     net = workspace.create_net(
-        assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net,
+        gradients_apart(assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net),
         "simple" if threads == 1 else "dag",
         threads,
     )

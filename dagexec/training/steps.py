@@ -15,6 +15,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.ops.communication import CommonWorld, all_reduce
 from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, share_of
 from dagexec.training.engines import name_engines
+from dagexec.training.gradients_apart import gradients_apart
 from dagexec.training.measuring import Measuring, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
@@ -70,7 +71,8 @@ class LocalSteps:
         self.helper.create(self.workspace)
         if self._world is not None:
             self.workspace.create_blob(WORLD).value = self._world
-        self._net = with_nan_checks(self.helper.net) if stop_on_nan else self.helper.net
+        net = gradients_apart(self.helper.net)
+        self._net = with_nan_checks(net) if stop_on_nan else net
         self._activations = Workspace(self.workspace)
         self._measuring = Measuring(task, self.workspace, net_type, num_workers, device)
 

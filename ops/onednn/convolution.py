@@ -14,7 +14,17 @@ from dagexec.ops.layout import image_order
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.post_ops import append_post_ops
-from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, FORWARD_TRAINING, POST_OP, SRC, SRC_1, WEIGHTS, Descriptor
+from dagexec.ops.onednn.primitive import (
+    BIAS,
+    DST,
+    FORWARD_INFERENCE,
+    FORWARD_TRAINING,
+    POST_OP,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    Descriptor,
+)
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
 from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
 
