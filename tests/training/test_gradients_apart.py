@@ -20,7 +20,9 @@ SHAPES: dict[str, tuple[int, ...]] = {"x": (2, 3, 6, 6), "w": (4, 3, 3, 3), "dy"
 def _net(op_type: str, outputs: list[str], **arguments: ArgumentValue) -> tuple[NetDef, Workspace]:
     """A net of one gradient operator, and a workspace with what it reads."""
     workspace, rng = Workspace(), np.random.default_rng(3)
-    shapes = SHAPES if op_type.startswith("Conv") else {"x": (5, 7), "w": (4, 7), "dy": (5, 4)}
+    shapes = dict(SHAPES)
+    if op_type.startswith("FC"):
+        shapes = {"x": (5, 7), "w": (4, 7), "dy": (5, 4)}
     if op_type.startswith("FCTransposed"):
         shapes = shapes | {"w": (7, 4)}
     if op_type.startswith("ConvTranspose"):
