@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ def test_several_devices(cli: Cli, reduction: str) -> None:
         ([SCRIPT, "--device", "cuda:5"], "cuda:5"),
         ([SCRIPT, "--device", "sim:0", "--device", "sim:1", "--reduction", "star"], "one of allreduce, tree, ring"),
         ([SCRIPT, "--net-type", "diagonal"], "diagonal"),
+        ([SCRIPT, "--reduction", "star"], "one of allreduce, tree, ring"),
+        ([SCRIPT, "--checkpoint", SCRIPT], "small_task.py: checkpoints cannot be written there"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error(cli: Cli, arguments: list[object], message: str) -> None:
@@ -78,3 +81,33 @@ def test_a_script_without_a_task_is_refused(cli: Cli, tmp_path: Path, text: str,
     status, _out, err = cli("train", script)
     assert status == 2
     assert message in " ".join(err.split())
+
+
+@pytest.mark.parametrize(("name", "message"), [("curve.text", "ends in one of"), ("none/curve.png", "is not a folder")])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_training(
+    cli: Cli, tmp_path: Path, name: str, message: str
+) -> None:
+    status, _out, err = cli("train", SCRIPT, "--checkpoint", tmp_path / "run", "--plot", tmp_path / name)
+    assert status == 2
+    assert message in " ".join(err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_imports_what_is_beside_it(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_the_script.py").write_text(SCRIPT.read_text())
+    script = tmp_path / "script.py"
+    script.write_text("from beside_the_script import make_task")
+    status, out, err = cli("train", script, "--json", "--epochs", 0)
+    assert status == 0, err
+    assert json.loads(out)["steps"] == 0
+
+
+def test_a_training_begun_anew_in_a_folder_with_checkpoints_is_refused(cli: Cli, tmp_path: Path) -> None:
+    cli("train", SCRIPT, "--json", "--epochs", 1, "--checkpoint", tmp_path)
+    status, _out, err = cli("train", SCRIPT, "--epochs", 1, "--checkpoint", tmp_path)
+    assert status == 2
+    assert "holds checkpoints of an earlier training" in " ".join(err.split())
+    status, _out, err = cli("train", SCRIPT, "--seed", 3, "--checkpoint", tmp_path, "--resume")
+    assert status == 2
+    assert "was written with seed 0, and this training has 3" in " ".join(err.split())

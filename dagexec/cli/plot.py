@@ -106,6 +106,17 @@ def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list[An
     return figure, [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
 
 
+def check_picture(path: Path) -> None:
+    """Raise DagexecError when no picture can be drawn to `path`: before hours of work that would end in one."""
+    figure, _ = new_figure(1, 1)
+    kinds = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.removeprefix(".").lower()
+    if kind and kind not in kinds:
+        raise DagexecError(f"{path}: cannot be drawn: expected a name that ends in one of {', '.join(sorted(kinds))}")
+    if not path.parent.is_dir():
+        raise DagexecError(f"{path}: cannot be drawn: {path.parent} is not a folder")
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write the picture. Raises DagexecError when that cannot be done."""
     try:

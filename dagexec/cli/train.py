@@ -6,10 +6,10 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ from dagexec import tasks
 from dagexec.cli.feeds import JsonOption, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
+from dagexec.cli.plot import check_picture
 from dagexec.core.errors import ModelFormatError
 from dagexec.ops.communication import CommonWorld
 from dagexec.training.task import TrainingTask
@@ -77,6 +78,8 @@ def train_command(
     """Train TASK, and measure on the samples that are held out."""
     if resume and checkpoint is None:
         raise ModelFormatError("--resume needs the folder of the checkpoints: --checkpoint DIR")
+    if plot is not None:
+        check_picture(plot)
     found = _read_task(task, seed)
     curve = Curve()
     with _ranks(rank_timeout) as world:
@@ -113,8 +116,6 @@ def train_command(
             steps = trainer.step
     if not first:
         return
-    if plot is not None:
-        curve.plot(found.name, plot)
     seconds = time.perf_counter() - started
     rate = (steps - begun_at) * found.batch_size / curve.seconds if curve.seconds else 0.0
     summary = {
@@ -129,13 +130,23 @@ def train_command(
     }
     if as_json:
         print_json(summary)
-        return
-    title = f"{found.name}: {steps} steps, {rate:,.0f} {found.unit}/s, {seconds:.1f} s"
+    else:
+        _print_table(found, summary, curve.last_epoch(), measured)
+    if plot is not None:
+        curve.plot(found.name, plot)
+
+
+def _print_table(
+    task: TrainingTask, summary: Mapping[str, Any], trained: Mapping[str, float], measured: Mapping[str, float]
+) -> None:
+    """The metrics of the last epoch and of the samples held out."""
+    rate = summary[f"{task.unit}_per_second"]
+    title = f"{task.name}: {summary['steps']} steps, {rate:,.0f} {task.unit}/s, {summary['seconds']:.1f} s"
     table = Table(title=Text(title, "table.title"))
     for column in ("metric", "last epoch", "held out"):
         table.add_column(column)
-    for name in {**curve.last_epoch(), **measured}:
-        cells = (values.get(name) for values in (curve.last_epoch(), measured))
+    for name in {**trained, **measured}:
+        cells = (values.get(name) for values in (trained, measured))
         table.add_row(name, *("" if value is None else f"{value:.4f}" for value in cells))
     Console().print(table)
 
@@ -146,6 +157,9 @@ def _read_task(task: str, seed: int) -> TrainingTask:
         return tasks.make(task, seed)
     if not Path(task).is_file():
         raise ModelFormatError(f"{task}: there is no such script")
+    folder = str(Path(task).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python SCRIPT` does: it imports what is beside it
     make = runpy.run_path(task, run_name="dagexec_task").get("make_task")
     if not callable(make):
         raise ModelFormatError(f"{task}: expected a function `make_task(seed)` that returns a TrainingTask")
