@@ -31,16 +31,20 @@ class MomentumRule(Rule):
 
     def apply(self, piece: Piece) -> None:
         """The formulas of the class."""
-        (momentum,), (step,), (kept,) = piece.state, piece.extras, piece.scratch
+        (momentum,), (step,) = piece.state, piece.extras
         assert step is not None
-        np.multiply(momentum, self._momentum, out=kept)
-        np.multiply(piece.grad, self.rate, out=momentum)
-        np.add(momentum, kept, out=momentum)
         if self._nesterov:
+            (kept,) = piece.scratch
+            np.multiply(momentum, self._momentum, out=kept)
+            np.multiply(piece.grad, self.rate, out=momentum)
+            np.add(momentum, kept, out=momentum)
             np.multiply(momentum, self._ahead, out=step)
             np.subtract(step, kept, out=step)
         else:
-            np.copyto(step, momentum)
+            np.multiply(momentum, self._momentum, out=momentum)
+            np.multiply(piece.grad, self.rate, out=step)
+            np.add(step, momentum, out=step)
+            np.copyto(momentum, step)
         if piece.param is not None:
             np.subtract(piece.param, step, out=piece.param)
 
