@@ -76,6 +76,8 @@ def save_checkpoint(
     if db_type not in database_types():
         raise StorageError(f"database type {db_type!r} is unknown; expected one of {', '.join(database_types())}")
     path = Path(folder) / f"step-{step:012d}.{db_type}"
+    if path.is_dir() and not _is_whole(path):  # a file is replaced whatever is in it; a damaged lmdb cannot be opened
+        _remove(path)
     state = json.dumps({"version": 1, "step": step, "blobs": list(blobs), "extra": dict(extra or {})})
     tensors = ((name, _values(workspace, name)) for name in blobs)
     write_blobs(db_type, path, tensors, strings={STATE_RECORD: state.encode()})

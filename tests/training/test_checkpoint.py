@@ -82,6 +82,16 @@ def test_the_newest_ones_are_kept(db_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("db_type", TYPES)
+@pytest.mark.parametrize("place", [0, 17, 200])
+def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(db_type: str, place: int, tmp_path: Path) -> None:
+    damage(save(tmp_path, 3, db_type), place)
+    assert latest_checkpoint(tmp_path) is None
+    again = save(tmp_path, 3, db_type)
+    assert latest_checkpoint(tmp_path) == again
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("db_type", TYPES)
 def test_what_was_saved_just_now_stays_beside_checkpoints_of_later_steps(db_type: str, tmp_path: Path) -> None:
     for step in (100, 101, 7):
         path = save(tmp_path, step, db_type)
