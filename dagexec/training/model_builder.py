@@ -115,7 +115,10 @@ class ModelBuilder:
         return self.scopes.parameter_sharing(mapping)
 
     def add_input(self, name: str, shape: Sequence[int | None], dtype: TypeMeta = FLOAT32) -> str:
-        """Declare a blob that is fed before each run. A size of None may be anything."""
+        """Declare a blob that is fed before each run. A size of None may be anything.
+
+        Raises SchemaError when the name is taken.
+        """
         name = self.scopes.scoped(name)
         self._check_new(name)
         self.inputs[name] = InputInfo(dtype, tuple(shape))
@@ -178,10 +181,19 @@ class ModelBuilder:
     def add_operator(
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue
     ) -> str:
-        """Add any operator to the net and return its first output. An output with the name of an input is that blob."""
+        """Add any operator to the net and return its first output. An output with the name of an input is that blob.
+
+        Raises SchemaError for an output that is a parameter or a state which the operator does not read.
+        """
         read = [self.blob(name) for name in inputs]
         in_place = dict(zip(inputs, read, strict=True))
         written = [in_place.get(name) or self.scopes.scoped(name) for name in outputs]
+        for name in written:
+            if name not in read and any(name in group for group in self._kept()):
+                raise SchemaError(
+                    f"model {self.name!r}: {op_type} would overwrite {name!r}, which is a parameter or a state; "
+                    f"choose another name for its output"
+                )
         definition = _definition(op_type, read, written, arguments)
         self._place(definition)
         self.net.op.append(definition)
@@ -227,11 +239,14 @@ class ModelBuilder:
         return name in self._written or any(name in group for group in self._declared())
 
     def _check_new(self, name: str) -> None:
-        if any(name in group for group in self._declared()):
+        if self._exists(name):
             raise SchemaError(f"model {self.name!r}: blob {name!r} exists already")
 
     def _declared(self) -> Iterable[Collection[str]]:
-        return (self.inputs, self.parameters, self.computed_parameters, self.states)
+        return (self.inputs, *self._kept())
+
+    def _kept(self) -> Iterable[Collection[str]]:
+        return (self.parameters, self.computed_parameters, self.states)
 
 
 def _definition(

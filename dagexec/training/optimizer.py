@@ -37,8 +37,8 @@ class Optimizer(ABC):
             does not exceed this; None for no limit. Pascanu et al., 2013, arXiv:1211.5063.
         deduplicate: rows of a sparse gradient that have one index are added up before the update, which then is that of
             a dense gradient on these rows. Without it each is applied on its own, in order, as in Caffe2.
-        multipliers: factors of the learning rate by tag, or by name, of a parameter; those that fit are multiplied.
-            Parameters whose factor is 0 stay as they are.
+        multipliers: factors of the learning rate, at least 0, by tag, or by name, of a parameter; those that fit are
+            multiplied. Parameters whose factor is 0 stay as they are.
     """
 
     takes_sparse: ClassVar[bool] = True
@@ -58,12 +58,18 @@ class Optimizer(ABC):
         norm = self.max_gradient_norm
         if norm is not None and not 0 < norm < math.inf:
             raise SchemaError(f"{type(self).__name__}: max_gradient_norm must be above 0, found {norm:g}")
+        for name, factor in self.multipliers.items():
+            if not 0 <= factor < math.inf:
+                raise SchemaError(
+                    f"{type(self).__name__}: the multiplier of {name!r} must be at least 0 and finite, found {factor:g}"
+                )
 
     def add_updates(self, helper: ModelHelper, parameters: Sequence[str] | None = None) -> None:
         """Append the updates of `parameters`, by default of all that have a gradient, to the net of `helper`.
 
         May be called again for other parameters, with the same optimiser or another. Raises GradientError when
-        `helper.add_gradient_operators` was not called yet, and for a parameter without gradient, which it names.
+        `helper.add_gradient_operators` was not called yet, and for a parameter without gradient, which it names;
+        SchemaError for a parameter that has an update already, and for a multiplier of what the model does not have.
         """
         gradients = helper.params_to_grad
         chosen = list(gradients if parameters is None else parameters)
@@ -71,6 +77,8 @@ class Optimizer(ABC):
         if missing:
             raise GradientError(f"model {helper.name!r}: no gradient leads to {missing}; there are {list(gradients)}")
         net = UpdateNet(helper)
+        net.require_first_updates(chosen)
+        net.require_known(self.multipliers)
         trained = [net.trained(name, gradients[name], self.multipliers) for name in chosen]
         trained = [one for one in trained if one.multiplier != 0]
         if self.weight_decay:

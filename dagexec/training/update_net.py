@@ -20,7 +20,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.ops.optimize.policies import Policy
 from dagexec.training.fillers import constant
-from dagexec.training.model_builder import WEIGHT
+from dagexec.training.model_builder import BIAS, WEIGHT
 from dagexec.training.model_helper import ModelHelper
 
 
@@ -67,6 +67,26 @@ class UpdateNet:
             for blob in definition.output
         }
         self.iteration = helper.iteration()
+
+    def require_first_updates(self, parameters: Sequence[str]) -> None:
+        """Raise SchemaError for a parameter that is there twice, or that an operator behind the counter writes."""
+        operators = self._helper.net.op
+        begin = next((index for index, made in enumerate(operators) if self.iteration in made.output), len(operators))
+        updated = {blob for definition in operators[begin:] for blob in definition.output}
+        repeated = [name for index, name in enumerate(parameters) if name in updated or name in parameters[:index]]
+        if repeated:
+            raise SchemaError(f"model {self._helper.name!r}: there is an update of {repeated} already")
+
+    def require_known(self, multipliers: Mapping[str, float]) -> None:
+        """Raise SchemaError for a key that is neither a parameter, nor a tag of one, nor one of the usual tags."""
+        known = {WEIGHT, BIAS, *self._helper.params}
+        known.update(tag for name in self._helper.params for tag in self._helper.tags_of(name))
+        unknown = sorted(multipliers.keys() - known)
+        if unknown:
+            raise SchemaError(
+                f"model {self._helper.name!r}: multipliers of {unknown}, which are no parameters and no tags of any; "
+                f"there are {sorted(known)}"
+            )
 
     def trained(self, name: str, grad: Gradient, multipliers: Mapping[str, float]) -> Trained:
         """A parameter, with what the init net says of it. Raises SchemaError when that does not make it."""

@@ -149,3 +149,23 @@ def test_mistakes_are_refused_with_the_name_of_the_blob() -> None:
         helper.model(["nothing"])
     with pytest.raises(SchemaError, match="NCHW or NHWC, found 'HWCN'"):
         ModelHelper("order", order="HWCN")
+
+
+def test_a_name_is_either_an_output_or_declared() -> None:
+    helper = ModelHelper("m")
+    x = helper.add_input("x", (4, 3))
+    helper.relu(x, "fc_w")
+    with pytest.raises(SchemaError, match="blob 'fc_w' exists already"):
+        helper.fc(x, "fc", 3, 2)
+    with pytest.raises(SchemaError, match="blob 'fc_w' exists already"):
+        helper.add_input("fc_w", (1,))
+
+
+def test_an_operator_may_only_overwrite_a_parameter_that_it_reads() -> None:
+    helper = ModelHelper("m")
+    x = helper.add_input("x", (4, 3))
+    helper.fc(x, "fc", 3, 2)
+    with pytest.raises(SchemaError, match="Relu would overwrite 'fc_w', which is a parameter"):
+        helper.relu(x, "fc_w")
+    assert helper.clip("fc_w", "fc_w", -1, 1) == "fc_w"
+    assert helper.relu(x, x) == x

@@ -393,6 +393,8 @@ def test_a_parameter_without_gradient_is_named() -> None:
         (lambda: SGD(0.1, lars=-1), "SGD: lars must be"),
         (lambda: SGD(0.1, weight_decay=math.inf), "SGD: weight_decay must be"),
         (lambda: SGD(0.1, max_gradient_norm=0.0), "SGD: max_gradient_norm must be above 0, found 0"),
+        (lambda: SGD(0.1, multipliers={"bias": math.nan}), "SGD: the multiplier of 'bias' must be .* found nan"),
+        (lambda: Adam(0.1, multipliers={"bias": -2.0}), "Adam: the multiplier of 'bias' must be .* found -2"),
         (lambda: Adam(0.1, epsilon=-1), "Adam: epsilon must be"),
         (lambda: Adam(0.1, row_wise=True, rectified=True), "row_wise and rectified do not go together"),
         (lambda: YellowFin(0.1, policy=Exp(0.5)), "it tunes the learning rate itself; found policy 'exp'"),
@@ -401,6 +403,25 @@ def test_a_parameter_without_gradient_is_named() -> None:
 def test_numbers_that_make_no_sense_are_refused(make: Any, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         make()
+
+
+def test_a_parameter_is_updated_once() -> None:
+    helper, _ = classifier()
+    first, *rest = helper.params
+    with pytest.raises(SchemaError, match=f"there is an update of \\['{first}'\\] already"):
+        SGD(0.1).add_updates(helper, [first, *rest, first])
+    SGD(0.1).add_updates(helper, [first])
+    length = len(helper.net.op)
+    with pytest.raises(SchemaError, match=f"there is an update of \\['{first}'\\] already"):
+        Adam(0.1).add_updates(helper)
+    assert len(helper.net.op) == length
+    Adam(0.1).add_updates(helper, rest)
+
+
+def test_multipliers_are_of_parameters_and_tags_that_the_model_has() -> None:
+    helper, _ = classifier()
+    with pytest.raises(SchemaError, match=r"multipliers of \['biases'\].*'bias'"):
+        SGD(0.1, multipliers={"biases": 2.0}).add_updates(helper)
 
 
 def test_a_policy_that_does_not_go_with_the_rate_is_refused_when_updates_are_added() -> None:
