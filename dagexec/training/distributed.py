@@ -7,11 +7,13 @@ sum over the ranks is the gradient of the whole batch, and every rank makes the 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dagexec.core.errors import CommunicationError, GradientError
+from dagexec.core.proto import NetDef
 from dagexec.core.threads import ThreadWait, threads
 from dagexec.core.workspace import Workspace
 from dagexec.ops.communication import CommonWorld, all_gather, broadcast
@@ -27,6 +29,16 @@ BUCKET_BYTES = 1 << 20
 def share_of(rank: int, size: int, samples: int) -> slice:
     """The samples of a batch that rank `rank` of `size` works on; they differ by one sample at most."""
     return slice(samples * rank // size, samples * (rank + 1) // size)
+
+
+def draw_for_rank(net: NetDef, rank: int) -> None:
+    """Have operators that draw random numbers, such as Dropout, draw others on every rank than on rank 0."""
+    if rank == 0:
+        return
+    for definition in net.op:
+        if definition.device_option.HasField("random_seed"):
+            seed = f"{definition.device_option.random_seed}/rank {rank}"
+            definition.device_option.random_seed = zlib.crc32(seed.encode())
 
 
 def add_all_reduce(helper: ModelHelper, *, bucket_bytes: int = BUCKET_BYTES, algorithm: str = "ring") -> int:

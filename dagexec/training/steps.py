@@ -13,7 +13,7 @@ from dagexec.core.errors import SchemaError
 from dagexec.core.gradient import fill_like
 from dagexec.core.workspace import Workspace
 from dagexec.ops.communication import CommonWorld, all_reduce
-from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, share_of
+from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, draw_for_rank, share_of
 from dagexec.training.engines import name_engines
 from dagexec.training.gradients_apart import gradients_apart
 from dagexec.training.measuring import Measuring, scalar
@@ -29,7 +29,8 @@ class LocalSteps:
 
     Attributes:
         helper: the model, with gradients and updates.
-        workspace: parameters and state; activations are in a workspace of their own below it.
+        workspace: parameters and state.
+        activations: what a step computes besides; a workspace below that one.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class LocalSteps:
         with self.helper.device_scope(device):
             task.build_inputs(self.helper, self._share.stop - self._share.start)
             results = task.build_forward(self.helper)
+            draw_for_rank(self.helper.net, rank)
             if device == CPU:
                 name_engines(self.helper.net)
             self.helper.add_gradient_operators(
@@ -73,7 +75,7 @@ class LocalSteps:
             self.workspace.create_blob(WORLD).value = self._world
         net = gradients_apart(self.helper.net)
         self._net = with_nan_checks(net) if stop_on_nan else net
-        self._activations = Workspace(self.workspace)
+        self.activations = Workspace(self.workspace)
         self._measuring = Measuring(task, self.workspace, net_type, num_workers, device)
 
     def checkpoint_blobs(self) -> list[str]:
@@ -95,11 +97,11 @@ class LocalSteps:
         """
         check_batch(self.helper.inputs, batch)
         for name, array in batch.items():
-            self._activations.feed_blob(name, array[self._share])
-        if self._net.name not in self._activations.nets:
-            self._activations.create_net(self._net, self._net_type, self._workers)
-        self._activations.run_net(self._net.name)
-        values = np.array([scalar(self._activations, blob) for blob in self._metrics.values()])
+            self.activations.feed_blob(name, array[self._share])
+        if self._net.name not in self.activations.nets:
+            self.activations.create_net(self._net, self._net_type, self._workers)
+        self.activations.run_net(self._net.name)
+        values = np.array([scalar(self.activations, blob) for blob in self._metrics.values()])
         if self._world is not None:
             values *= self._weight
             all_reduce(self._world, values)
@@ -112,8 +114,8 @@ class LocalSteps:
     def close(self) -> None:
         """Close the nets."""
         self._measuring.close()
-        for name in self._activations.nets:
-            self._activations.delete_net(name)
+        for name in self.activations.nets:
+            self.activations.delete_net(name)
 
     def _loss_gradients(self, losses: list[str]) -> dict[str, str | None]:
         """The gradients of the losses: the share of the samples that this rank has."""

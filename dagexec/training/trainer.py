@@ -86,8 +86,9 @@ class Trainer:
         Without `resume` there must be none, so that a training begun anew does not mix with an earlier one. One of
         another model, seed, batch size or number of samples is refused: the order of the samples depends on them.
         Checkpoints go to the folder `checkpoints`, every `checkpoint_steps` steps (by default after every epoch) and at
-        the end. With `stop_on_nan` a NaN ends the training at the operator that made it, before anything is updated;
-        else one in a metric does, after the step. With a `world` this is one rank of several.
+        the end. With `stop_on_nan` a NaN ends the training at the operator that made it, before anything reads it; else
+        one in a metric does, after the step, or one in a parameter, when it would be saved. With a `world` this is one
+        rank of several.
         On several `devices`, gradients meet by `reduction`, and a step may go through `iter_size` micro-batches on
         each: see `data_parallel.parallelize`; neither goes together with several ranks or `stop_on_nan`.
         Raises DeviceError for a device that is not here, CommunicationError when ranks begin with different parameters,
