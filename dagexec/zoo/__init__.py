@@ -11,6 +11,7 @@ import difflib
 
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
+from dagexec.ops.layout import NCHW
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo import (
     densenet,
@@ -80,16 +81,19 @@ def build_training(
     classes: int | None = None,
     image_size: int | None = None,
     channels: int | None = None,
+    order: str = NCHW,
 ) -> ModelHelper:
     """The model `name` for training, without gradients yet.
 
     Inputs are `data` (batch_size x channels x image_size x image_size) and `label` (batch_size, int32); `loss`,
-    `accuracy` and `softmax` are computed from them. What is not given is as published.
-    Raises ModelFormatError as `build` does, and for images that the network does not fit.
+    `accuracy` and `softmax` are computed from them. With `order` NHWC images, activations and filters have their
+    channels last, which is the faster on processors. What is not given is as published.
+    Raises ModelFormatError as `build` does, and for images that the network does not fit; SchemaError for another
+    order.
     """
     found = architecture(name)
     _check_batch_size(name, batch_size)
-    return found.training(batch_size, seed, channels=channels, size=image_size, classes=classes)
+    return found.training(batch_size, seed, channels=channels, size=image_size, classes=classes, order=order)
 
 
 def _check_batch_size(name: str, batch_size: int) -> None:

@@ -12,17 +12,25 @@ from dataclasses import dataclass, replace
 from dagexec.core.dtypes import INT32
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
+from dagexec.ops.layout import NCHW
 from dagexec.training.fillers import Filler
 from dagexec.training.model_helper import ModelHelper
 
 
 @dataclass(frozen=True)
 class Images:
-    """What a network classifies: images of `channels` x `size` x `size`, in so many classes."""
+    """What a network classifies: images of `channels` x `size` x `size`, in so many classes; `order` NCHW or NHWC."""
 
     channels: int
     size: int
     classes: int
+    order: str = NCHW
+
+    def axes(self, batch: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Something of each axis, as the order has them."""
+        if self.order == NCHW:
+            return batch, channels, height, width
+        return batch, height, width, channels
 
 
 @dataclass(frozen=True)
@@ -57,15 +65,19 @@ class Architecture:
         channels: int | None = None,
         size: int | None = None,
         classes: int | None = None,
+        order: str = NCHW,
     ) -> ModelHelper:
         """For training: from `data` and `label` (batch_size, int32) to `softmax`, `loss` and `accuracy`.
 
-        What is not given is as published. Raises ModelFormatError for images that the network does not fit.
+        With `order` NHWC images, activations and filters have their channels last. What is not given is as published.
+        Raises ModelFormatError for images that the network does not fit, and SchemaError for another order.
         """
         given = {"channels": channels, "size": size, "classes": classes}
-        images = replace(self.images, **{name: value for name, value in given.items() if value is not None})
+        images = replace(
+            self.images, order=order, **{name: value for name, value in given.items() if value is not None}
+        )
         self._check(images)
-        helper = ModelHelper(self.name, seed=seed, training=True)
+        helper = ModelHelper(self.name, seed=seed, order=order, training=True)
         data = self._data(helper, batch_size, images)
         self.add_training_layers(helper, data, helper.add_input("label", (batch_size,), INT32), images)
         return helper
@@ -89,7 +101,7 @@ class Architecture:
             )
 
     def _data(self, helper: ModelHelper, batch_size: int, images: Images) -> str:
-        return helper.add_input("data", (batch_size, images.channels, images.size, images.size))
+        return helper.add_input("data", images.axes(batch_size, images.channels, images.size, images.size))
 
 
 def stand_in(helper: ModelHelper, filler: Filler, start: Filler | None = None) -> Filler | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dagexec.ops.layout import NCHW
 from dagexec.training.fillers import gaussian, he_normal, lecun_normal, uniform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images, stand_in
@@ -30,7 +31,7 @@ class _Feature:
 
 def _layers(helper: ModelHelper, x: str, images: Images) -> str:
     """A convolution, two reduction cells, three stages of cells, global pooling, dropout and a classifier."""
-    cells = _Cells(helper)
+    cells = _Cells(helper, images)
     x = helper.conv(x, "conv0", images.channels, _STEM, kernel=3, stride=2, bias=False)
     stem = _Feature(helper.spatial_bn(x, "conv0_bn", _STEM, epsilon=1e-3), _STEM, (images.size - 3) // 2 + 1)
     previous, current = stem, cells.first_stem(stem, "stem0", _FILTERS // 4)
@@ -53,8 +54,9 @@ def _layers(helper: ModelHelper, x: str, images: Images) -> str:
 class _Cells:
     """The cells and their operations, added to a model helper."""
 
-    def __init__(self, helper: ModelHelper) -> None:
+    def __init__(self, helper: ModelHelper, images: Images) -> None:
         self.helper = helper
+        self._images = images
 
     def normal(self, previous: _Feature, current: _Feature, name: str, filters: int) -> _Feature:
         """Five blocks at one size, and what came from the cell before (figure 4, left)."""
@@ -108,11 +110,16 @@ class _Cells:
         helper, blob = self.helper, self.helper.relu(x.blob, f"{name}_relu")
         half = filters // 2
         even = helper.conv(blob, f"{name}_even", x.channels, half, kernel=1, stride=2, bias=False)
-        shifted = helper.add_operator("Slice", [blob], [f"{name}_shifted"], starts=[0, 0, 1, 1], ends=[-1, -1, -1, -1])
-        weight = helper.add_parameter(f"{name}_odd_w", (half, x.channels, 1, 1), he_normal(x.channels))
+        images = self._images
+        first = list(images.axes(0, 0, 1, 1))
+        shifted = helper.add_operator("Slice", [blob], [f"{name}_shifted"], starts=first, ends=[-1, -1, -1, -1])
+        filters_shape = images.axes(half, x.channels, 1, 1)
+        weight = helper.add_parameter(f"{name}_odd_w", filters_shape, he_normal(x.channels))
+        arguments: dict[str, int | str] = {} if images.order == NCHW else {"order": images.order}
         odd = helper.add_operator(
-            "Conv", [shifted, weight], [f"{name}_odd"], kernel=1, stride=2, pad_t=0, pad_l=0, pad_b=1, pad_r=1
-        )
+            "Conv", [shifted, weight], [f"{name}_odd"],
+            kernel=1, stride=2, pad_t=0, pad_l=0, pad_b=1, pad_r=1, **arguments,
+        )  # fmt: skip
         joined = helper.concat([even, odd], f"{name}_joined")
         return _Feature(self._bn(joined, name, filters), filters, (x.size + 1) // 2)
 

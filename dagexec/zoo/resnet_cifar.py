@@ -21,7 +21,7 @@ def _layers(helper: ModelHelper, x: str, images: Images) -> str:
     x = helper.relu(x, x)
     for stage, width in enumerate(_WIDTHS, start=2):
         for block in range(_BLOCKS):
-            x = _block(helper, x, f"res{stage}_{block}", dim, width)
+            x = _block(helper, x, f"res{stage}_{block}", dim, width, images)
             dim = width
     x = helper.global_average_pool(x, "pool")
     return helper.fc(x, "pred", dim, images.classes, weight_init=gaussian(0.1))
@@ -36,21 +36,21 @@ def _conv_bn(
     return helper.spatial_bn(x, f"{name}_bn", dim_out, scale_init=last_scale if last else None)
 
 
-def _block(helper: ModelHelper, x: str, name: str, dim_in: int, width: int) -> str:
+def _block(helper: ModelHelper, x: str, name: str, dim_in: int, width: int, images: Images) -> str:
     stride = width // dim_in
     branch = _conv_bn(helper, x, f"{name}_branch2a", dim_in, width, stride=stride)
     branch = helper.relu(branch, branch)
     branch = _conv_bn(helper, branch, f"{name}_branch2b", width, width, last=True)
-    shortcut = x if stride == 1 else _halved(helper, x, f"{name}_branch1", dim_in, width)
+    shortcut = x if stride == 1 else _halved(helper, x, f"{name}_branch1", dim_in, width, images)
     total = helper.sum([branch, shortcut], branch)
     return helper.relu(total, total)
 
 
-def _halved(helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int) -> str:
+def _halved(helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, images: Images) -> str:
     """Every other pixel of each row and column, with channels of zeros on both sides."""
     picked = helper.average_pool(x, f"{name}_picked", kernel=1, stride=2)
     before = (dim_out - dim_in) // 2
-    pads = [0, before, 0, 0, 0, dim_out - dim_in - before, 0, 0]
+    pads = [*images.axes(0, before, 0, 0), *images.axes(0, dim_out - dim_in - before, 0, 0)]
     return helper.add_operator("Pad", [picked], [name], pads=pads)
 
 

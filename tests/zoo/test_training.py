@@ -81,6 +81,30 @@ def test_batches_sizes_channels_and_classes_can_be_chosen() -> None:
     assert helper.parameters["pred_w"] == (7, 64)
 
 
+@pytest.mark.parametrize("name", ["resnet20", "mobilenet_v2", "nasnet_a"])
+def test_with_channels_last_a_network_is_the_same(name: str) -> None:
+    """The same images and parameters, with their axes in the other order, give the same loss and gradients."""
+    planes, last = (
+        zoo.build_training(name, 2, classes=4, image_size=max(64, zoo.architecture(name).least_size), order=order)
+        for order in ("NCHW", "NHWC")
+    )
+    results, gradients = [], []
+    one, other = fed(planes, 4), Workspace()
+    last.create(other)
+    for blob in [*planes.checkpoint_blobs(), "data", "label"]:
+        value = one.fetch_blob(blob)
+        other.feed_blob(blob, np.ascontiguousarray(np.moveaxis(value, 1, -1)) if value.ndim == 4 else value)
+    assert last.inputs["data"].shape == other.fetch_blob("data").shape
+    for helper, workspace in ((planes, one), (last, other)):
+        found = helper.add_gradient_operators(["loss"])
+        workspace.run_net_once(helper.net)
+        results.append(workspace.fetch_blob("loss"))
+        gradients.append(workspace.fetch_blob(str(found[helper.params[0]])))
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
+    expected = np.moveaxis(gradients[0], 1, -1)
+    assert np.linalg.norm(gradients[1] - expected) < 0.03 * np.linalg.norm(expected), "of few images it is sensitive"
+
+
 def test_the_seed_decides_what_a_training_starts_from() -> None:
     values = []
     for seed in (1, 1, 2):
