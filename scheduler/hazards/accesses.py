@@ -173,6 +173,7 @@ def named_accesses(graph: Graph) -> Accesses:
         for name in definition.input:
             found.read(index, [blob(viewed) for viewed in _origins(name, origin)])
         found.write(index, [blob(name) for name in definition.output])
+        found.write(index, [blob(definition.input[place]) for place in _mutated(graph, index)])
         found.take_turns(index, _argued_turns(graph, index))
     found.order_controls(graph)
     return found.finished()
@@ -283,11 +284,18 @@ def prepared_accesses(
                 if place == 0:
                     written.difference_update(number for part in silent.kept_parts for number in resources(part))
                 found.write(index, sorted(written))
+        for place in _mutated(graph, index):
+            found.write(index, resources(id(operator.input_blobs[place])))
         for number in memory.working[index]:
             found.write(index, resources(number))
         found.take_turns(index, turns_of(operator))
     found.order_controls(graph)
     return found.finished()
+
+
+def _mutated(graph: Graph, index: int) -> list[int]:
+    """The inputs whose object operator `index` changes without naming it as an output."""
+    return [place for place in graph.schemas[index].mutates if place < len(graph.operators[index].input)]
 
 
 def turns_of(operator: Operator) -> list[str]:

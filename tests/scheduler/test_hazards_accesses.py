@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,17 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
 from dagexec.core.sim import simulated
+from dagexec.ops.communication import ThreadGroup
 from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.chains import single_operator_chains
 from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.hazards import Accesses, check_net, named_accesses, prepared_accesses
+from dagexec.scheduler.hazards import Accesses, check_net, check_plan, named_accesses, prepared_accesses
 from dagexec.scheduler.hazards.accesses import region_of
 from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.synchronisation import synchronise
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
@@ -235,3 +240,26 @@ def test_memory_of_a_device_is_told_from_other_memory() -> None:
     assert regions[0].low == regions[2].low != getattr(regions[1], "low", None)
     assert regions[0].high - regions[0].low == 16
     assert region_of(Blob("empty")) is None
+
+
+def test_an_object_that_an_operator_changes_counts_as_written() -> None:
+    """Two collectives of one world have nothing else in common, and must not be swapped."""
+    net_def = NetDef(
+        name="collectives",
+        op=[operator_def("Broadcast", ["world", "a"], ["a"]), operator_def("Broadcast", ["world", "b"], ["b"])],
+    )
+    workspace = workspace_with({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)})
+    workspace.create_blob("world").value = ThreadGroup(1).join(0)
+    with DAGNet(net_def, workspace, num_workers=2) as net:
+        for accesses in (named_accesses(net.graph), prepared(net)):
+            assert [touched(accesses, index)[1] for index in range(2)] == [
+                {"blob 'world'", "blob 'a'"},
+                {"blob 'world'", "blob 'b'"},
+            ]
+        assert check_net(net).holds
+        assert len(net.plan.chains) == 1
+        none: tuple[tuple[int, ...], ...] = ((), ())
+        loose = replace(net.graph, parents=none, children=none, reduced_parents=none, reduced_children=none)
+        plan = build_plan(loose, [1.0, 1.0], single_operator_chains(loose))
+        unordered = check_plan(plan, synchronise(plan, [()] * 2), accesses).unordered
+        assert ["'world'" in str(found) for found in unordered] == [True]
