@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import NetDef, OperatorDef
 
 _RESULTS = {"Dropout": 1, "SpatialBN": 1, "InstanceNorm": 1, "GroupNorm": 1, "LayerNorm": 1, "LSTM": 3, "GRU": 2}
 """How many outputs of these operators are results; those behind them are for training."""
+
+_WITH_LOSS: Mapping[str, Mapping[str, int]] = {
+    "SoftmaxWithLoss": {},
+    "SpatialSoftmaxWithLoss": {"axis": 1, "single_axis": 1},
+}
+"""Operators that compute a softmax along with a loss, and the arguments of the Softmax that computes the same."""
 
 
 def prediction_net(net: NetDef, operators: int | None, outputs: Sequence[str]) -> NetDef:
@@ -42,10 +48,11 @@ def _inputs_in_order(net: NetDef, needed: set[str]) -> list[str]:
 def _in_test_mode(definition: OperatorDef, needed: set[str]) -> OperatorDef:
     made = OperatorDef()
     made.CopyFrom(definition)
-    if made.type == "SoftmaxWithLoss" and made.output[1] not in needed:
+    if made.type in _WITH_LOSS and made.output[1] not in needed:
+        axes = [arg for arg in definition.arg if arg.name == "axis" and made.type == "SoftmaxWithLoss"]
+        axes += [make_argument(name, value) for name, value in _WITH_LOSS[made.type].items()]
         made.type = "Softmax"
         del made.input[1:], made.output[1:]
-        axes = [arg for arg in definition.arg if arg.name == "axis"]
         del made.arg[:]
         made.arg.extend(axes)
     results = _RESULTS.get(made.type, len(made.output))
@@ -54,6 +61,8 @@ def _in_test_mode(definition: OperatorDef, needed: set[str]) -> OperatorDef:
     for arg in made.arg:
         if arg.name == "is_test":
             arg.CopyFrom(make_argument("is_test", 1))
+    if made.type == "SpatialBN":
+        del made.input[5:]
     if made.type == "Dropout":
         del made.input[1:]
         made.device_option.ClearField("random_seed")

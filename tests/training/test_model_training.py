@@ -293,6 +293,30 @@ def test_the_model_for_inference_has_the_trained_values_and_neither_labels_nor_l
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+def test_the_model_for_inference_has_no_labels_of_pixels_and_no_sums_over_devices() -> None:
+    helper = ModelHelper("m", training=True)
+    data = helper.add_input("data", (2, 3, 4, 5))
+    label = helper.add_input("label", (2, 4, 5), INT32)
+    x = helper.spatial_bn(data, "bn", 3)
+    helper.add_operator("ChannelStats", [data], ["sums", "squares"])
+    helper.net.op[0].input.extend(["sums", "squares"])
+    helper.net.op.insert(0, helper.net.op.pop())
+    helper.add_operator("SpatialSoftmaxWithLoss", [x, label], ["softmax", "loss"], scale=2.0)
+    helper.add_gradient_operators(["loss"])
+    workspace = fed(helper)
+    run(helper, workspace)
+    model = helper.predict_model(workspace, ["softmax"])
+    assert [operator.type for operator in model.net.op] == ["SpatialBN", "Softmax"]
+    assert list(model.inputs) == ["data"]
+    images = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    with dagexec.compile(model) as executor:
+        found = executor.run({"data": images})["softmax"]
+    column = (slice(None), None, None)
+    mean, variance = (workspace.fetch_blob(name)[column] for name in ("bn_rm", "bn_riv"))
+    powers = np.exp((images - mean) / np.sqrt(variance + 1e-5))
+    np.testing.assert_allclose(found, powers / powers.sum(axis=1, keepdims=True), rtol=1e-4)
+
+
 def test_later_training_does_not_reach_a_model_for_inference() -> None:
     helper = ModelHelper("m", training=True)
     classifier(helper)
