@@ -108,18 +108,18 @@ class SimpleNet(BaseNet):
             raise self._failure(step, preparation.steps, steps, error) from error
 
     def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step]) -> None:
-        for index, step in enumerate(steps):
-            if threads().monotonic() > deadline:
-                raise RunTimeoutError(
-                    f"net {self.name!r}: stopped before {self.graph.label(index)}, after {timeout} seconds"
-                )
-            try:
-                with working_for(deadline=deadline):
+        with working_for(deadline=deadline):
+            for index, step in enumerate(steps):
+                if threads().monotonic() > deadline:
+                    raise RunTimeoutError(
+                        f"net {self.name!r}: stopped before {self.graph.label(index)}, after {timeout} seconds"
+                    )
+                try:
                     step()
-            except RunTimeoutError as error:
-                raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
-            except Exception as error:
-                raise self._failure(step, steps, steps, error) from error
+                except RunTimeoutError as error:
+                    raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
+                except Exception as error:
+                    raise self._failure(step, steps, steps, error) from error
 
     def _failure(self, step: Step | None, plain: Sequence[Step], steps: Sequence[Step], error: Exception) -> Exception:
         assert step is not None

@@ -20,6 +20,7 @@ class SolverThread:
         self._closed = False
         self._wanted = ThreadWait()
         self._done = ThreadWait()
+        self._done.notify()
         self._thread = threads().start(self._run, name)
 
     def begin(self, job: Job) -> None:
@@ -32,7 +33,7 @@ class SolverThread:
             self._wanted.notify()
 
     def wait(self) -> None:
-        """Block until the job is done."""
+        """Block until the job is done, if there is one."""
         self._done.wait()
 
     def close(self) -> None:

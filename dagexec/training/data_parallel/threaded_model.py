@@ -20,6 +20,7 @@ from dagexec.core.threads import threads
 from dagexec.core.workspace import Net, Workspace
 from dagexec.ops.communication import CommonWorld, ThreadGroup
 from dagexec.ops.communication.collectives import divide
+from dagexec.scheduler.net import BaseNet
 from dagexec.training.data_parallel.batch_statistics import COMMON_WORLD, is_shared_sum
 from dagexec.training.data_parallel.bucketing import gathered, reading_gathered, sparse_gradients
 from dagexec.training.data_parallel.flat_buffer import FlatBuffer, MergedMicroBatches
@@ -51,7 +52,10 @@ class ThreadedModel(ParallelModel):
         num_workers: int | None = None,
         timeout: float,
     ) -> None:
-        """`reduction` is tree or ring; nets are simple ones by default. `timeout` is for a wait for another replica."""
+        """`reduction` is tree or ring; nets are simple ones by default.
+
+        `timeout` is for a wait for another replica. A net is stopped after twice that, when all others have given up.
+        """
         super().__init__(replicas, iter_size, common)
         self._workspaces = {replica.place: Workspace(common) for replica in replicas}
         self._initialise()
@@ -66,6 +70,7 @@ class ThreadedModel(ParallelModel):
                 statistics.join(rank, timeout),
                 net_type or "simple",
                 num_workers,
+                2 * timeout,
             )
             for rank, replica in enumerate(replicas)
         ]
@@ -82,13 +87,18 @@ class ThreadedModel(ParallelModel):
             partial(outcome.run, rank, solver, share)
             for rank, (solver, share) in enumerate(zip(self._solvers, shares, strict=True))
         ]
-        for thread, job in zip(self._threads, jobs[1:], strict=True):
-            thread.begin(job)
         try:
+            for thread, job in zip(self._threads, jobs[1:], strict=True):
+                thread.begin(job)
             jobs[0]()
-        finally:
             for thread in self._threads:
                 thread.wait()
+        except BaseException as error:  # Ctrl-C
+            self.closed = True
+            self._solvers[0].abort(f"{type(error).__name__}: {error}")
+            for thread in self._threads:
+                thread.wait()
+            raise
         if outcome.errors:
             self.closed = True
             raise outcome.first_error()
@@ -160,6 +170,7 @@ class _Solver:
         statistics: CommonWorld,
         net_type: str,
         num_workers: int | None,
+        timeout: float,
     ) -> None:
         place = replica.place
         workspace = model.workspace_of(place)
@@ -188,6 +199,7 @@ class _Solver:
         self._update_net: Net | None = None
         self._net_type = net_type
         self._num_workers = num_workers
+        self._timeout = timeout
         moved = [*replica.helper.parameters, *replica.helper.computed_parameters, *replica.helper.states]
         self._parameters = FlatBuffer([self._tensor(name) for name in moved])
         self._gradients: FlatBuffer | None = None
@@ -206,7 +218,7 @@ class _Solver:
         self._synchronisation.on_start(self._parameters)
         for micro_batch, arrays in enumerate(share):
             model._feed(replica, arrays)
-            self._gradient_net.run()
+            self._run(self._gradient_net)
             for loss in replica.losses:
                 totals[loss] += model._loss(replica, loss)
             gradients, merged = self._buffers()
@@ -220,7 +232,7 @@ class _Solver:
         self._take_slices(slices, divisor)
         if update:
             gradients.write()
-            self._updates().run()
+            self._run(self._updates())
         return totals
 
     def abort(self, reason: str) -> None:
@@ -252,6 +264,13 @@ class _Solver:
             self._gradients = FlatBuffer([self._tensor(name) for name in dense])
             self._merged = MergedMicroBatches(self._gradients, self._model.iter_size)
         return self._gradients, self._merged
+
+    def _run(self, net: Net) -> None:
+        """Run a net, no longer than the timeout: a device that hangs, or a queue that stays empty, ends the step."""
+        if isinstance(net, BaseNet):
+            net.run(timeout=self._timeout)
+        else:
+            net.run()
 
     def _updates(self) -> Net:
         """The net of updates, built when its inputs are there, so that it knows on which device they are."""

@@ -24,6 +24,7 @@ from dagexec.core.sim import Fault, simulated
 from dagexec.core.threads import threads
 from dagexec.scheduler.exploration import explore
 from dagexec.training.data_parallel import ParallelModel, parallelize
+from dagexec.training.data_parallel.solver_thread import SolverThread
 from dagexec.training.fillers import constant
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
@@ -116,6 +117,7 @@ def test_ctrl_c_in_the_calling_thread_ends_all_threads() -> None:
             model = parallel_images(with_checkpoints, ["cpu"] * 3, reduction=reduction, inputs=numbers, timeout=1e6)
             with model, pytest.raises(KeyboardInterrupt):
                 model.step(number_batch(12))
+            assert model.closed
             assert not solver_threads()
 
 
@@ -162,8 +164,10 @@ def test_a_replica_that_does_not_answer_is_named() -> None:
     with temporary_operator("Checkpointed", body):
         model = parallel_images(with_checkpoints, ["cpu"] * 2, inputs=numbers, reduction="tree", timeout=0.2)
         threading.Thread(target=lambda: (started.wait(20), done.wait(1), done.set()), daemon=True).start()
-        with model, pytest.raises(CommunicationError, match="rank 1 failed: no message from it"):
-            model.step(number_batch(12))
+        with model:
+            named = "rank 1 failed: no message from it|net 'tiny_cpu_1_gradients': stopped"
+            with pytest.raises((CommunicationError, RunTimeoutError), match=named):
+                model.step(number_batch(12))
 
 
 def differing(change: Callable[[ModelHelper, int], None]) -> Callable[[ModelHelper], list[str]]:
@@ -276,3 +280,37 @@ def test_a_device_that_hangs_ends_the_step_after_the_timeout() -> None:
         with pytest.raises(RunTimeoutError):
             model.step(image_batch(6))
         assert model.closed
+
+
+@pytest.mark.parametrize("reduction", ["tree", "ring"])
+@pytest.mark.parametrize("kernel", ["ConvGradient 'sim_1", "MomentumSGDUpdate 'sim_0"])
+def test_a_device_that_hangs_ends_the_steps_of_all_threads(reduction: str, kernel: str) -> None:
+    names = ["sim:0", "sim:1"]
+    with simulated(names, faults=[Fault("hang", kernel)]):
+        model = parallel_images(lenet, names, reduction=reduction, timeout=0.2)
+        with model, pytest.raises(RunTimeoutError, match=f"net 'tiny_{kernel[-5:]}_.*': stopped after 0.4 seconds"):
+            model.step(image_batch(4))
+        assert not solver_threads()
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_ctrl_c_while_threads_are_begun_leaves_none_of_them_waiting(
+    begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def interrupted(thread: SolverThread, job: Callable[[], object]) -> None:
+        calls.append(len(calls))
+        if len(calls) > begun:
+            raise KeyboardInterrupt
+        begin(thread, job)
+
+    begin = SolverThread.begin
+    with parallel_images(lenet, ["cpu"] * 3, reduction="tree", timeout=1e6) as model:
+        monkeypatch.setattr(SolverThread, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.step(image_batch(6))
+        assert model.closed
+        with pytest.raises(ClosedError, match="or a step of it has failed"):
+            model.step(image_batch(6))
+    assert not solver_threads()
