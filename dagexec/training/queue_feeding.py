@@ -9,6 +9,7 @@ What a reader raises closes the queue and is the cause of the error that the tra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,8 @@ import numpy.typing as npt
 from dagexec.core.blobs_queue import BlobsQueue
 from dagexec.core.errors import OperatorError, QueueClosedError
 from dagexec.core.threads import Thread, threads
+
+logger = logging.getLogger("dagexec")
 
 
 class QueueFeeder:
@@ -42,11 +45,17 @@ class QueueFeeder:
         iterator = iter(batches)
         return cls(queue, [lambda: queue.enqueue(next(iterator))])
 
-    def close(self) -> None:
-        """Close the queue and wait for the threads. Idempotent."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Close the queue and wait for the threads. Idempotent.
+
+        A reader that does not come back within `timeout` seconds is left behind, and the log says so.
+        """
         self.queue.close()
+        deadline = threads().monotonic() + timeout
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - threads().monotonic()))
+            if thread.is_alive():
+                logger.warning("%s is still reading, and ends after it", thread.name)
 
     def __enter__(self) -> Self:
         return self

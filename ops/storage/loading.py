@@ -16,6 +16,7 @@ from dagexec.core.dtypes import STRING
 from dagexec.core.errors import ArgumentError, StorageError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Array, Operator, Step
+from dagexec.core.proto import DeviceOption
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OpSchema
 from dagexec.core.storage import open_database
@@ -98,15 +99,15 @@ class Load(StorageOperator):
                 if isinstance(content, bytes):
                     strings[name] = content
                 else:
-                    option = file.devices.get(source)
-                    tensors[name] = content, None if option is None else Device.from_option(option)
+                    option = file.devices.get(source) if wanted.keep_device else None
+                    tensors[name] = content, None if option is None else _present(option)
         missing = [name for name in wanted.outputs if name not in tensors and name not in strings]
         if missing and not wanted.incomplete:
             there = ", ".join(sorted([*tensors, *strings])[:20]) or "none of them"
             raise StorageError(f"{self.label}: not in the database: {', '.join(missing)}; of those asked for: {there}")
         for name, (array, device) in tensors.items():
             if name in wanted.outputs:
-                self._store_output(wanted.outputs.index(name), array, device if wanted.keep_device else None)
+                self._store_output(wanted.outputs.index(name), array, device)
             else:
                 blob = self.workspace.create_blob(name)
                 _feed(blob, array, device if wanted.keep_device else self.context.device)
@@ -160,6 +161,13 @@ class _Wanted:
 def _read(kind: str, path: Path, wanted: Callable[[str], bool]) -> BlobFile:
     with open_database(kind, path) as database, database.cursor() as cursor:
         return read_blobs(cursor, database.nbytes, str(path), wanted)
+
+
+def _present(option: DeviceOption) -> Device:
+    """The device of a record. Raises DeviceError when dagexec has none of its type, or it is not here."""
+    device = Device.from_option(option)
+    make_context(device)
+    return device
 
 
 def _feed(blob: Blob, array: Array, device: Device | None) -> None:

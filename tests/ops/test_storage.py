@@ -12,7 +12,7 @@ import pytest
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.errors import DagexecError, OperatorError, SchemaError, StorageError
-from dagexec.core.proto import BlobProto, TensorProto, TensorProtos
+from dagexec.core.proto import BlobProto, DeviceOption, TensorProto, TensorProtos
 from dagexec.core.storage import Mode, open_database
 from dagexec.core.storage.blob_file import INTEGRITY_KEY, read_blob_file
 from dagexec.core.tensor import Tensor
@@ -242,6 +242,29 @@ def test_the_device_in_the_file_is_kept_when_asked(tmp_path: Path) -> None:
             outputs = [] if arguments else ["w"]
             workspace.run_operator_once(operator_def("Load", [], outputs, db="db", keep_device=keep, **arguments))
             assert workspace.get_blob("w").get(Tensor).device == device
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [(DeviceOption(device_type=6), "device type number 6"), (Device("cuda", 99).to_option(), "cuda")],
+)
+def test_a_device_in_the_file_that_is_not_here_matters_only_when_it_is_to_be_kept(
+    option: DeviceOption, problem: str, tmp_path: Path
+) -> None:
+    tensors = {
+        "first": TensorProto(dims=[1], float_data=[4], device_detail=Device().to_option()),
+        "w": TensorProto(dims=[1], float_data=[5], device_detail=option),
+    }
+    with open_database("minidb", tmp_path / "db", Mode.NEW) as database, database.transaction() as transaction:
+        for name, tensor in tensors.items():
+            blob = BlobProto(name=name, type="Tensor", tensor=tensor)
+            transaction.put(name.encode(), blob.SerializeToString())
+    workspace = here(tmp_path, first=np.zeros(1, np.float32))
+    with pytest.raises(OperatorError, match=problem):
+        workspace.run_operator_once(operator_def("Load", [], ["first", "w"], db="db", keep_device=1))
+    assert workspace.fetch_blob("first").tolist() == [0]
+    workspace.run_operator_once(operator_def("Load", [], ["first", "w"], db="db"))
+    assert (workspace.fetch_blob("first").tolist(), workspace.fetch_blob("w").tolist()) == ([4], [5])
 
 
 @pytest.mark.parametrize("op_type", ["Checkpoint", "Snapshot"])

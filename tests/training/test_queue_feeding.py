@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +90,20 @@ def test_closing_the_feeder_ends_readers_that_wait() -> None:
 
     for found in (systematic(scenario, limit=300), explore_seeds(scenario, range(100))):
         assert found.failed is None, found.failed
+
+
+def test_a_reader_that_hangs_does_not_hang_close(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    def batches() -> Iterator[list[np.ndarray]]:
+        gate.wait(20)
+        yield [np.zeros(1)]
+
+    feeder = QueueFeeder.of_batches(BlobsQueue(1), batches())
+    started = time.monotonic()
+    feeder.close(timeout=0.1)
+    assert time.monotonic() - started < 10
+    assert "dagexec-feed-0 is still reading" in caplog.text
+    gate.set()
+    feeder.close(timeout=20)
+    assert "dagexec-feed-0" not in [thread.name for thread in threading.enumerate()]
