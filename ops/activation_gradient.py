@@ -45,8 +45,10 @@ class Window(PointwiseGradient):
     """Base of dX = dY where Y is between two limits, else 0."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """A comparison, and a selection."""
-        low, high = self.limits()
+        """A comparison, and a selection. Y was rounded to its type, so the limits are, too."""
+        meta = self.input(0).meta
+        with np.errstate(over="ignore"):
+            low, high = (float(np.float64(limit).astype(meta.numpy)) for limit in self.limits())
         chosen, other = (mask(scratch, number, value.shape) for number in (0, 1))
         return [
             *between_passes(value, low, high, chosen, other),

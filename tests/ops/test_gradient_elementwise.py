@@ -189,6 +189,18 @@ def test_derivative_at_borders_and_extremes(
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("limit", [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1])
+def test_nothing_passes_beyond_a_limit_that_the_type_rounds(limit: float, dtype: Any) -> None:
+    x = np.array([-3, -limit / 2, limit / 2, 3]).astype(dtype)
+    ones = np.ones_like(x)
+    for op_type, arguments, expected in (
+        ("Clip", {"min": -limit, "max": limit}, [0, 1, 1, 0]),
+        ("ReluN", {"n": limit}, [0, 0, 1, 0]),
+    ):
+        np.testing.assert_array_equal(gradient_of_x(op_type, x, ones, **arguments).astype(np.float64), expected)
+
+
 @pytest.mark.parametrize("op_type", ["Relu", "ReluN", "Clip"])
 def test_nothing_passes_where_the_activation_is_constant_not_even_nan(op_type: str) -> None:
     arguments = {"Clip": {"min": 0.0, "max": 6.0}}.get(op_type, {})
