@@ -34,8 +34,8 @@ class Optimizer(ABC):
         weight_decay: L2 regularisation: this much of a parameter is added to its gradient, before anything else. It is
             for parameters with the tag "weight" alone, as Caffe2's add_weight_decay, and for dense gradients alone.
         max_gradient_norm: all gradients of a call of `add_updates` are scaled together so that the norm of them all
-            does not exceed this; None for no limit. Pascanu et al., 2013, arXiv:1211.5063. Of a sparse gradient the rows
-            count as they come, as in Caffe2: those of one index are not added up before.
+            does not exceed this; None for no limit. Pascanu et al., 2013, arXiv:1211.5063. Of a sparse gradient the
+            rows count as they come, as in Caffe2: those of one index are not added up before.
         deduplicate: rows of a sparse gradient that have one index are added up before the update, which then is that of
             a dense gradient on these rows. Without it each is applied on its own, in order, as in Caffe2.
         multipliers: factors of the learning rate, at least 0, by tag, or by name, of a parameter; those that fit are
