@@ -13,6 +13,7 @@ from typing import Any
 
 from dagexec.core.errors import StorageError
 from dagexec.core.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
+from dagexec.core.storage.lmdb_pages import check_pages
 from dagexec.core.storage.publishing import Unpublished, synchronise_folder
 from dagexec.core.threads import reset_after_fork
 
@@ -92,7 +93,8 @@ class LmdbDatabase(Database):
 
     NEW replaces all records of one that exists in a single transaction of lmdb's, which a crash undoes; one that does
     not exist is written beside its place and renamed. After a commit a file `data.crc32` says what bytes the database
-    has, so that damage is found before lmdb, which does not check its pages, reads them.
+    has, so that damage is found before lmdb, which does not check its pages, reads them. Without that file `lmdb_pages`
+    looks at their structure.
     """
 
     def __init__(self, path: Path, mode: Mode) -> None:
@@ -116,16 +118,9 @@ class LmdbDatabase(Database):
         try:
             self._key, self._environment = _environments.open(self._module, path)
             self._finalizer = weakref.finalize(self, _environments.give_back, self._key)
-            pages = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
-            found = (path / _FILE).stat().st_size
         except (self._module.Error, OSError) as error:
             self.close()
             raise StorageError(f"{self.path}: this lmdb database cannot be opened: {error}") from None
-        if found < pages and self._unpublished is None:
-            self.close()
-            raise StorageError(
-                f"{self.path}: damaged: {_FILE} is cut off: its pages take {pages:,} bytes, found {found:,}"
-            )
 
     def _leave(self) -> None:
         if self._key is not None:
@@ -291,10 +286,14 @@ def exists(path: Path) -> bool:
 def verify_file(path: Path) -> None:
     """Raise StorageError when the bytes of the database in the folder `path` are not those that were committed.
 
-    Nothing is known of a database that another program wrote.
+    Of a database that another program wrote, the structure of the pages is checked.
     """
     written = _checksum_text(path)
     if not written:
+        try:
+            check_pages(path / _FILE)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
         return
     try:
         found = _checksum(path / _FILE)
