@@ -1,6 +1,6 @@
 """One contender of `train.py` in a process of its own: builds a training step, and runs it as often as it is told.
 
-    python benchmarks/train_child.py dagexec|torch MODEL BATCH THREADS
+    python benchmarks/train_child.py dagexec|torch|torch-channels-last MODEL BATCH THREADS
 
 Each line on standard input is a number of steps; the answer is a JSON line of their seconds. The process sleeps in
 between, so that only one contender computes at a time.
@@ -19,14 +19,17 @@ IMAGE_SIZES = {"lenet": None, "resnet50": 64}
 
 
 def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], float], int]:
-    """A callable that trains one step on random data and returns the loss, and the number of parameters."""
+    """A callable that trains one step on random data and returns the loss, and the number of parameters.
+
+    Channels come last.
+    """
     from dagexec import Workspace, zoo
     from dagexec.core.model import Model
     from dagexec.passes.engine import assign_engine
     from dagexec.training.gradients_apart import gradients_apart
     from dagexec.training.optimizer import SGD
 
-    helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model])
+    helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model], order="NHWC")
     helper.add_gradient_operators(["loss"])
     SGD(0.001, momentum=0.9).add_updates(helper)
     workspace = Workspace()
@@ -51,11 +54,11 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
 
 def main() -> None:
     engine, model, batch, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    if engine == "torch":
+    if engine.startswith("torch"):
         from train_torch import torch_step
 
         try:
-            step, parameters = torch_step(model, batch, threads)
+            step, parameters = torch_step(model, batch, threads, channels_last=engine != "torch")
         except ImportError:
             print(json.dumps({"absent": engine}), flush=True)
             return

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 
-def torch_step(model: str, batch: int, threads: int) -> tuple[Any, int]:
+def torch_step(model: str, batch: int, threads: int, *, channels_last: bool = False) -> tuple[Any, int]:
     """A callable that trains one step on random data and returns the loss, and the number of parameters.
 
+    With `channels_last` images and filters have that memory format.
     Raises ImportError where PyTorch is not installed.
     """
     import torch
@@ -27,6 +28,9 @@ def torch_step(model: str, batch: int, threads: int) -> tuple[Any, int]:
     rng = np.random.default_rng(0)
     data = torch.from_numpy(rng.standard_normal(shape, np.float32))
     label = torch.from_numpy(rng.integers(0, classes, batch))
+    if channels_last:
+        network = network.to(memory_format=torch.channels_last)
+        data = data.to(memory_format=torch.channels_last)
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)

@@ -47,9 +47,9 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return found
 
 
-def run(layer: Layer = LAYER, order: str = "NHWC", **arguments: ArgumentValue) -> np.ndarray:
-    """Y as N, C, spatial, of constant weights."""
-    workspace, net = net_of(layer, order, constant=True, **arguments)
+def run(layer: Layer = LAYER, order: str = "NHWC", *, constant: bool = True, **arguments: ArgumentValue) -> np.ndarray:
+    """Y as N, C, spatial, of constant weights or of weights that are fed."""
+    workspace, net = net_of(layer, order, constant=constant, **arguments)
     with SimpleNet(net, workspace) as running:
         running.run()
     return from_order(workspace.fetch_blob("y"), order)
@@ -161,6 +161,45 @@ def test_unmeasured_winograd_goes_by_what_it_saves() -> None:
     assert "wino_4x3" in by_rule(256, 14, 8)
     assert "wino_4x3" not in by_rule(16, 28, 8), "the transforms would take longer than the products"
     assert "wino_4x3" not in by_rule(512, 3, 1), "its weights are four times as large, and read once"
+
+
+def _fed_by_rule(channels: int, side: int, kernel: int, order: str) -> str:
+    """What computes a layer in training, without a measurement: weights are copied in every run."""
+    pad = kernel // 2
+    geometry = Geometry((side, side), (kernel, kernel), (1, 1), (1, 1), (pad,) * 4)
+    layer = Layer(geometry, channels, channels, batch=8)
+    return rule(problem_of(layer=layer, order=order, constant=False), reference=True).name
+
+
+@pytest.mark.usefixtures("winograd")
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_fed_weights_are_transformed_for_winograd_where_images_are_large_enough(order: str) -> None:
+    assert "wino_4x3" in _fed_by_rule(64, 28, 3, order)
+    assert "wino_4x3" not in _fed_by_rule(256, 4, 3, order), "transforming the weights would take longer than the sums"
+
+
+def test_fed_weights_are_not_copied_to_where_it_takes_long() -> None:
+    assert "brgconv" not in _fed_by_rule(256, 4, 1, "NHWC")
+    assert "brgconv" not in _fed_by_rule(256, 4, 1, "NCHW")
+
+
+def test_products_of_few_pixels_are_worth_copies_into_blocks() -> None:
+    assert "own layout" in _fed_by_rule(256, 4, 1, "NCHW")
+    assert "own layout" not in _fed_by_rule(256, 16, 1, "NCHW")
+
+
+@pytest.mark.usefixtures("winograd")
+def test_winograd_follows_weights_that_change() -> None:
+    """A second run with other weights, of which no transform of the first is left."""
+    layer = Layer(Geometry((28, 28), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), 64, 64, batch=2)
+    workspace, net = net_of(layer, "NHWC", constant=False)
+    with SimpleNet(net, workspace) as running:
+        running.run()
+        first = workspace.fetch_blob("y").copy()
+        workspace.feed_blob("w", 2 * workspace.fetch_blob("w"))
+        running.run()
+    expected = 2 * first - workspace.fetch_blob("b")
+    np.testing.assert_allclose(workspace.fetch_blob("y"), expected, atol=1e-4 * np.abs(first).max())
 
 
 def test_vectors_of_8_are_measured_where_channels_do_not_fill_vectors_of_16() -> None:
