@@ -142,9 +142,16 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
 
     orders = (NCHW, NHWC)
 
+    _bound: dict[tuple[int, int, int], BoundPrimitive] | None = None
+
+    def prepare(self) -> Step:
+        """With primitives, unless oneDNN refuses; what an earlier preparation made is of no use then."""
+        self._bound = None
+        return super().prepare()
+
     def prepare_primitive(self) -> Step:
         """See `sums`."""
-        self._bound: dict[tuple[int, int, int], BoundPrimitive] = {}
+        self._bound = {}
         self._zeros: Array = np.zeros(0, np.float32)
         return MaxPoolingGradient.prepare(self)
 
@@ -157,9 +164,11 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
 
         There 0 times dY is not 0. The product of dY and zeros tells.
         """
-        exact = super().sums(taps)
+        exact, bound = super().sums(taps), self._bound
+        if bound is None:
+            return exact
         try:
-            fused = in_sequence([self._tap(tap).step for tap in taps])
+            fused = in_sequence([self._tap(tap, bound).step for tap in taps])
         except UnsupportedFeatureError:
             return exact
         weights = max((tap.weights for tap in taps), key=len)
@@ -175,9 +184,9 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
 
         return [add]
 
-    def _tap(self, tap: Tap) -> BoundPrimitive:
+    def _tap(self, tap: Tap, known: dict[tuple[int, int, int], BoundPrimitive]) -> BoundPrimitive:
         key = (tap.pixels.ctypes.data, tap.maxima.ctypes.data, len(tap.pixels))
-        if key not in self._bound:
+        if key not in known:
             layout = self.packed(tap.pixels)
             attributes = self.attributes()
             attributes.binary(_MULTIPLY, layout)
@@ -186,8 +195,8 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
             handles = (layout.handle, layout.handle, layout.handle, attributes.handle)
             found = self.describe_fast("binary", self.onednn.engine, _EQUAL, *handles)
             arrays = {SRC: tap.pixels, SRC_1: tap.maxima, DST: tap.totals, POST_OP | SRC_1: tap.weights}
-            self._bound[key] = self.bound(found, {number: (layout, array) for number, array in arrays.items()})
-        return self._bound[key]
+            known[key] = self.bound(found, {number: (layout, array) for number, array in arrays.items()})
+        return known[key]
 
 
 class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagexec import NetDef, Workspace
 from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.scheduler.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn import ORDERS, fallbacks, from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.pooling import starts_inside
-from tests.ops.running import Array, run_operator
+from tests.ops.running import Array, operator_def, run_operator
 from tests.ops.windows import Geometry, geometries, pool
 
 pytestmark = needs_onednn
@@ -145,6 +147,38 @@ def test_float64_is_pooled_by_numpy() -> None:
     (found,), reason = run_fallback("AveragePool", [image], kernel=2, stride=2)
     assert "float64" in reason
     np.testing.assert_allclose(found, image.reshape(1, 4, 3, 2, 3, 2).mean((3, 5)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_float64_gradients_of_pooling_are_numpys(op_type: str) -> None:
+    image = normal(4, 2, 4, 6, 6).astype(np.float64)
+    (pooled,) = run_operator(op_type, [image], kernel=3, stride=2)
+    inputs = [image, pooled, normal(5, *pooled.shape).astype(np.float64)]
+    (found,), reason = run_fallback(f"{op_type}Gradient", inputs, kernel=3, stride=2)
+    assert "float64" in reason
+    (expected,) = run_operator(f"{op_type}Gradient", inputs, kernel=3, stride=2)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_gradient_of_pooling_may_change_its_type_from_run_to_run() -> None:
+    image = normal(6, 2, 4, 6, 6)
+    (pooled,) = run_operator("MaxPool", [image], kernel=3, stride=2)
+    arrays = {"x": image, "y": pooled, "dy": normal(7, *pooled.shape)}
+    definition = operator_def("MaxPoolGradient", list(arrays), ["dx"], kernel=3, stride=2)
+    definition.engine = "ONEDNN"
+    workspace = Workspace()
+    results = []
+    for name, array in arrays.items():
+        workspace.feed_blob(name, array)
+    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
+        for dtype in (np.float32, np.float64, np.float32):
+            for name, array in arrays.items():
+                workspace.feed_blob(name, array.astype(dtype))
+            net.run()
+            results.append(workspace.fetch_blob("dx").copy())
+    assert [result.dtype for result in results] == [np.float32, np.float64, np.float32]
+    np.testing.assert_array_equal(results[0], results[2])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
 
 
 def test_a_window_without_a_pixel_is_pooled_by_numpy() -> None:
