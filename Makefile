@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
 
+# A file of tests runs in one process; there are two of these, so that a machine with two cores is busy.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Random nets, callers and faults for a minute on each kind of device; `--case SEED` replays what fails.
 stress: $(VENV)/.installed-test

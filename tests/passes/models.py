@@ -22,6 +22,12 @@ op = operator_def
 _random = np.random.default_rng(5)
 
 
+def reseed(seed: int) -> None:
+    """Have `normal` draw as `seed` says."""
+    global _random
+    _random = np.random.default_rng(seed)
+
+
 def normal(*shape: int, scale: float = 1.0) -> Array:
     """Normal random numbers."""
     return (_random.standard_normal(shape) * scale).astype(np.float32)

@@ -169,10 +169,10 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_constant_matrices(name: str) -> None:
     product, rows = PRODUCTS[name]
-    weights = RANDOM.integers(-127, 128, (5, 8)).astype(np.int8)
+    weights = np.random.default_rng(4).integers(-127, 128, (5, 8)).astype(np.int8)
     given = {
         "w": weights if rows else np.ascontiguousarray(weights.T),
-        "w_scale": RANDOM.uniform(0.001, 0.004, 5).astype(np.float32),
+        "w_scale": np.random.default_rng(5).uniform(0.001, 0.004, 5).astype(np.float32),
         "b": normal(5),
     }
     added = [] if len(product.input) == 3 else [op("Add", ["c", "b"], ["d"])]
