@@ -1,9 +1,9 @@
 """Dropout: in training some elements are set to zero at random, by a mask that the gradient uses; in inference none.
 
 A mask comes from Philox (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"), whose stream is a pure
-function of a key and a counter, so no schedule changes it. With the iteration as second input the key is the seed
-and the name of the output, and the counter the iteration: a run that is resumed draws what it would have drawn. Without
-it the operator's own generator, made from the seed, goes on from run to run.
+function of a key and a counter, so no schedule changes it. With the iteration as second input the key is the seed and
+the name of the output (or another that is given), and the counter the iteration: a run that is resumed draws what it
+would have drawn. Without it the operator's own generator, made from the seed, goes on from run to run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def infer_dropout(call: OperatorCall) -> list[TensorType]:
     return [kind, TensorType(kind.shape, BOOL)][: len(call.definition.output)]
 
 
-ARGUMENTS = {"is_test": "1: inference", "ratio": "part that training drops, in [0, 1) (default 0.5)"}
+ARGUMENTS = {
+    "is_test": "1: inference",
+    "ratio": "part that training drops, in [0, 1) (default 0.5)",
+    "drawn_as": "the name that decides the mask (default: that of Y), the same for a layer wherever it is",
+}
 
 
 @operator(
@@ -63,8 +67,8 @@ ARGUMENTS = {"is_test": "1: inference", "ratio": "part that training drops, in [
         infer=infer_dropout,
         doc="Y = X * mask / (1 - ratio), an element of the mask being true with probability 1 - ratio; with is_test=1, "
         "Y = X and a mask that is all true. Hinton et al., 2012, arXiv:1207.0580. The mask of a run is decided by "
-        "device_option.random_seed, the name of Y and the iteration; without an iteration by the seed and the number "
-        "of runs before; without a seed it is another in each process.",
+        "device_option.random_seed, the name of Y (or `drawn_as`) and the iteration; without an iteration by the seed "
+        "and the number of runs before; without a seed it is another in each process.",
         input_names=("X", "iteration (int64; may be left out)"),
         output_names=("Y", "mask"),
         args=ARGUMENTS,
@@ -117,7 +121,7 @@ class Dropout(Operator):
             return lambda: generator.random_raw
         option = self.definition.device_option
         seed = option.random_seed if option.HasField("random_seed") else secrets.randbits(64)
-        key = philox_key(seed, self.definition.output[0])
+        key = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))
         iteration = self.x(1).reshape(-1)
 
         def at_iteration() -> Callable[[int], Array]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace
+from dagexec.core.arguments import make_argument
 from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient
 from dagexec.scheduler.simple import SimpleNet
@@ -80,6 +81,18 @@ def test_the_mask_of_an_iteration_is_the_same_in_a_run_that_is_resumed_there() -
     [resumed] = masks([dropout(7)], [2])
     np.testing.assert_array_equal(through[2]["y_mask"], resumed["y_mask"])
     assert (through[0]["y_mask"] != through[1]["y_mask"]).mean() > 0.4
+
+
+def test_a_layer_has_the_mask_of_the_name_it_is_given_wherever_it_is() -> None:
+    first, second = dropout(7, name="one/y"), dropout(7, name="two/y")
+    [plain] = masks([first, second], [3])
+    assert (plain["one/y_mask"] != plain["two/y_mask"]).mean() > 0.4
+    for definition in (first, second):
+        definition.arg.append(make_argument("drawn_as", "y"))
+    [named] = masks([first, second], [3])
+    [expected] = masks([dropout(7)], [3])
+    np.testing.assert_array_equal(named["one/y_mask"], expected["y_mask"])
+    np.testing.assert_array_equal(named["two/y_mask"], expected["y_mask"])
 
 
 @pytest.mark.parametrize("iteration", [True, False])

@@ -18,7 +18,7 @@ from dagexec.training.data_parallel.joint_net import JointNet
 from dagexec.training.data_parallel.pairing import merges_of
 from dagexec.training.data_parallel.parallel_model import Feeds, ParallelModel
 from dagexec.training.data_parallel.places import Place
-from dagexec.training.data_parallel.replica import Replica
+from dagexec.training.data_parallel.replica import DRAW, Replica
 
 _POOLED: dict[str, type[DAGNet]] = {net.net_type: net for net in (DAGNet, AsyncDAGNet)}
 
@@ -54,7 +54,7 @@ class AllReduceModel(ParallelModel):
         buckets = fill_buckets(first.forward_backward, first.gradients, self._parameter_types(), bucket_bytes)
         joint = JointNet(first.helper.name, replicas, buckets, iter_size, self._shared)
         for replica in replicas:
-            for name in replica.inputs:
+            for name in (*replica.inputs, DRAW):
                 self.workspace.create_blob(replica.place.blob(name))
         self.buckets = buckets
         self._joint = joint
@@ -73,10 +73,10 @@ class AllReduceModel(ParallelModel):
         """The net of a step; with micro-batches, of the last one, which the first step builds."""
         return self._nets["step"]
 
-    def _net(self, name: str, make: Callable[[], NetDef]) -> BaseNet:
+    def _net(self, name: str, make: Callable[[], NetDef], kind: str | None = None) -> BaseNet:
         """The net of that name, built when the blobs that it reads are on their devices."""
         if name not in self._nets:
-            definition, pooled = make(), _POOLED.get(self._kind)
+            definition, pooled = make(), _POOLED.get(kind or self._kind)
             self._nets[name] = (
                 SimpleNet(definition, self.workspace)
                 if pooled is None
@@ -96,7 +96,11 @@ class AllReduceModel(ParallelModel):
             self._net("step", lambda: joint.step(merges)).run(timeout=self._timeout, trace=trace)
         else:
             self._net("gradients", joint.gradients).run(timeout=self._timeout)
-            self._net(f"keep {micro_batch}", lambda: joint.keep(micro_batch, merges)).run(timeout=self._timeout)
+            self._net(f"keep {merges.keep}", lambda: joint.keep(merges)).run(timeout=self._timeout)
+            if joint.keeps_slices:
+                self._net(f"slices {micro_batch}", lambda: joint.keep_slices(micro_batch), "simple").run(
+                    timeout=self._timeout
+                )
 
     def step(self, feeds: Feeds | None = None, *, trace: Observer | None = None) -> dict[str, float]:
         """One step; `trace` is told of the run of the step's net. See `ParallelModel.step`."""
@@ -107,7 +111,7 @@ class AllReduceModel(ParallelModel):
         try:
             for micro in range(self.iter_size):
                 for replica, share in zip(self.replicas, shares, strict=True):
-                    self._feed(replica, share[micro])
+                    self._feed(replica, share[micro], micro)
                 self._run(micro, trace)
                 for replica in self.replicas:
                     for loss in self.losses:

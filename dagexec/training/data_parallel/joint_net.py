@@ -53,7 +53,7 @@ class JointNet:
         operators += self._computed_from_first()
         return self._net("step", operators)
 
-    def keep(self, micro_batch: int, merges: Merges) -> NetDef:
+    def keep(self, merges: Merges) -> NetDef:
         """Keep the gradients of a micro-batch, added to those kept before that they belong to."""
         operators: list[OperatorDef] = []
         for bucket in self._buckets:
@@ -61,12 +61,21 @@ class JointNet:
             operators += [
                 self._on(place, "Copy", [bucket.name], [_kept(bucket.name, merges.keep)]) for place in self._places
             ]
-        operators += [
+        return self._net(f"keep_{merges.keep}", operators)
+
+    @property
+    def keeps_slices(self) -> bool:
+        """True when there are sparse gradients."""
+        return bool(self._kept_slices)
+
+    def keep_slices(self, micro_batch: int) -> NetDef:
+        """Keep the sparse gradients of a micro-batch."""
+        operators = [
             self._on(place, "Copy", [blob], [_kept(blob, micro_batch)])
             for place in self._places
             for blob in self._kept_slices
         ]
-        return self._net(f"keep_{micro_batch}", operators)
+        return self._net(f"keep_slices_{micro_batch}", operators)
 
     def _net(self, part: str, operators: Iterable[OperatorDef]) -> NetDef:
         return NetDef(name=f"{self._name}_{part}", op=operators)

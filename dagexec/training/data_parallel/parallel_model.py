@@ -16,7 +16,8 @@ from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Net, Workspace
 from dagexec.training.data_parallel.places import Place
-from dagexec.training.data_parallel.replica import Replica
+from dagexec.training.data_parallel.replica import DRAW, Replica
+from dagexec.training.model_builder import ITERATION
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
@@ -172,11 +173,16 @@ class ParallelModel(ABC):
             for device in range(len(self.places))
         ]
 
-    def _feed(self, replica: Replica, arrays: Mapping[str, Array]) -> None:
+    def _feed(self, replica: Replica, arrays: Mapping[str, Array], micro_batch: int) -> None:
         """Feed a replica's inputs on the host; its net copies them to the device."""
-        workspace = self.workspace_of(replica.place)
+        workspace, place = self.workspace_of(replica.place), replica.place
         for name, array in arrays.items():
-            workspace.feed_blob(replica.place.blob(name), array)
+            workspace.feed_blob(place.blob(name), array)
+        if replica.draws:
+            step = int(self._tensor(place, ITERATION).fetch().item())
+            part = place.number * self.iter_size + micro_batch
+            drawn = np.array([step * len(self.places) * self.iter_size + part], np.int64)
+            workspace.feed_blob(place.blob(DRAW), drawn)
 
     def _loss(self, replica: Replica, loss: str) -> float:
         return float(np.sum(self._tensor(replica.place, loss).fetch(), dtype=np.float64))

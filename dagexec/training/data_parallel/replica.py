@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 
+from dagexec.core.arguments import Arguments, make_argument
 from dagexec.core.errors import SchemaError
 from dagexec.core.gradient import Gradient
 from dagexec.core.proto import OperatorDef
 from dagexec.training.data_parallel.batch_statistics import share_backward_statistics, share_forward_statistics
 from dagexec.training.data_parallel.places import REPLICA, Place
+from dagexec.training.model_builder import ITERATION
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
 
 InputBuilder = Callable[[ModelHelper], object]
+DRAW = "data_parallel_draw"
+"""The blob that says which micro-batch of the training this is, counted over all steps and devices, one int64."""
+
 ForwardBuilder = Callable[[ModelHelper], Sequence[str] | str]
 
 
@@ -52,6 +58,11 @@ class Replica:
         """The parameters that a step changes and no gradient does."""
         return tuple(self.helper.computed_parameters)
 
+    @cached_property
+    def draws(self) -> bool:
+        """True when masks are drawn by DRAW."""
+        return any(DRAW in definition.input for definition in self.forward_backward)
+
 
 def build_replica(
     place: Place,
@@ -84,10 +95,24 @@ def build_replica(
         losses,
         gradients,
         tuple(helper.init_net.op),
-        tuple(helper.net.op[:count]),
+        tuple(map(_drawing_apart, helper.net.op[:count])),
         tuple(helper.net.op[count:]),
         shares,
     )
+
+
+def _drawing_apart(definition: OperatorDef) -> OperatorDef:
+    """A Dropout by the count of micro-batches in place of that of steps, so that each has a mask of its own.
+
+    The mask goes by the name that the model has for the layer, in no scope, so that it is the same on all devices.
+    """
+    drawn = OperatorDef()
+    drawn.CopyFrom(definition)
+    if definition.type == "Dropout" and list(definition.input[1:]) == [ITERATION]:
+        drawn.input[1] = DRAW
+        if not Arguments(definition, definition.type).string("drawn_as", ""):
+            drawn.arg.append(make_argument("drawn_as", definition.output[0]))
+    return drawn
 
 
 def check_same(replicas: Sequence[Replica]) -> None:

@@ -27,7 +27,7 @@ from dagexec.training.data_parallel.flat_buffer import FlatBuffer, MergedMicroBa
 from dagexec.training.data_parallel.pairing import DevicePair, device_pairs
 from dagexec.training.data_parallel.parallel_model import Feeds, ParallelModel
 from dagexec.training.data_parallel.places import Place
-from dagexec.training.data_parallel.replica import Replica
+from dagexec.training.data_parallel.replica import DRAW, Replica
 from dagexec.training.data_parallel.solver_thread import SolverThread
 from dagexec.training.data_parallel.synchronisation import RingSynchronisation, Synchronisation, TreeSynchronisation
 
@@ -174,7 +174,7 @@ class _Solver:
     ) -> None:
         place = replica.place
         workspace = model.workspace_of(place)
-        for name in replica.inputs:
+        for name in (*replica.inputs, DRAW):
             workspace.create_blob(place.blob(name))
         workspace.create_local_blob(COMMON_WORLD).value = statistics
         shared = model._shared | {COMMON_WORLD}
@@ -217,7 +217,7 @@ class _Solver:
         slices: dict[str, list[Array]] = {}
         self._synchronisation.on_start(self._parameters)
         for micro_batch, arrays in enumerate(share):
-            model._feed(replica, arrays)
+            model._feed(replica, arrays, micro_batch)
             self._run(self._gradient_net)
             for loss in replica.losses:
                 totals[loss] += model._loss(replica, loss)

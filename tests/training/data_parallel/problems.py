@@ -65,6 +65,13 @@ def normalised(helper: ModelHelper) -> list[str]:
     return [loss]
 
 
+def dropping(helper: ModelHelper) -> list[str]:
+    """Two fully connected layers and dropout between them."""
+    x = helper.dropout(helper.fc("data", "fc1", 64, 20), "drop", ratio=0.5)
+    _, loss = helper.softmax_with_loss(helper.fc(x, "pred", 20, 10), "label")
+    return [loss]
+
+
 def image_batch(count: int, dtype: npt.DTypeLike = np.float32, seed: int = 0) -> dict[str, Array]:
     """Random images and labels."""
     random = np.random.default_rng(seed)

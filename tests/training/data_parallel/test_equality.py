@@ -13,6 +13,7 @@ from dagexec.training.data_parallel import parallelize
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adagrad, Adam
 from tests.training.data_parallel.problems import (
+    dropping,
     dyadic,
     embedded,
     image_batch,
@@ -187,3 +188,25 @@ def test_all_replicas_may_take_their_inputs_from_one_queue(reduction: str) -> No
     one_losses, one = trained(parallelize(numbers, dyadic, SGD(0.125), devices=["cpu"]), [whole, whole])
     assert [loss["loss"] for loss in losses] == one_losses
     assert same_bytes(found, one) == []
+
+
+def test_every_micro_batch_and_every_device_drops_others() -> None:
+    """And which it drops does not depend on the device: N of them give the bytes of one that accumulates."""
+    data = batches(8)
+    with parallel_images(dropping, ["cpu"] * 2, iter_size=2) as model:
+        seen = []
+        for batch in data:
+            model.step(batch)
+            seen += [mask.tobytes() for mask in model.fetch("_drop_mask")]
+    assert len(set(seen)) == len(seen)
+    _, one = trained(parallel_images(dropping, ["cpu"], iter_size=4), data)
+    for devices in (["cpu"] * 2, ["sim:3", "cpu"], ["sim:0", "sim:1", "sim:2", "sim:3"]):
+        for reduction in ("allreduce", "tree"):
+            options: dict[str, Any] = {"reduction": reduction, "iter_size": 4 // len(devices)}
+            with parallel_images(dropping, devices, **options) as model:
+                model.step(data[0])
+                state = model.state()
+            model = parallel_images(dropping, devices, **options)
+            model.load_state(state)
+            _, found = trained(model, data[1:])
+            assert same_bytes(found, one) == [], (devices, reduction)

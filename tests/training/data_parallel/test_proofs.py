@@ -166,3 +166,9 @@ def test_on_the_devices_clock_sums_run_while_earlier_layers_are_at_their_gradien
     assert schedule.result is not None, type(schedule.failure)
     sums_end, gradients_start = schedule.result
     assert sums_end < gradients_start
+
+
+def test_micro_batches_need_no_more_nets_than_there_are_kept_sums() -> None:
+    with parallel_images(normalised, ["cpu"] * 2, iter_size=16, num_workers=1) as model:
+        model.step(image_batch(32))
+        assert len(model.nets()) == 2 + 4
