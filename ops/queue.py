@@ -19,8 +19,10 @@ from dagexec.core.dtypes import BOOL
 from dagexec.core.errors import ArgumentError, QueueClosedError, ShapeError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import NO_TENSOR, UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.workspace import Workspace
 from dagexec.ops.blocks import Array
 from dagexec.ops.declared_types import DTYPES, SHAPES, declared_types
 
@@ -253,7 +255,8 @@ class DequeueBlobs(_Dequeue):
         outputs=(2, UNBOUNDED),
         infer=infer_dequeue,
         doc="As DequeueBlobs; that the queue is closed and empty is no error but the last output, `status`, and the "
-        "blobs stay as they are. Several records are joined along their first axis: all there are, once it is closed.",
+        "blobs stay as they are; one that the failure of a reader closed is an error still. Several records are joined "
+        "along their first axis: all there are, once it is closed. Those taken before a timeout are of the next run.",
         input_names=("queue",),
         output_names=("blobs...", "status"),
         args={
@@ -273,6 +276,11 @@ class DequeueBlobs(_Dequeue):
 class SafeDequeueBlobs(_Dequeue):
     """Dequeue, and say whether the queue was closed."""
 
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        super().__init__(definition, workspace, index=index, net=net)
+        self._taken: list[list[Array]] = []
+        self._taken_from: BlobsQueue | None = None
+
     def prepare(self) -> Step:
         """Copy out; the status is true when nothing was there to take."""
         blobs = len(self.output_blobs) - 1
@@ -286,7 +294,9 @@ class SafeDequeueBlobs(_Dequeue):
             try:
                 take(blobs)
                 closed = False
-            except QueueClosedError:
+            except QueueClosedError as error:
+                if error.__cause__ is not None:
+                    raise
                 closed = True
                 for blob in range(blobs):
                     if self.output(blob).is_empty:
@@ -297,16 +307,21 @@ class SafeDequeueBlobs(_Dequeue):
         return safely
 
     def _dequeue_many(self, blobs: int, records: int) -> None:
-        """Take up to `records`; fewer when the queue is closed and empty. Raises QueueClosedError for none."""
-        parts: list[list[Array]] = []
+        """Take up to `records`; fewer when the queue is closed and empty. Raises QueueClosedError for none.
+
+        What was taken when the wait for another ended in an error is kept for the next run.
+        """
         queue = self._queue(blobs)
-        while len(parts) < records:
+        if self._taken_from is not queue:
+            self._taken, self._taken_from = [], queue
+        while len(self._taken) < records:
             try:
-                parts.append(queue.dequeue(_timeout(self.arguments, self.label)))
+                self._taken.append(queue.dequeue(_timeout(self.arguments, self.label)))
             except QueueClosedError:
-                if not parts:
+                if not self._taken:
                     raise
                 break
+        parts, self._taken = self._taken, []
         for index, arrays in enumerate(zip(*parts, strict=True)):
             if any(array.ndim == 0 or array.shape[1:] != arrays[0].shape[1:] for array in arrays):
                 shapes = ", ".join(str(array.shape) for array in arrays)

@@ -126,6 +126,38 @@ def test_several_records_are_joined_and_the_last_ones_are_fewer() -> None:
     assert workspace.fetch_blob("status")
 
 
+def test_records_taken_before_a_timeout_are_of_the_next_run() -> None:
+    workspace = Workspace()
+    queue = made_queue(workspace, capacity=5)
+    get = operator_def("SafeDequeueBlobs", ["q"], ["y", "status"], num_records=3, timeout_secs=0.01)
+    net = a_net(workspace, ("simple", None), get)
+    for value in (1.0, 2.0):
+        queue.enqueue([np.full((1, 2), value)])
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="still empty after"):
+            net.run()
+    for value in (3.0, 4.0):
+        queue.enqueue([np.full((1, 2), value)])
+    net.run()
+    assert workspace.fetch_blob("y")[:, 0].tolist() == [1, 2, 3]
+    queue.close()
+    net.run()
+    assert workspace.fetch_blob("y")[:, 0].tolist() == [4]
+
+
+@pytest.mark.parametrize("records", [1, 2])
+def test_the_failure_of_a_reader_is_no_status_but_an_error(records: int) -> None:
+    workspace = Workspace()
+    queue = made_queue(workspace, capacity=5)
+    queue.enqueue([np.ones((1, 2))])
+    queue.close(OSError("the disk is gone"))
+    get = operator_def("SafeDequeueBlobs", ["q"], ["y", "status"], num_records=records)
+    workspace.run_operator_once(get)
+    assert (workspace.fetch_blob("y") == 1).all()
+    with pytest.raises(OperatorError, match="closed by OSError: the disk is gone"):
+        workspace.run_operator_once(get)
+
+
 def test_records_that_do_not_join_are_an_error() -> None:
     workspace = Workspace()
     queue = made_queue(workspace, capacity=5)
