@@ -72,10 +72,11 @@ def export_safetensors(
         with unpublished.path.open("rb") as file:
             os.fsync(file.fileno())
         unpublished.publish()
-    except (OSError, library.SafetensorError) as error:
-        unpublished.discard()
+    except (OSError, library.SafetensorError, TypeError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error)
         raise StorageError(f"{path}: cannot be written: {text}; a file before it stays") from None
+    finally:
+        unpublished.discard()
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
@@ -125,9 +126,10 @@ def _array(path: str, name: str, entry: Mapping[str, Any]) -> Array:
     meta: TypeMeta | None = _METAS.get(entry["dtype"])
     if meta is None:
         raise StorageError(f"{path}: tensor {name!r} is of type {entry['dtype']}; expected one of {sorted(_METAS)}")
-    bits = np.frombuffer(entry["data"], np.uint16 if meta is BFLOAT16 else meta.numpy)
-    array: Array = bits.view(meta.numpy).reshape(entry["shape"])
-    return array
+    stored = {BFLOAT16: np.uint16, BOOL: np.uint8}.get(meta, meta.numpy)
+    bits = np.frombuffer(entry["data"], stored)
+    array: Array = np.not_equal(bits, 0) if meta is BOOL else bits.view(meta.numpy)
+    return array.reshape(entry["shape"])
 
 
 def _library() -> ModuleType:

@@ -122,3 +122,18 @@ def test_a_missing_module_is_answered_with_the_command(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(StorageError, match=r"pip install dagexec\[safetensors\]"):
         read_safetensors(tmp_path / "f")
+
+
+def test_any_byte_but_zero_is_true(tmp_path: Path) -> None:
+    header = b'{"w":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}'
+    (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header + b"\x02\x00\x01")
+    [array] = read_safetensors(tmp_path / "f").values()
+    assert array.view(np.uint8).tolist() == [1, 0, 1]
+
+
+def test_metadata_that_is_no_text_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    workspace = Workspace()
+    workspace.feed_blob("w", np.zeros(2))
+    with pytest.raises(StorageError, match=r"f: cannot be written: .*'int'"):
+        export_safetensors(workspace, ["w"], tmp_path / "f", metadata={"step": 3})  # type: ignore[dict-item]
+    assert list(tmp_path.iterdir()) == []
