@@ -86,6 +86,11 @@ class ThreadGroup:
             self._left.add(rank)
             self._wake(*range(self.size))
 
+    def is_over_for(self, rank: int) -> bool:
+        """True when `rank` has left, or the group has failed: it communicates here no more."""
+        with self._lock:
+            return self._failure is not None or rank in self._left
+
     def put(self, message: _Message, source: int, to: int) -> None:
         """Queue a message. Raises CommunicationError when the group has failed or `to` has left."""
         with self._lock:
@@ -230,11 +235,12 @@ _naming = threads().lock()
 def join_by_name(name: str, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> ThreadWorld:
     """Join the group of this process called `name`, which exists as long as one of its ranks does.
 
-    Raises ArgumentError when it has another size, or `rank` has joined.
+    A rank that has left, or whose group has failed, begins a new one. Raises ArgumentError when it has another size,
+    or `rank` has joined.
     """
     with _naming:
         group = _named.get(name)
-        if group is None:
+        if group is None or group.is_over_for(rank):
             group = _named[name] = ThreadGroup(size)
     if group.size != size:
         raise ArgumentError(f"common world {name!r} has {group.size} ranks, found size={size}")

@@ -22,6 +22,8 @@ from dagexec.training.model_builder import ITERATION
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
 
+_INTEGERS = frozenset("iu")
+
 
 class ParallelModel(ABC):
     """A model that is trained on several devices at once. One thread uses it at a time.
@@ -159,6 +161,8 @@ class ParallelModel(ABC):
                     f"input {name!r} has {array.shape[0]} rows, which {len(self.places)} device(s) with "
                     f"{self.iter_size} micro-batch(es) each cannot share equally"
                 )
+        for name, array in arrays.items():
+            self._check_feed(name, array, parts)
         rows = {name: array.shape[0] // parts for name, array in arrays.items() if array.ndim}
         return [
             [
@@ -172,6 +176,21 @@ class ParallelModel(ABC):
             ]
             for device in range(len(self.places))
         ]
+
+    def _check_feed(self, name: str, array: Array, parts: int) -> None:
+        """Raise FeedError unless the array is as the model declares the input. Integers may have any width."""
+        info = self.replicas[0].helper.inputs[name]
+        share = (array.shape[0] // parts, *array.shape[1:]) if array.ndim else ()
+        kinds = {array.dtype.kind} if info.dtype is None else {array.dtype.kind, info.dtype.numpy.kind}
+        fits = info.dtype is None or array.dtype == info.dtype.numpy or kinds <= _INTEGERS
+        if fits and info.shape is not None and array.ndim:
+            fits = len(share) == len(info.shape) and all(
+                size in (None, found) for size, found in zip(info.shape, share, strict=True)
+            )
+        if not fits:
+            raise FeedError(
+                f"input {name!r} is declared as {info}, found {array.dtype}{list(share)} for a micro-batch of a device"
+            )
 
     def _feed(self, replica: Replica, arrays: Mapping[str, Array], micro_batch: int) -> None:
         """Feed a replica's inputs on the host; its net copies them to the device."""

@@ -59,9 +59,10 @@ def parallelize(
     devices; otherwise each has its own statistics of a batch, and the running ones are the first device's.
 
     `make_helper` makes the model helper, by default one of `name` and `seed` for training. The blobs that `workspace`
-    has now, such as a queue of records, are one for all devices, under their own names. `net_type`, `num_workers` and
-    `streams_per_worker` are those of the nets. After `timeout` seconds the run of a net for all devices is stopped
-    (by default it is not), and a thread gives up its wait for another (by default after 600).
+    has now, such as a queue of records, are one for all devices, under their own names. `net_type` and `num_workers`
+    are those of the nets, `streams_per_worker` that of a net for all devices. After `timeout` seconds the run of a net
+    for all devices is stopped (by default it is not), and a thread gives up its wait for another (by default after
+    600).
 
     Raises DeviceError for an empty list of devices, one named twice, and one that is missing here; SchemaError when the
     builders do not make the same model for all; ArgumentError for a bad reduction or number.
@@ -70,6 +71,8 @@ def parallelize(
         raise ArgumentError(f"reduction must be one of {', '.join(REDUCTIONS)}, found {reduction!r}")
     if iter_size < 1:
         raise ArgumentError(f"iter_size must be at least 1, found {iter_size}")
+    if timeout is not None and not timeout > 0:
+        raise ArgumentError(f"timeout must be positive, found {timeout}")
     places = find_places(devices)
     make = make_helper or partial(ModelHelper, name, seed=seed, training=True)
     batches = len(places) if sync_batch_norm else 1

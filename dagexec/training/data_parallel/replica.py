@@ -116,7 +116,7 @@ def _drawing_apart(definition: OperatorDef) -> OperatorDef:
 
 
 def check_same(replicas: Sequence[Replica]) -> None:
-    """Raise SchemaError unless all replicas have the parameters, with their fillers, and the operators of the first.
+    """Raise SchemaError unless all replicas have the inputs, parameters, fillers and operators of the first.
 
     The message lists the differences.
     """
@@ -131,23 +131,27 @@ def check_same(replicas: Sequence[Replica]) -> None:
 
 def _parameter_differences(first: Replica, other: Replica) -> list[str]:
     differences = []
+    inputs = (first.helper.inputs, other.helper.inputs)
+    if inputs[0] != inputs[1]:
+        differences.append(f"the inputs are {dict(inputs[0])} and {dict(inputs[1])}")
     for kind in ("parameters", "computed_parameters"):
-        mine, theirs = dict(getattr(first.helper, kind)), dict(getattr(other.helper, kind))
-        for name in dict.fromkeys([*mine, *theirs]):
-            if name not in theirs or name not in mine:
-                where = first.place if name in mine else other.place
+        shapes, others = dict(getattr(first.helper, kind)), dict(getattr(other.helper, kind))
+        for name in dict.fromkeys([*shapes, *others]):
+            if name not in others or name not in shapes:
+                where = first.place if name in shapes else other.place
                 differences.append(f"parameter {name!r} is only on {where}")
-            elif mine[name] != theirs[name]:
+            elif shapes[name] != others[name]:
                 differences.append(
-                    f"parameter {name!r} has shape {mine[name]} on {first.place} and {theirs[name]} on {other.place}"
+                    f"parameter {name!r} has shape {shapes[name]} on {first.place} and {others[name]} on {other.place}"
                 )
     if differences:
         return differences
-    fillers = {name: op for op in other.init for name in op.output}
-    for op in first.init:
-        for name in op.output:
-            if name not in fillers or _spelled(op) != _spelled(fillers[name]):
-                differences.append(f"parameter {name!r} is filled in another way")
+    mine, theirs = ({name: op for op in replica.init for name in op.output} for replica in (first, other))
+    for name in dict.fromkeys([*mine, *theirs]):
+        if name not in theirs or name not in mine:
+            differences.append(f"{name!r} is only filled on {first.place if name in mine else other.place}")
+        elif _spelled(mine[name]) != _spelled(theirs[name]):
+            differences.append(f"parameter {name!r} is filled in another way")
     return differences
 
 

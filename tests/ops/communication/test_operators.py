@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.errors import CommunicationError, DagexecError, OperatorError
 from dagexec.core.graph import build_graph
 from dagexec.core.threads import threads
-from dagexec.ops.communication import CommonWorld
+from dagexec.ops.communication import CommonWorld, all_reduce
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
@@ -101,6 +102,29 @@ def test_destroying_the_world_ends_the_wait_of_the_others() -> None:
     with pytest.raises(OperatorError, match="rank 1 has left the group") as caught:
         workspaces[0].run_operator_once(operator_def("Barrier", ["comm_world"], []))
     assert isinstance(caught.value.__cause__, CommunicationError)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
+    create = [
+        operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, name=f"again {failed}")
+        for rank in range(2)
+    ]
+    workspaces = [Workspace(), Workspace()]
+    for number in range(2):
+        for workspace, definition in zip(workspaces, create, strict=True):
+            workspace.run_operator_once(definition)
+        worlds = [workspace.get_blob("comm_world").get(CommonWorld) for workspace in workspaces]  # type: ignore[type-abstract]
+        sums = [np.array([rank + 1.0]) for rank in range(2)]
+        jobs = [partial(all_reduce, world, array) for world, array in zip(worlds, sums, strict=True)]
+        for thread in [threads().start(job, f"rank {rank}") for rank, job in enumerate(jobs)]:
+            thread.join()
+        assert [array.tolist() for array in sums] == [[3.0], [3.0]]
+        if failed:
+            worlds[number].abort("the test")
+    if not failed:
+        with pytest.raises(OperatorError, match="rank 0 of this group of 2 has joined already"):
+            Workspace().run_operator_once(create[0])
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,14 @@ def differing(change: Callable[[ModelHelper, int], None]) -> Callable[[ModelHelp
             "parameter 'p' is filled in another way",
         ),
         (
+            lambda helper, number: helper.add_state("s", (2,), constant(0)) if number else None,
+            "'s' is only filled on cpu_1",
+        ),
+        (
+            lambda helper, number: None if number else helper.add_input("more", (None, 3)),
+            r"the inputs are \{.*'more'.*\} and",
+        ),
+        (
             lambda helper, number: helper.relu("fc", "r") if number else helper.sigmoid("fc", "r"),
             r"operator 1 is Sigmoid \['r'\] on cpu_0 and Relu \['r'\] on cpu_1",
         ),
@@ -232,6 +240,8 @@ def test_bad_arguments_are_refused() -> None:
         parallel_images(lenet, ["cpu"], reduction="star")
     with pytest.raises(ArgumentError, match="iter_size must be at least 1, found 0"):
         parallel_images(lenet, ["cpu"], iter_size=0)
+    with pytest.raises(ArgumentError, match="timeout must be positive, found 0"):
+        parallel_images(lenet, ["cpu"], timeout=0)
     with pytest.raises(ArgumentError, match="net type 'fast' is unknown"):
         parallel_images(lenet, ["cpu"], net_type="fast")
     with pytest.raises(SchemaError, match="must return the names of its losses"):
@@ -245,6 +255,10 @@ def test_bad_feeds_and_states_are_refused_and_the_model_goes_on(reduction: str) 
             model.step(image_batch(10))
         with pytest.raises(FeedError, match=r"expected the inputs \['data', 'label'\], found \[\]"):
             model.step()
+        with pytest.raises(FeedError, match=r"'data' is declared as float32\[.*, found float64\[2"):
+            model.step(image_batch(8, np.float64))
+        with pytest.raises(FeedError, match=r"'data' is declared as .*, found float32\[2, 1, 9, 8\]"):
+            model.step(image_batch(8) | {"data": np.zeros((8, 1, 9, 8), np.float32)})
         state = model.state()
         with pytest.raises(MissingBlobError, match="the state has no 'conv1_w'"):
             model.load_state({})
