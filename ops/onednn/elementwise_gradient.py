@@ -2,18 +2,21 @@
 
 A gradient of an activation is a binary primitive of Y, a comparison or a product, whose post-ops make it the derivative
 and multiply it by dY. That takes the time of a product of two tensors; oneDNN 3.1's own backward primitives take two to
-four times that (737,280 elements, one core with AVX-512: 0.1 ms against 0.3). Where dY is infinite or NaN and a Relu is
-closed, the product is NaN; the default engine's gradient is 0.
+four times that (737,280 elements, one core with AVX-512: 0.1 ms against 0.3). Where dY is infinite or NaN and a Relu or
+a Clip is closed, the product is NaN; the default engine's gradient is 0. A Y that is NaN counts as between the limits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.ops import activation_gradient, softmax_gradient
@@ -33,7 +36,7 @@ from dagexec.ops.onednn.primitive import (
 from dagexec.ops.onednn.softmax import LOG_SOFTMAX, SOFTMAX
 from dagexec.ops.softmax import grouping
 
-_AT_LEAST, _ABOVE = 0x1FFF6, 0x1FFF7
+_AT_LEAST, _ABOVE, _BELOW = 0x1FFF6, 0x1FFF7, 0x1FFF9
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class Derivative:
         number: its second operand; None for Y.
         linear: a and b.
         times_y: the result is multiplied by Y.
+        above: that product counts as 1 above this number, else as 0; None where it counts as it is.
     """
 
     algorithm: int
     number: float | None
     linear: tuple[float, float] = (1.0, 0.0)
     times_y: bool = False
+    above: float | None = None
 
 
 def _leaky_relu(op: Operator) -> Derivative:
@@ -58,9 +63,27 @@ def _leaky_relu(op: Operator) -> Derivative:
     return Derivative(_AT_LEAST, 0.0, (1 - alpha, alpha))
 
 
-DERIVATIVES: Mapping[type[Operator], Callable[[Operator], Derivative]] = {
+def _window(op: activation_gradient.ClipGradient) -> Derivative:
+    """1 between the limits: where Y is below the upper one, Y, else 0, is above the lower one, if that is not negative.
+
+    Raises UnsupportedFeatureError for a negative lower limit with an upper one, and for 16-bit floats.
+    """
+    low, high = op.limits()
+    if op.input(0).meta is not FLOAT32:
+        raise UnsupportedFeatureError(f"{op.label}: oneDNN would round the limits")
+    if math.isinf(high):
+        return Derivative(_ABOVE, low)
+    if math.isinf(low):
+        return Derivative(_BELOW, high)
+    if low < 0:
+        raise UnsupportedFeatureError(f"{op.label}: oneDNN compares with no two limits, the lower of them negative")
+    return Derivative(_BELOW, high, times_y=True, above=low)
+
+
+DERIVATIVES: Mapping[type[Operator], Callable[[Any], Derivative]] = {
     activation_gradient.ReluGradient: lambda op: Derivative(_ABOVE, 0.0),
     activation_gradient.LeakyReluGradient: _leaky_relu,
+    activation_gradient.ClipGradient: _window,
     activation_gradient.SigmoidGradient: lambda op: Derivative(BINARY["mul"], 1.0, (-1.0, 1.0), times_y=True),
     activation_gradient.TanhGradient: lambda op: Derivative(BINARY["mul"], None, (-1.0, 1.0)),
 }
@@ -78,20 +101,23 @@ class FunctionGradient(OneDNNOperator):
         if derivative.number is None:
             beside: tuple[Descriptor, Array] = (layout, y)
         else:
-            constant = np.full((1, 1), derivative.number, np.float32)
-            beside = (self.packed(constant), constant)
-        links: list[Array | None] = []
+            beside = self._number(derivative.number)
+        links: list[tuple[Descriptor, Array] | None] = []
         if derivative.linear != (1.0, 0.0):
             attributes.eltwise(*ELTWISE["linear"](*derivative.linear))
             links.append(None)
-        for factor in (y, dy) if derivative.times_y else (dy,):
+        if derivative.times_y:
             attributes.binary(BINARY["mul"], layout)
-            links.append(factor)
+            links.append((layout, y))
+        if derivative.above is not None:
+            limit = self._number(derivative.above)
+            attributes.binary(_ABOVE, limit[0])
+            links.append(limit)
+        attributes.binary(BINARY["mul"], layout)
+        links.append((layout, dy))
         handles = (layout.handle, beside[0].handle, layout.handle, attributes.handle)
         found = self.describe_fast("binary", self.onednn.engine, derivative.algorithm, *handles)
-        factors = {
-            POST_OP * (number + 1) | SRC_1: (layout, link) for number, link in enumerate(links) if link is not None
-        }
+        factors = {POST_OP * (number + 1) | SRC_1: link for number, link in enumerate(links) if link is not None}
         bound = self.bound(found, {SRC: (layout, y), SRC_1: beside, DST: (layout, dx), **factors})
         moves = {1: POST_OP * len(links) | SRC_1}
         if derivative.number is not None and not derivative.times_y:
@@ -99,6 +125,11 @@ class FunctionGradient(OneDNNOperator):
         if self.definition.input[0] != self.definition.input[1]:
             self.offer_moves(bound, moves, {0: DST})
         return bound.step
+
+    def _number(self, value: float) -> tuple[Descriptor, Array]:
+        """An operand that is one number for all elements."""
+        constant = np.full((1, 1), value, np.float32)
+        return self.packed(constant), constant
 
 
 class NormalisationGradient(OneDNNOperator):

@@ -20,6 +20,10 @@ CASES: list[tuple[str, dict[str, ArgumentValue], Formula]] = [
     ("ReluGradient", {}, lambda y, dy: np.where(y > 0, dy, 0)),
     ("LeakyReluGradient", {}, lambda y, dy: np.where(y >= 0, dy, 0.01 * dy)),
     ("LeakyReluGradient", {"alpha": 0.5}, lambda y, dy: np.where(y >= 0, dy, 0.5 * dy)),
+    ("ClipGradient", {"min": 0.0, "max": 0.5}, lambda y, dy: dy * ((y > 0) & (y < 0.5))),
+    ("ClipGradient", {"min": 0.25, "max": 0.5}, lambda y, dy: dy * ((y > 0.25) & (y < 0.5))),
+    ("ClipGradient", {"min": -0.25}, lambda y, dy: np.where(y > -0.25, dy, 0)),
+    ("ClipGradient", {"max": -0.25}, lambda y, dy: np.where(y < -0.25, dy, 0)),
     ("SigmoidGradient", {}, lambda y, dy: dy * (y - y**2)),
     ("TanhGradient", {}, lambda y, dy: dy * (1 - y) * (1 + y)),
     ("SoftmaxGradient", {}, lambda y, dy: y * (dy - np.sum(y * dy, axis=(1, 2), keepdims=True))),
@@ -33,6 +37,8 @@ IDS = [f"{op_type} {arguments}" for op_type, arguments, _ in CASES]
 def operands(shape: tuple[int, ...], op_type: str) -> tuple[Array, Array]:
     """Y with zeros, and dY; the Y of a softmax is one."""
     y = np.maximum(normal(0, *shape), -0.5) if "Relu" in op_type else normal(0, *shape)
+    if op_type == "ClipGradient":  # with elements at the limits, which are outside
+        y = np.where(np.abs(y) > 1.5, 0.5 * np.sign(y), y)
     y[..., ::3] = 0
     if "Softmax" in op_type:
         powers = np.exp(y)
@@ -53,6 +59,22 @@ def test_gradient_agrees_with_its_formula(
     (found,) = run(op_type, [y, dy], **({"engine": "ONEDNN"} if by_reference else {}), **arguments)
     expected = formula(y.astype(np.float64), dy.astype(np.float64))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+
+
+@needs_onednn
+def test_clip_tells_the_smallest_number_from_its_limits() -> None:
+    tiny = np.float32(1e-38)
+    y = np.array([0, tiny, 0.5, np.nextafter(np.float32(6), np.float32(0)), 6], np.float32)
+    (found,) = run_onednn("ClipGradient", [y, np.ones_like(y)], min=0.0, max=6.0)
+    np.testing.assert_array_equal(found, [0, 1, 1, 1, 0])
+
+
+@needs_onednn
+def test_clip_between_a_negative_limit_and_another_is_left_to_the_default_engine() -> None:
+    y, dy = np.array([-1, -0.5, 0, 1], np.float32), np.ones(4, np.float32)
+    (found,), reason = run_fallback("ClipGradient", [y, dy], min=-1.0, max=1.0)
+    np.testing.assert_array_equal(found, [0, 1, 1, 0])
+    assert "negative" in reason
 
 
 @needs_onednn
