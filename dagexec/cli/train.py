@@ -108,8 +108,11 @@ def train_command(
                     curve.add(report)
                     progress(report)
 
-                def on_epoch(_epoch: int) -> None:
-                    curve.add_measure(trainer.evaluate())
+                def on_epoch(epoch: int) -> None:
+                    measured = trainer.evaluate()
+                    curve.add_measure(measured)
+                    if first and not as_json and not sys.stderr.isatty():
+                        _print_epoch(f"epoch {epoch} of {last}", curve.last_epoch(), measured)
 
                 trainer.train(last, on_step=on_step, on_epoch=on_epoch)
             measured = curve.last_measure() or trainer.evaluate()
@@ -134,6 +137,15 @@ def train_command(
         _print_table(found, summary, curve.last_epoch(), measured)
     if plot is not None:
         curve.plot(found.name, plot)
+
+
+def _print_epoch(title: str, trained: Mapping[str, float], measured: Mapping[str, float]) -> None:
+    """One line for an epoch, where there is no terminal for a bar: under mpiexec, or into a file."""
+    parts = [("", trained), ("held out: ", measured)]
+    texts = [what + ", ".join(f"{name} {value:.4f}" for name, value in values.items()) for what, values in parts]
+    print(
+        f"{title}: {'; '.join(text for text, (_, values) in zip(texts, parts, strict=True) if values)}", file=sys.stderr
+    )
 
 
 def _print_table(

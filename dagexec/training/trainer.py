@@ -45,7 +45,7 @@ class StepReport:
         step: its number, from 1.
         epoch: the epoch it belongs to, from 1.
         metrics: those of the task; means over the batch.
-        seconds: since the step before, reading the batch included.
+        seconds: that the step took, waiting for its batch included; saving and measuring are not.
         samples: in the batch, of all ranks together.
     """
 
@@ -185,11 +185,11 @@ class Trainer:
                     on_step(
                         StepReport(self.step, self._epoch_of(self.step), metrics, now - before, self.task.batch_size)
                     )
-                before = now
                 if self.step % self._checkpoint_steps == 0:
                     self.save()
                 if on_epoch is not None and self.step % self.task.steps_per_epoch == 0:
                     on_epoch(self.epoch)
+                before = time.perf_counter()
         self.save()
 
     def evaluate(self, batch_size: int | None = None) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,6 +95,23 @@ def test_steps_are_reported_and_held_out_samples_measured() -> None:
     assert after["loss"] < before["loss"]
     assert after["accuracy"] == pytest.approx(again["accuracy"])
     assert after["loss"] == pytest.approx(again["loss"], rel=1e-5)
+
+
+def test_the_seconds_of_a_step_are_without_measures_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def measure(_epoch: int) -> None:
+        clock[0] += 100
+
+    def step(report: StepReport) -> None:
+        reports.append(report)
+        clock[0] += 10
+
+    reports: list[StepReport] = []
+    monkeypatch.setattr("dagexec.training.trainer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    with Trainer(make_task(0)) as trainer:
+        trainer.train(on_step=step, on_epoch=measure)
+    assert [report.seconds for report in reports] == [0] * 2 * STEPS
 
 
 def test_a_loss_that_is_no_number_ends_the_training_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
