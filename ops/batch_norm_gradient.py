@@ -341,11 +341,12 @@ class Terms:
 
 @gradient_of("SpatialBN")
 def spatial_bn_gradient(request: GradientRequest) -> GradientOperators:
-    """SpatialBNGradient(X, scale, dY, saved mean, saved inv_std) -> dX, dscale, dbias; the statistics have none.
+    """SpatialBNGradient(X, scale, dY, saved mean, saved inv_std) -> dX, dscale, dbias; running statistics have none.
 
     With statistics over several devices, ChannelBackpropStats gives `<scale>_grad_sum` and `<bias>_grad_sum` first,
     which have to be summed over the devices in between.
     """
+    request.require_no_dy(3, 4)
     test = request.arguments.bool("is_test")
     statistics = [request.x(3), request.x(4)] if test else [request.y(3), request.y(4)]
     inputs = [request.x(0), request.x(1), request.dy(0), *statistics]

@@ -100,5 +100,6 @@ def _divided_by_power(dy: Array, scale: Array, beta: float, spare: Array, out: A
 
 @gradient_of("LRN")
 def lrn_gradient(request: GradientRequest) -> GradientOperators:
-    """LRNGradient(X, Y, dY) -> dX; the second output, `scale`, has none."""
+    """LRNGradient(X, Y, dY) -> dX; from the second output, `scale`, none passes."""
+    request.require_no_dy(1)
     return request.single("LRNGradient", [request.x(0), request.y(0), request.dy(0)], [0])

@@ -335,6 +335,7 @@ def _kept(request: GradientRequest) -> list[str]:
 @gradient_of("InstanceNorm")
 def instance_norm_gradient(request: GradientRequest) -> GradientOperators:
     """InstanceNormGradient(X, scale, bias, dY, [mean, inv_std]) -> dX, dscale, dbias."""
+    request.require_no_dy(1, 2)
     return request.single(
         "InstanceNormGradient", [*request.definition.input, request.dy(0), *_kept(request)], [0, 1, 2]
     )
@@ -343,6 +344,7 @@ def instance_norm_gradient(request: GradientRequest) -> GradientOperators:
 @gradient_of("GroupNorm")
 def group_norm_gradient(request: GradientRequest) -> GradientOperators:
     """GroupNormGradient(dY, X, gamma, beta, [mean, inv_std]) -> dX, dgamma, dbeta."""
+    request.require_no_dy(1, 2)
     return request.single("GroupNormGradient", [request.dy(0), *request.definition.input, *_kept(request)], [0, 1, 2])
 
 
@@ -352,6 +354,7 @@ def layer_norm_gradient(request: GradientRequest) -> GradientOperators:
 
     X stands in the place of Y, which is not read, so that Y may be overwritten.
     """
+    request.require_no_dy(1, 2)
     kept = _kept(request)
     given = [request.x(0), *kept] if kept else []
     count = len(request.definition.input)

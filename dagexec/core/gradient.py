@@ -101,6 +101,15 @@ class GradientRequest:
         """True when something depends on output `index`."""
         return index < len(self.outputs) and self.outputs[index] is not None
 
+    def require_no_dy(self, *outputs: int) -> None:
+        """Raise GradientError when something depends on one of these outputs, whose gradients the maker leaves out."""
+        for index in outputs:
+            if self.has_dy(index):
+                raise GradientError(
+                    f"{self.label}: output {self.y(index)!r} is there for the gradient operator; no gradient passes from "
+                    f"it to the inputs: read it through StopGradient, or compute it apart"
+                )
+
     def dy(self, index: int) -> str:
         """The dense gradient of output `index`; where nothing depends on it, zeros of the output's shape and type.
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.errors import ArgumentError, GradientError
+from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import GradientOperators, GradientRequest
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import Cost, OperatorCall, TensorType
@@ -39,10 +39,7 @@ def layer_gradient(request: GradientRequest, kind: LayerKind) -> GradientOperato
 
     Raises GradientError for a gradient of what is only saved.
     """
-    for index in range(kind.results, kind.outputs):
-        if request.has_dy(index):
-            name = request.y(index)
-            raise GradientError(f"{request.label}: {name!r} is there for the gradient and has none of its own")
+    request.require_no_dy(*range(kind.results, kind.outputs))
     lengths = 3 + request.arguments.bool("bias") if request.arguments.bool("sequence_lengths") else None
     wanted = sorted(index for index in request.wanted if index != lengths)
     if not wanted:
