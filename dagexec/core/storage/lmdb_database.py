@@ -110,6 +110,10 @@ class LmdbDatabase(Database):
             self._enter(path)
         elif mode is Mode.READ:
             raise StorageError(f"{path}: no lmdb database is there; expected a folder with a file {_FILE}")
+        elif path.is_file():
+            raise StorageError(
+                f"{path}: cannot be written: a file is there, and an lmdb database is a folder; it stays"
+            )
         else:
             self._unpublished = Unpublished(path, folder=True)
             self._enter(self._unpublished.path)

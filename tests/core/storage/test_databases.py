@@ -170,6 +170,15 @@ def test_the_damaged_record_is_named(tmp_path: Path) -> None:
         read_blob_file("minidb", path)
 
 
+def test_an_lmdb_does_not_take_the_place_of_a_file(tmp_path: Path) -> None:
+    write_blobs("minidb", tmp_path / "db", BLOBS.items())
+    before = (tmp_path / "db").read_bytes()
+    with pytest.raises(StorageError, match="db: cannot be written: a file is there, and an lmdb database is a folder"):
+        write_blobs("lmdb", tmp_path / "db", BLOBS.items())
+    assert (tmp_path / "db").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_an_lmdb_that_was_cut_off_and_has_no_checksum_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "db"
     fill("lmdb", path, [(b"k%d" % k, b"x" * 3000) for k in range(20)])
