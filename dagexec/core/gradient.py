@@ -106,8 +106,8 @@ class GradientRequest:
         for index in outputs:
             if self.has_dy(index):
                 raise GradientError(
-                    f"{self.label}: output {self.y(index)!r} is there for the gradient operator; no gradient passes from "
-                    f"it to the inputs: read it through StopGradient, or compute it apart"
+                    f"{self.label}: output {self.y(index)!r} is there for the gradient operator; no gradient passes "
+                    f"from it to the inputs: read it through StopGradient, or compute it apart"
                 )
 
     def dy(self, index: int) -> str:
