@@ -399,6 +399,8 @@ def test_wrong_feeds_end_with_one_clear_message_and_status_2(
         (["run", "zoo:lenet", "--net-type", "fast"], "'fast' is unknown"),
         (["run", "zoo:lenet", "--input", "nothing.npz"], "FeedError: nothing.npz"),
         (["run", "zoo:lenet", "--shape", "data=1,x"], "expected NAME=SIZE,SIZE"),
+        (["run", "zoo:lenet", "--shape", "data=int33:1,2"], "or NAME=TYPE:SIZE,SIZE"),
+        (["run", "zoo:lenet", "--shape", "data=:1,2"], "or NAME=TYPE:SIZE,SIZE"),
         (["run", "zoo:lenet", "--shape", "picture=1"], r"\['picture'\]"),
         (["compare", "zoo:lenet", "--num-workers", "0"], "expected counts of 1 or more"),
         (["run", "zoo:lenet", "--trace", "nowhere/trace.json"], "nowhere"),

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
-from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
+from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
-from dagexec.comparison import random_feeds, require_inputs
+from dagexec.comparison import random_feeds
 from dagexec.executor import compile
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
 
@@ -40,9 +40,7 @@ def check_command(
     as_json: JsonOption = False,
 ) -> None:
     """Prove that MODEL orders every pair of conflicting accesses, in every schedule; exit 1 with those it does not."""
-    shapes = parse_shapes(shape or ())
-    loaded = read_model(model)
-    require_inputs(loaded, shapes)
+    loaded, shapes = with_shapes(read_model(model), shape or ())
     arguments = parse_arguments(settings)
     with (
         Console(stderr=True).status(Text(f"Checking {loaded.name}")),

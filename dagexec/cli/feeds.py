@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,9 @@ from numpy.lib.npyio import NpzFile
 from rich.console import Console
 from rich.text import Text
 
-from dagexec.comparison import random_feeds
-from dagexec.core.errors import FeedError
+from dagexec.comparison import random_feeds, require_inputs
+from dagexec.core.dtypes import TypeMeta, from_name
+from dagexec.core.errors import ArgumentError, FeedError
 from dagexec.core.model import Model
 from dagexec.model_source import load_model
 from dagexec.parameters import initialised
@@ -33,7 +35,12 @@ InputOption = Annotated[
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=1,3,224,224", help="Shape of a random input; may be given several times."),
+    typer.Option(
+        "--shape",
+        metavar="NAME=1,3,224,224",
+        help="Shape of a random input, with its type where that is not float32: label=int32:4; "
+        "may be given several times.",
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -48,7 +55,7 @@ def read_model(source: str) -> Model:
 def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int) -> dict[str, npt.NDArray[Any]]:
     """The feeds that the options ask for. Raises FeedError."""
     if file is None:
-        return random_feeds(model, parse_shapes(shapes or ()), seed)
+        return random_feeds(*with_shapes(model, shapes or ()), seed)
     try:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, NpzFile):
@@ -61,16 +68,33 @@ def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, se
         raise FeedError(f"{file}: not an .npz file of arrays: {error}") from None
 
 
-def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`data=1,3,224,224` as {"data": (1, 3, 224, 224)}. Raises FeedError."""
+def with_shapes(model: Model, texts: Sequence[str]) -> tuple[Model, dict[str, tuple[int, ...]]]:
+    """The model with the element types, and the shapes, that the options `--shape` give to inputs.
+
+    Raises FeedError, also for inputs that the model does not have.
+    """
+    shapes, types = parse_shapes(texts)
+    require_inputs(model, shapes)
+    typed = {name: replace(model.inputs[name], dtype=meta) for name, meta in types.items()}
+    return replace(model, inputs={**model.inputs, **typed}), shapes
+
+
+def parse_shapes(texts: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, TypeMeta]]:
+    """`data=1,3,224,224` as {"data": (1, 3, 224, 224)}, and types, as in `label=int32:4`. Raises FeedError."""
     shapes: dict[str, tuple[int, ...]] = {}
+    types: dict[str, TypeMeta] = {}
     for text in texts:
-        name, separator, sizes = text.rpartition("=")
+        name, separator, value = text.rpartition("=")
+        kind, typed, sizes = value.rpartition(":")
         try:
             shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
-        except ValueError:
+            if typed:
+                types[name] = from_name(kind)
+        except (ValueError, ArgumentError):
             shape = (-1,)
         if not separator or not name or any(size < 0 for size in shape):
-            raise FeedError(f"--shape {text!r}: expected NAME=SIZE,SIZE,... with sizes of 0 or more")
+            raise FeedError(
+                f"--shape {text!r}: expected NAME=SIZE,SIZE,... with sizes of 0 or more, or NAME=TYPE:SIZE,SIZE,..."
+            )
         shapes[name] = shape
-    return shapes
+    return shapes, types

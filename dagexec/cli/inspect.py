@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.compiled import choices_in_words, compiled_rows, compiled_table, compiled_without_measuring
-from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, parse_shapes, read_model
+from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
@@ -54,18 +54,18 @@ def inspect_command(
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
     arguments = parse_arguments(settings)
-    loaded = read_model(model)
+    loaded, shapes = with_shapes(read_model(model), shape or ())
     if arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, arguments))
     graph = build_graph(loaded.net, (loaded.parameters.keys() | loaded.inputs.keys()).__contains__)
-    types = infer_net(graph, _input_types(loaded, parse_shapes(shape or ())), loaded.parameters)
+    types = infer_net(graph, _input_types(loaded, shapes), loaded.parameters)
     plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])
     if draw is not None:
         draw_graph(plan, draw)
-    rows = memory_rows(loaded, parse_shapes(shape or ())) if memory else []
+    rows = memory_rows(loaded, shapes) if memory else []
     wants_passes = passes or without_pass
-    outcomes = pass_outcomes(loaded, parse_shapes(shape or ()), without_pass or ()) if wants_passes else []
-    result = compiled_without_measuring(loaded, parse_shapes(shape or ())) if compiled else None
+    outcomes = pass_outcomes(loaded, shapes, without_pass or ()) if wants_passes else []
+    result = compiled_without_measuring(loaded, shapes) if compiled else None
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
         found = _as_dict(loaded, graph, plan, types, parameters)

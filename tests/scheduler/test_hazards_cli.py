@@ -16,6 +16,8 @@ from dagexec.core.device import Device
 from dagexec.scheduler.hazards import check
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.synchronisation import Synchronisation, synchronise
+from dagexec.training.optimizer import SGD
+from dagexec.zoo import build_training
 from tests.command_line import Cli
 from tests.models import light_model_path
 
@@ -80,6 +82,22 @@ def test_a_shape_for_what_is_no_input_is_refused_also_where_other_shapes_are_not
 def test_an_onnx_file_is_proved(checked: Cli) -> None:
     status, out, _ = checked(light_model_path("squeezenet"), "--json")
     assert (status, json.loads(out)["holds"]) == (0, True)
+
+
+@pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
+def test_a_step_of_training_is_proved_with_labels_that_are_integers(
+    checked: Cli, tmp_path: Path, net_type: str
+) -> None:
+    helper = build_training("lenet_digits", 4)
+    helper.add_gradient_operators(["loss"])
+    SGD(0.1, momentum=0.9, weight_decay=1e-4, max_gradient_norm=1.0).add_updates(helper)
+    (tmp_path / "init_net.pb").write_bytes(helper.init_net.SerializeToString())
+    (tmp_path / "predict_net.pb").write_bytes(helper.net.SerializeToString())
+    shapes = ("--shape", "data=4,1,8,8", "--shape", "label=int32:4")
+    status, out, err = checked(tmp_path, "--net-type", net_type, "--device", "sim:0", *shapes, "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert (found["holds"], found["by_name"]) == (True, False)
 
 
 def test_a_net_on_several_devices_is_proved_with_the_copies_between_them(checked: Cli, tmp_path: Path) -> None:
