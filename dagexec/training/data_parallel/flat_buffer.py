@@ -65,6 +65,7 @@ class MergedMicroBatches:
             for array, kept in zip(self._buffer.arrays, self._kept[level], strict=True):
                 np.add(kept, array, out=array)
         if merges.keep is not None:
-            kept_arrays = self._kept.setdefault(merges.keep, tuple(np.empty_like(a) for a in self._buffer.arrays))
-            for array, kept in zip(self._buffer.arrays, kept_arrays, strict=True):
+            if merges.keep not in self._kept:
+                self._kept[merges.keep] = tuple(np.empty_like(array) for array in self._buffer.arrays)
+            for array, kept in zip(self._buffer.arrays, self._kept[merges.keep], strict=True):
                 np.copyto(kept, array)

@@ -52,8 +52,8 @@ class ParallelModel(ABC):
 
         `feeds` are the inputs of the whole batch. Their first axis is cut into as many equal parts as there are
         devices and micro-batches: the first device gets the first `iter_size` of them. Inputs without axes go to all.
-        Raises FeedError when that does not work out, ClosedError after `close` or a failed step, and what a net raises:
-        then the parameters of the first device are those of the step before, or of this one if it was done there.
+        Raises FeedError when that does not work out, ClosedError after `close` or a failed step, and what a net raises.
+        A step that fails may leave parameters, or running statistics, changed in part: load the last state.
         """
 
     @abstractmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.hazards.check import check_net
+from dagexec.scheduler.hazards.detector import Detector
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.observers import Observer
 from dagexec.scheduler.preparation import dynamic_operators
+from dagexec.scheduler.trace import Trace
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.model_helper import ModelHelper
@@ -172,3 +176,45 @@ def test_micro_batches_need_no_more_nets_than_there_are_kept_sums() -> None:
     with parallel_images(normalised, ["cpu"] * 2, iter_size=16, num_workers=1) as model:
         model.step(image_batch(32))
         assert len(model.nets()) == 2 + 4
+
+
+def test_the_written_trace_shows_sums_beside_the_backward_pass(tmp_path: Path) -> None:
+    """Kernels of a bucket overlap in time with gradient operators of the same device, on another stream."""
+    names = ["sim:0", "sim:1"]
+    path = tmp_path / "step.json"
+
+    def scenario() -> None:
+        clock = {"launch_seconds": 1e-6, "kernel_seconds": 50e-6, "copy_seconds": 40e-6}
+        with (
+            simulated(names, driver=ControlledDriver(), **clock),
+            parallel_images(normalised, names, sync_batch_norm=False, bucket_bytes=1, num_workers=4) as model,
+        ):
+            assert isinstance(model, AllReduceModel)
+            trace = Trace()
+            model.step(image_batch(8), trace=trace)
+            trace.write(path)
+
+    explore(scenario, EarliestFirst()).raise_failure()
+    kernels = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "kernel"]
+    sums = [event for event in kernels if any("gradient_bucket" in name for name in event["args"]["inputs"])]
+    backward = [event for event in kernels if event["name"].endswith("Gradient")]
+    beside = [
+        one["name"]
+        for one in sums
+        for other in backward
+        if one["pid"] == other["pid"]
+        and one["tid"] != other["tid"]
+        and one["ts"] < other["ts"] + other["dur"]
+        and other["ts"] < one["ts"] + one["dur"]
+    ]
+    assert {"Copy", "BucketSum", "UnpackBucket"} <= set(beside)
+
+
+@pytest.mark.parametrize("devices", [["cpu"] * 3, ["sim:0", "sim:1", "sim:2"]], ids=str)
+def test_the_detector_finds_no_race_in_a_step(devices: list[str]) -> None:
+    with parallel_images(normalised, devices, bucket_bytes=300, num_workers=3, streams_per_worker=2) as model:
+        assert isinstance(model, AllReduceModel)
+        for seed in range(2):
+            detector = Detector()
+            model.step(image_batch(6, seed=seed), trace=detector)
+            detector.raise_found()
