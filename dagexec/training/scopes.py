@@ -57,12 +57,21 @@ class Scopes:
         yield name
 
     def shared(self, parameter: str) -> str:
-        """The parameter to use instead of `parameter`, a full name; it itself when it is not shared."""
+        """The parameter to use instead of `parameter`, a full name; it itself when it is not shared.
+
+        What it stands for may stand for another one in turn. In one mapping the longest name that fits counts.
+        Raises SchemaError for parameters that stand for each other.
+        """
+        passed = [parameter]
         for mapping in reversed(self.sharing):
-            for source, target in mapping.items():
-                if parameter == source or parameter.startswith(source + SEPARATOR):
-                    return target + parameter[len(source) :]
-        return parameter
+            left = {source: target for source, target in mapping.items() if source != target}
+            while fits := [name for name in left if f"{passed[-1]}/".startswith(name + SEPARATOR)]:
+                source = max(fits, key=len)
+                found = left.pop(source) + passed[-1][len(source) :]
+                if found in passed:
+                    raise SchemaError(f"parameter_sharing: {' -> '.join([*passed, found])} goes round in a circle")
+                passed.append(found)
+        return passed[-1]
 
     def layer_defaults(self, layer: str) -> dict[str, Any]:
         """Argument values for calls of `layer`."""
@@ -107,7 +116,7 @@ class Scopes:
     def parameter_sharing(self, mapping: Mapping[str, str]) -> Iterator[None]:
         """Parameters of a name scope, or single ones, stand for others: `{"right": "left"}`, `{"b_w": "a_w"}`.
 
-        Names are relative to the name scope around.
+        Names are relative to the name scope around. Blocks inside each other are followed from the innermost outwards.
         """
         absolute = {
             self.scoped(source.rstrip(SEPARATOR)): self.scoped(target.rstrip(SEPARATOR))

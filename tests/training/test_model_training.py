@@ -223,6 +223,41 @@ def test_shared_parameters_are_made_once_and_their_gradients_are_summed() -> Non
     np.testing.assert_allclose(workspace.fetch_blob(str(found["left/fc_b"])), [0.5, 0.5], atol=1e-6)
 
 
+def test_sharing_goes_from_the_innermost_block_outwards_and_by_the_longest_name() -> None:
+    helper = ModelHelper("m", training=True)
+    x = helper.add_input("x", (4, 3))
+
+    def parameters_in(scope: str) -> list[str]:
+        with helper.name_scope(scope):
+            helper.fc(x, "fc", 3, 2)
+        return list(helper.net.op[-1].input[1:])
+
+    assert parameters_in("a") == ["a/fc_w", "a/fc_b"]
+    with helper.parameter_sharing({"b": "a", "d": "a"}):
+        assert parameters_in("b") == ["a/fc_w", "a/fc_b"]
+        with helper.parameter_sharing({"c": "b", "d": "e"}):
+            assert parameters_in("c") == ["a/fc_w", "a/fc_b"]
+            assert parameters_in("d") == ["e/fc_w", "e/fc_b"]
+    with helper.parameter_sharing({"f": "a", "f/fc_b": "e/fc_b"}):
+        assert parameters_in("f") == ["a/fc_w", "e/fc_b"]
+    with helper.parameter_sharing({"g": "h", "h": "a"}):
+        assert parameters_in("g") == ["a/fc_w", "a/fc_b"]
+        assert parameters_in("great") == ["great/fc_w", "great/fc_b"]
+    circle = "i/fc_w -> j/fc_w -> i/fc_w goes round"
+    with helper.parameter_sharing({"i": "j", "j": "i"}), pytest.raises(SchemaError, match=circle):
+        parameters_in("i")
+    with helper.parameter_sharing({"k": "k", "l": "l/inner"}):
+        assert parameters_in("k") == ["k/fc_w", "k/fc_b"]
+        assert parameters_in("l") == ["l/inner/fc_w", "l/inner/fc_b"]
+
+
+def test_running_statistics_are_in_checkpoints() -> None:
+    helper = ModelHelper("m", training=True)
+    helper.spatial_bn(helper.add_input("x", (1, 3, 4, 4)), "bn", 3)
+    helper.iteration()
+    assert helper.checkpoint_blobs() == ["bn_s", "bn_b", "bn_rm", "bn_riv", ITERATION]
+
+
 def test_parameters_have_tags() -> None:
     helper = ModelHelper("m", training=True)
     x = helper.add_input("x", (1, 3, 4, 4))
