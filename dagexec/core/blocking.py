@@ -40,9 +40,12 @@ work = _Work()
 
 @contextmanager
 def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Iterator[None]:
-    """Within it, what blocks in this thread ends when `run` is stopped, or at `deadline` of the monotonic clock."""
+    """Within it, what blocks in this thread ends when `run` is stopped, or at `deadline` of the monotonic clock.
+
+    Without a `run` it is the one that the thread works for already, if any.
+    """
     before = work.run, work.deadline
-    work.run, work.deadline = run, min(deadline, work.deadline)
+    work.run, work.deadline = run or work.run, min(deadline, work.deadline)
     try:
         yield
     finally:

@@ -202,7 +202,7 @@ def test_stopping_the_run_ends_the_wait_of_its_operator_and_of_no_other() -> Non
         ends: list[object] = []
 
         def wait_for_the_run() -> None:
-            with working_for(run):
+            with working_for(run), working_for(deadline=threads().monotonic() + 60):  # as a net in a net
                 try:
                     queue.dequeue()
                 except RunCancelledError:

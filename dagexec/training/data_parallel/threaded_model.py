@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ClosedError, CommunicationError
+from dagexec.core.blocking import working_for
+from dagexec.core.errors import ClosedError, CommunicationError, RunCancelledError
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import threads
+from dagexec.core.threads import ThreadWait, threads
 from dagexec.core.workspace import Net, Workspace
 from dagexec.ops.communication import CommonWorld, ThreadGroup
 from dagexec.ops.communication.collectives import divide
@@ -96,6 +97,7 @@ class ThreadedModel(ParallelModel):
         except BaseException as error:  # Ctrl-C
             self.closed = True
             self._solvers[0].abort(f"{type(error).__name__}: {error}")
+            outcome.stop()
             for thread in self._threads:
                 thread.wait()
             raise
@@ -127,23 +129,33 @@ def _synchronisation(world: CommonWorld, pairs: Sequence[DevicePair]) -> Synchro
 
 
 class _Outcome:
-    """What the replicas return in one step."""
+    """What the replicas return in one step. For operators that block, it is the run to be stopped when one fails."""
 
     def __init__(self, count: int) -> None:
         self._lock = threads().lock()
+        self.stopped = False
+        self.waits: list[ThreadWait] = []
         self.losses: list[dict[str, float]] = [{} for _ in range(count)]
         self.errors: list[BaseException] = []
 
     def run(self, rank: int, solver: _Solver, share: Sequence[dict[str, Array]]) -> None:
         """Do a replica's step. An error is kept, and ends the steps of the others."""
         try:
-            self.losses[rank] = solver.step(share)
+            with working_for(self):
+                self.losses[rank] = solver.step(share)
         except BaseException as error:
             with self._lock:
                 self.errors.append(error)
             solver.abort(f"{type(error).__name__}: {error}")
+            self.stop()
             if not isinstance(error, Exception) and rank == 0:
                 raise
+
+    def stop(self) -> None:
+        """End the waits of operators that block."""
+        self.stopped = True
+        for wait in tuple(self.waits):
+            wait.notify()
 
     def first_error(self) -> BaseException:
         """The first one that is not just what another's failure did to a replica."""
@@ -153,7 +165,7 @@ class _Outcome:
 
 def _is_echo(error: BaseException | None) -> bool:
     while error is not None:
-        if isinstance(error, CommunicationError):
+        if isinstance(error, CommunicationError | RunCancelledError):
             return True
         error = error.__cause__
     return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dagexec.core.blobs_queue import BlobsQueue
 from dagexec.core.errors import (
     ArgumentError,
     ClosedError,
@@ -22,6 +24,7 @@ from dagexec.core.errors import (
 from dagexec.core.operator import Operator
 from dagexec.core.sim import Fault, simulated
 from dagexec.core.threads import threads
+from dagexec.core.workspace import Workspace
 from dagexec.scheduler.exploration import explore
 from dagexec.training.data_parallel import ParallelModel, parallelize
 from dagexec.training.data_parallel.solver_thread import SolverThread
@@ -305,6 +308,35 @@ def test_a_device_that_hangs_ends_the_steps_of_all_threads(reduction: str, kerne
         with model, pytest.raises(RunTimeoutError, match=r"net 'tiny_sim_._(gradients|update)': stopped after"):
             model.step(image_batch(4))
         assert not solver_threads()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_replica_that_waits_for_a_record_is_woken_when_another_fails(reduction: str) -> None:
+    """There is one record: one replica gets it and fails, and nobody puts another into the queue."""
+
+    def dequeued(helper: ModelHelper) -> None:
+        helper.add_operator("DequeueBlobs", ["records"], ["x", "target"], shapes=["4,4", "4,1"])
+
+    def fail(operator: Operator) -> None:
+        raise PlannedError(operator.label)
+
+    queue, workspace, record = BlobsQueue(4, 2), Workspace(), number_batch(4)
+    workspace.create_blob("records").value = queue
+    queue.enqueue([record["x"], record["target"]])
+    with temporary_operator("Checkpointed", fail):
+        model = parallelize(
+            dequeued,
+            with_checkpoints,
+            SGD(0.125),
+            devices=["cpu"] * 2,
+            reduction=reduction,
+            workspace=workspace,
+            timeout=60,
+        )
+        start = time.monotonic()
+        with model, pytest.raises(OperatorError, match="PlannedError"):
+            model.step()
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("begun", [0, 1])
