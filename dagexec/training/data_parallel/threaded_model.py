@@ -105,7 +105,11 @@ class ThreadedModel(ParallelModel):
             self.closed = True
             raise outcome.first_error()
         parts = len(self.places) * self.iter_size
-        return {loss: sum(found[loss] for found in outcome.losses) / parts for loss in self.losses}
+        totals = dict.fromkeys(self.losses, 0.0)
+        for found in outcome.losses:
+            for loss in totals:
+                totals[loss] += found[loss]  # one after the other, which `sum` does not do from Python 3.12 on
+        return {loss: total / parts for loss, total in totals.items()}
 
     def workspace_of(self, place: Place) -> Workspace:
         """The replica's own."""
