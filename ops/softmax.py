@@ -14,7 +14,6 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 
-
 SOFTMAX_ARGS = {
     "axis": "first axis of those that are normalised together; negative counts from the end (default 1)",
     "single_axis": "1: normalise over that axis alone (default 0)",
