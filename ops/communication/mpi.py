@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,8 @@ _SPINS = 200
 """How often a wait only yields the processor before it begins to sleep between its looks."""
 _MOST_PAUSE = 1e-3
 """Seconds between two looks of a long wait."""
+_ANSWER_SECONDS = 0.5
+"""How long a rank that waits itself may take to say for whom."""
 
 _calls = threads().lock()
 
@@ -44,7 +47,10 @@ class MPIWorld(CommonWorld):
         super().__init__(communicator.Get_rank(), communicator.Get_size(), timeout)
         self._communicator = communicator
         self._failure: tuple[int, str] | None = None
-        self._left: dict[int, str] = {}
+        self._left: set[int] = set()
+        self._header = np.zeros(_HEADER_BYTES, np.uint8)  # kept: a receive that was given up may still write to it
+        self._waits_for = -1
+        self._answers: dict[int, int] = {}  # by rank that was asked, whom it waits for
         self._notices: list[tuple[MPI.Request, Array]] = []  # kept until they are gone
 
     def _post(self, array: Array, to: int, tag: Tag) -> Posted:
@@ -56,7 +62,8 @@ class MPIWorld(CommonWorld):
         return _PostedMessage(self, requests, (header, array), to, tag)
 
     def _receive(self, out: Array, source: int, tag: Tag) -> None:
-        header = np.zeros(_HEADER_BYTES, np.uint8)
+        header = self._header
+        header.fill(0)
         with _calls:
             request = self._communicator.Irecv(header, source, _HEADERS)
         self.wait_for(request, source, tag)
@@ -80,37 +87,61 @@ class MPIWorld(CommonWorld):
 
     def wait_for(self, request: MPI.Request, other: int, tag: Tag) -> None:
         """Block until `request`, to or from rank `other`, is done. Raises CommunicationError."""
-        started = time.monotonic()
+        self._waits_for = other
+        try:
+            if self._wait_until(lambda: self._is_done(request), other, self.timeout):
+                return
+            silent = self._silent(other)
+            raise CommunicationError(
+                f"rank {self.rank}: rank {silent} does not answer; waited {self.timeout:g} s in {tag}", rank=silent
+            )
+        except CommunicationError:
+            self._cancel(request)
+            raise
+        finally:
+            self._waits_for = -1
+
+    def _wait_until(self, ready: Callable[[], bool], other: int, seconds: float) -> bool:
+        """Look for notices until `ready()`; False when it is not after so many seconds."""
+        deadline = time.monotonic() + seconds
         looks = 0
-        while not self._is_done(request):
-            try:
-                self._look_for_notices(other)
-            except CommunicationError:
-                self._cancel(request)
-                raise
-            if time.monotonic() - started > self.timeout:
-                self._cancel(request)
-                raise CommunicationError(
-                    f"rank {self.rank}: rank {other} does not answer; waited {self.timeout:g} s in {tag}", rank=other
-                )
+        while not ready():
+            self._look_for_notices(other)
+            if time.monotonic() > deadline:
+                return False
             looks += 1
             if looks < _SPINS:
                 os.sched_yield()
             else:
                 time.sleep(min(_MOST_PAUSE, (looks - _SPINS) * 1e-5))
+        return True
+
+    def _silent(self, other: int) -> int:
+        """The rank to blame for a wait in vain for `other`: the one that does not say whom it waits for itself."""
+        asked = other
+        for _ in range(self.size):
+            self._answers.clear()
+            self._tell({"kind": "question"}, asked)
+            if not self._wait_until(lambda rank=asked: rank in self._answers, other, _ANSWER_SECONDS):  # type: ignore[misc]
+                break
+            following = self._answers[asked]
+            if following in (-1, self.rank):
+                break
+            asked = following
+        return asked
 
     def abort(self, reason: str) -> None:
         """Tell every rank; what they do with this group ends from now on."""
         if self._failure is None:
             self._failure = (self.rank, reason)
-            self._tell("failed", reason)
+            self._tell_all({"kind": "failed", "reason": reason})
 
     def close(self) -> None:
         """Tell every rank that this one has left."""
         if not self.closed:
             self.closed = True
             if self._failure is None:
-                self._tell("left", "")
+                self._tell_all({"kind": "left"})
 
     @staticmethod
     def _is_done(request: MPI.Request) -> bool:
@@ -124,33 +155,46 @@ class MPIWorld(CommonWorld):
             request.Cancel()
             request.Free()
 
-    def _tell(self, kind: str, reason: str) -> None:
-        notice = _encoded({"kind": kind, "reason": reason})
+    def _tell_all(self, content: dict[str, object]) -> None:
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._tell(content, rank)
+
+    def _tell(self, content: dict[str, object], rank: int) -> None:
+        notice = _encoded(content)
         with _calls:
-            for rank in range(self.size):
-                if rank != self.rank:
-                    self._notices.append((self._communicator.Isend(notice, rank, _NOTICES), notice))
+            self._notices.append((self._communicator.Isend(notice, rank, _NOTICES), notice))
 
     def _look_for_notices(self, other: int) -> None:
         """Raise CommunicationError when the group has failed, or rank `other` has left it."""
         if self.closed:
             raise ClosedError(f"rank {self.rank} has closed its common world")
-        from mpi4py import MPI
-
-        with _calls:
-            while self._communicator.Iprobe(MPI.ANY_SOURCE, _NOTICES):
-                notice, status = np.zeros(_HEADER_BYTES, np.uint8), MPI.Status()
-                self._communicator.Recv(notice, MPI.ANY_SOURCE, _NOTICES, status)
-                found, source = _decoded(notice), status.Get_source()
-                if found["kind"] == "left":
-                    self._left[source] = ""
-                elif self._failure is None:
-                    self._failure = (source, found["reason"])
+        while (notice := self._next_notice()) is not None:
+            found, source = notice
+            if found["kind"] == "left":
+                self._left.add(source)
+            elif found["kind"] == "question":
+                self._tell({"kind": "answer", "waits_for": self._waits_for}, source)
+            elif found["kind"] == "answer":
+                self._answers[source] = found["waits_for"]
+            elif self._failure is None:
+                self._failure = (source, found["reason"])
         if self._failure is not None:
             rank, reason = self._failure
             raise CommunicationError(f"rank {self.rank}: rank {rank} failed: {reason}", rank=rank)
         if other in self._left:
             raise CommunicationError(f"rank {self.rank}: rank {other} has left the group", rank=other)
+
+    def _next_notice(self) -> tuple[dict[str, Any], int] | None:
+        """A notice that has arrived, and the rank that it is from."""
+        from mpi4py import MPI
+
+        with _calls:
+            if not self._communicator.Iprobe(MPI.ANY_SOURCE, _NOTICES):
+                return None
+            notice, status = np.zeros(_HEADER_BYTES, np.uint8), MPI.Status()
+            self._communicator.Recv(notice, MPI.ANY_SOURCE, _NOTICES, status)
+        return _decoded(notice), status.Get_source()
 
 
 class _PostedMessage:
