@@ -227,7 +227,22 @@ def _copy_of_sim(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> Non
     copy_blocking(destination, source)
 
 
+def _cuda_context(device: Device, seed: int | None) -> Context:
+    from dagexec.core.cuda import CudaContext
+
+    return CudaContext(device, seed)
+
+
+def _copy_of_cuda(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+    from dagexec.core.cuda import copy_blocking
+
+    copy_blocking(destination, source)
+
+
 register_context("cpu", CPUContext)
 register_context("sim", _sim_context)
+register_context("cuda", _cuda_context)
 for _pair in (("sim", "cpu"), ("cpu", "sim"), ("sim", "sim")):
     register_copy(*_pair, _copy_of_sim)
+for _pair in (("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")):
+    register_copy(*_pair, _copy_of_cuda)

@@ -341,7 +341,17 @@ def _sim_runtime(device: Device) -> DeviceRuntime:
     return new_runtime(device)
 
 
-_factories: dict[str, Callable[[Device], DeviceRuntime]] = {"cpu": _host_runtime, "sim": _sim_runtime}
+def _cuda_runtime(device: Device) -> DeviceRuntime:
+    from dagexec.core.cuda import CudaRuntime
+
+    return CudaRuntime(device)
+
+
+_factories: dict[str, Callable[[Device], DeviceRuntime]] = {
+    "cpu": _host_runtime,
+    "sim": _sim_runtime,
+    "cuda": _cuda_runtime,
+}
 _runtimes: dict[Device, DeviceRuntime] = {}
 _runtimes_lock = threading.Lock()
 

@@ -13,7 +13,9 @@ import numpy.typing as npt
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue, make_argument
 from dagexec.core.device import Device
+from dagexec.core.registry import registered_engines
 from dagexec.scheduler.simple import SimpleNet
+from tests.cuda.emulated import cuda_devices
 
 Array = npt.NDArray[Any]
 
@@ -21,7 +23,15 @@ SIM = Device("sim", 0)
 ON_DEVICE_EVERY = int(os.environ.get("DAGEXEC_ON_DEVICE_EVERY", "4"))
 """Of the calls of `run_operator`, one in so many runs its operator on the simulated device, too."""
 
+CUDA = Device("cuda", 0)
+ON_CUDA_EVERY = int(os.environ.get("DAGEXEC_ON_CUDA_EVERY", "0"))
+"""Of the calls of `run_operator`, one in so many runs its operator on CUDA, emulated where there is no GPU; 0: none."""
+
+ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 3e-5, "float64": 1e-11}
+"""How far CUDA may be from the host, relative to the largest element."""
+
 _calls = itertools.count()
+_cuda_calls = itertools.count()
 
 
 def operator_def(op_type: str, inputs: list[str], outputs: list[str], **arguments: ArgumentValue) -> OperatorDef:
@@ -66,9 +76,35 @@ def run_operator(
         assert one.shape == other.shape
         assert one.tobytes() == other.tobytes() or one.dtype == object, "a second run gave other bytes"
     if next(_calls) % ON_DEVICE_EVERY == 0 and not any(array.dtype == object for array in (*arrays.values(), *again)):
-        for one, other in zip(again, _on_device(definition, arrays), strict=True):
+        for one, other in zip(again, on_device(SIM, definition, arrays), strict=True):
             assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), "the simulated device gave other bytes"
+    if ON_CUDA_EVERY and next(_cuda_calls) % ON_CUDA_EVERY == 0:
+        check_on_cuda(definition, arrays, again)
     return again
+
+
+def check_on_cuda(definition: OperatorDef, arrays: dict[str, Array], expected: list[Array]) -> None:
+    """Run the operator on CUDA if it has an implementation there, and compare."""
+    if any(array.dtype == object for array in (*arrays.values(), *expected)):
+        return
+    if not registered_engines(definition.type, "cuda"):
+        return
+    placed = OperatorDef()
+    placed.CopyFrom(definition)
+    placed.engine = ""
+    with cuda_devices():
+        found = on_device(CUDA, placed, arrays)
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        message = f"output {index} of {definition.type} on {CUDA}"
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), message
+        if not _is_float(other):
+            np.testing.assert_array_equal(one, other, message)
+            continue
+        wide = other.astype(np.float64)
+        finite = np.abs(wide[np.isfinite(wide)])
+        rounding = ROUNDING[other.dtype.name]
+        limit = rounding * float(finite.max(initial=0.0))
+        np.testing.assert_allclose(one.astype(np.float64), wide, rtol=rounding, atol=limit, err_msg=message)
 
 
 def _spoil(array: Array) -> None:
@@ -79,11 +115,11 @@ def _spoil(array: Array) -> None:
         array.reshape(-1).view(np.uint8)[...] = 0x5A
 
 
-def _on_device(definition: OperatorDef, arrays: dict[str, Array]) -> list[Array]:
-    """The outputs of the operator on the simulated device; the net copies its inputs there."""
+def on_device(device: Device, definition: OperatorDef, arrays: dict[str, Array]) -> list[Array]:
+    """The outputs of the operator on `device`; the net copies its inputs there."""
     placed = OperatorDef()
     placed.CopyFrom(definition)
-    placed.device_option.CopyFrom(SIM.to_option())
+    placed.device_option.CopyFrom(device.to_option())
     workspace = Workspace()
     for name, array in arrays.items():
         workspace.feed_blob(name, array)

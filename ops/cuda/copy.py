@@ -1,0 +1,62 @@
+"""Copies on CUDA: within a device, between two, and to and from the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.current import current
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.registry import operator
+from dagexec.core.tensor import Tensor
+from dagexec.ops.cuda.operator import Array, CudaOperator
+from dagexec.ops.shape import Copy, CopyCPUToGPU, CopyFromCPUInput, CopyGPUToCPU, EnsureCPUOutput
+
+
+def pointer(array: Array) -> int:
+    """Where an array of the host or of a device begins."""
+    if isinstance(array, np.ndarray):
+        return int(array.ctypes.data)
+    found: Any = array
+    return int(found.data.ptr)
+
+
+def copy_step(destination: Array, source: Array) -> Step:
+    """A step that copies between packed arrays of one size, each on the host or a device."""
+    if not source.nbytes:
+        return nothing_to_do
+    runtime = cupy().cuda.runtime
+    to, of, nbytes, kind = pointer(destination), pointer(source), int(source.nbytes), runtime.memcpyDefault
+    kept = (destination, source)
+
+    def copy() -> None:
+        runtime.memcpyAsync(to, of, nbytes, kind, current.stream_pointer)
+
+    copy.__dict__["arrays"] = kept
+    return copy
+
+
+class CudaCopy(CudaOperator):
+    """A copy, of a blob on this device or another."""
+
+    crosses_devices = True
+
+    def prepare(self) -> Step:
+        """One copy."""
+        return copy_step(self.y(0), self.x(0))
+
+
+class CudaCopyToHost(CudaCopy):
+    """A copy to the host."""
+
+    def output(self, index: int) -> Tensor:
+        """The output, on the host."""
+        return self.output_blobs[index].tensor()
+
+
+for _kind in (Copy, CopyCPUToGPU, CopyFromCPUInput):
+    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaCopy,), {"__doc__": _kind.__doc__}))
+for _kind in (EnsureCPUOutput, CopyGPUToCPU):
+    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaCopyToHost,), {"__doc__": _kind.__doc__}))

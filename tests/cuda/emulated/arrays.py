@@ -1,0 +1,107 @@
+"""The stand-in for `cupy.ndarray`: what dagexec uses of it, over memory of the host."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Memory:
+    """A block of device memory. Freed when the last array on it is gone."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.block = np.full(size + 256, 0xA5, np.uint8)
+        self.ptr = -(-self.block.ctypes.data // 256) * 256
+        self.device_id = 0
+
+
+class UnownedMemory:
+    """Memory that somebody else owns."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, max(device_id, 0)
+
+
+class MemoryPointer:
+    """A place in a block."""
+
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem = mem
+        self.ptr = mem.ptr + offset
+        self.device_id = mem.device_id
+
+
+class ndarray:  # noqa: N801 - CuPy's name
+    """An array of a device: pointer, shape, dtype and strides; views, but no elements."""
+
+    def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> None:
+        self.data = memptr
+        self._host = _over(memptr.ptr, tuple(shape), np.dtype(dtype), strides)
+
+    shape = property(lambda self: self._host.shape)
+    dtype = property(lambda self: self._host.dtype)
+    strides = property(lambda self: self._host.strides)
+    ndim = property(lambda self: self._host.ndim)
+    size = property(lambda self: self._host.size)
+    itemsize = property(lambda self: self._host.itemsize)
+    nbytes = property(lambda self: self._host.nbytes)
+    flags = property(lambda self: self._host.flags)
+    T = property(lambda self: self._derived(self._host.T))
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def _derived(self, view: Array) -> ndarray:
+        made = object.__new__(ndarray)
+        made._host = view
+        offset = view.ctypes.data - self.data.mem.ptr if view.size else 0
+        made.data = MemoryPointer(self.data.mem, offset)
+        return made
+
+    def reshape(self, *shape: Any) -> ndarray:
+        found = self._host.reshape(*shape)
+        assert not found.size or np.may_share_memory(found, self._host), "a reshape that copies"
+        return self._derived(found)
+
+    def view(self, dtype: Any = None) -> ndarray:
+        return self._derived(self._host.view() if dtype is None else self._host.view(dtype))
+
+    def ravel(self) -> ndarray:
+        return self.reshape(-1)
+
+    def transpose(self, *axes: Any) -> ndarray:
+        return self._derived(self._host.transpose(*axes))
+
+    def swapaxes(self, first: int, second: int) -> ndarray:
+        return self._derived(self._host.swapaxes(first, second))
+
+    def squeeze(self, axis: Any = None) -> ndarray:
+        return self._derived(self._host.squeeze(axis))
+
+    def __getitem__(self, key: Any) -> ndarray:
+        found = self._host[key]
+        if not isinstance(found, np.ndarray):
+            raise TypeError("an element of a device array was asked for by the host")
+        return self._derived(found)
+
+    def __array__(self, *_args: object, **_kwargs: object) -> Array:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+
+def _over(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any) -> Array:
+    """An array over memory at `pointer`."""
+    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True)) + dtype.itemsize if strides else (
+        int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    )  # fmt: skip
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    raw = np.frombuffer((ctypes.c_ubyte * span).from_address(pointer), np.uint8)
+    if strides:
+        return np.lib.stride_tricks.as_strided(raw[: dtype.itemsize].view(dtype), shape, strides)
+    return raw.view(dtype).reshape(shape)
