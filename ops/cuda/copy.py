@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from dagexec.core.cuda.arrays import address
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.current import current
 from dagexec.core.operator import Step, nothing_to_do
@@ -15,20 +12,12 @@ from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.shape import Copy, CopyCPUToGPU, CopyFromCPUInput, CopyGPUToCPU, EnsureCPUOutput
 
 
-def pointer(array: Array) -> int:
-    """Where an array of the host or of a device begins."""
-    if isinstance(array, np.ndarray):
-        return int(array.ctypes.data)
-    found: Any = array
-    return int(found.data.ptr)
-
-
 def copy_step(destination: Array, source: Array) -> Step:
     """A step that copies between packed arrays of one size, each on the host or a device."""
     if not source.nbytes:
         return nothing_to_do
     runtime = cupy().cuda.runtime
-    to, of, nbytes, kind = pointer(destination), pointer(source), int(source.nbytes), runtime.memcpyDefault
+    to, of, nbytes, kind = address(destination), address(source), int(source.nbytes), runtime.memcpyDefault
     kept = (destination, source)
 
     def copy() -> None:

@@ -68,19 +68,19 @@ def _source(
             f"{key}_at += at * where.stride[{number}][d];" for number, key in enumerate([*inputs, *outputs])
         )
         lines.append(
-            f"for (int d = where.axes - 1; d >= 0; --d) {{ i64 at = rest % where.size[d]; rest /= where.size[d]; {moves} }}"
+            f"for (int d = where.axes - 1; d >= 0; --d) {{ "
+            f"i64 at = rest % where.size[d]; rest /= where.size[d]; {moves} }}"
         )
-    place = (lambda _key: "i") if flat else (lambda key: f"{key}_at")
-    lines += [f"const auto {key} = get({key}_p, {place(key)});" for key in inputs]
+    place = {key: "i" if flat else f"{key}_at" for key in [*inputs, *outputs]}
+    lines += [f"const auto {key} = get({key}_p, {place[key]});" for key in inputs]
     lines += [f"computed<{c_type_of(array)}>::type {key};" for key, array in outputs.items()]
     lines.append(expression)
-    lines += [f"put({key}_p, {place(key)}, {key});" for key in outputs]
-    struct = "" if flat else (
-        f"struct layout {{ i64 axes; i64 size[{MOST_AXES}]; i64 stride[{len(inputs) + len(outputs)}][{MOST_AXES}]; }};\n"
-    )  # fmt: skip
+    lines += [f"put({key}_p, {place[key]}, {key});" for key in outputs]
+    rows = len(inputs) + len(outputs)
+    struct = f"struct layout {{ i64 axes; i64 size[{MOST_AXES}]; i64 stride[{rows}][{MOST_AXES}]; }};\n"
     body = "\n        ".join(lines)
     return (
-        f"{helpers}\n{struct}"
+        f"{helpers}\n{'' if flat else struct}"
         f'extern "C" __global__ void {kernel}({", ".join(parameters)}) {{\n'
         f"    FOR_EACH(i, n) {{\n        {body}\n    }}\n}}\n"
     )

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
+from dagexec.core.cuda.arrays import is_on_device
 from dagexec.core.cuda.runtime import CudaRuntime
 from dagexec.core.device import Context, Device
 from dagexec.core.errors import DeviceError
@@ -61,6 +62,6 @@ class CudaContext(Context):
 
 def copy_blocking(destination: Array, source: Array) -> None:
     """Copy between a CUDA device and the host, or another CUDA device, and return when it is done."""
-    there = destination if hasattr(destination, "data") and hasattr(destination.data, "ptr") else source
+    there = destination if is_on_device(destination) else source
     index = cast(Any, there).data.device_id
     cuda_runtime(Device("cuda", index)).copy_now(destination, source)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dagexec.core.cuda.arrays import address, is_on_device
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.current import current
 from dagexec.core.cuda.prelude import PRELUDE
@@ -40,7 +41,7 @@ class Function:
     def __init__(self, name: str, kernel: Any) -> None:
         self.name = name
         self._kernel = kernel  # keeps the module loaded
-        self.pointer: int = kernel.kernel.ptr
+        self.pointer = int(kernel.kernel.ptr)
 
 
 def compiled(name: str, source: str, device: int | None = None, **types: str) -> Function:
@@ -140,7 +141,6 @@ def _packed(kernel: str, argument: Any) -> np.ndarray[Any, Any]:
         return np.ascontiguousarray(argument).copy()
     if isinstance(argument, np.generic):
         return np.array([argument])
-    data = getattr(argument, "data", None)
-    if hasattr(data, "ptr"):
-        return np.array([data.ptr], np.uint64)
+    if is_on_device(argument):
+        return np.array([address(argument)], np.uint64)
     raise TypeError(f"kernel {kernel!r}: an argument is {argument!r}; expected a device array or a NumPy value")

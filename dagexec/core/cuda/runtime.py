@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.cuda.arrays import address
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.event import CudaEvent
 from dagexec.core.cuda.stream import CudaStream
@@ -84,9 +85,7 @@ class CudaRuntime(DeviceRuntime):
             )
         runtime = cupy().cuda.runtime
         kind, target = runtime.memcpyDefault, cast(CudaStream, stream)
-        pointers = [
-            a.ctypes.data if isinstance(a, np.ndarray) else cast(Any, a).data.ptr for a in (destination, source)
-        ]
+        pointers = (address(destination), address(source))
         step = lambda: runtime.memcpyAsync(*pointers, source.nbytes, kind, target.pointer)  # noqa: E731
         stream.launch(Kernel(step, f"copy on {self.device}", copied_bytes=source.nbytes))
 

@@ -37,7 +37,7 @@ class MemoryPointer:
         self.device_id = mem.device_id
 
 
-class ndarray:  # noqa: N801 - CuPy's name
+class ndarray:
     """An array of a device: pointer, shape, dtype and strides; views, but no elements."""
 
     def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> None:
