@@ -50,7 +50,7 @@ def compiled(name: str, source: str, device: int | None = None, **types: str) ->
     `types` are defined before the source: T="float" makes T the type float. Raises DeviceError, with the compiler's
     message, when it does not compile.
     """
-    index = cupy().cuda.runtime.getDevice() if device is None else device
+    index = int(cupy().cuda.runtime.getDevice()) if device is None else device
     code = PRELUDE + "".join(f"typedef {c_type} {alias};\n" for alias, c_type in sorted(types.items())) + source
     key = (index, name, code)
     found = _functions.get(key)
@@ -81,7 +81,7 @@ def block_count(elements: int, device: int, threads: int = BLOCK) -> int:
     """Blocks for a grid-stride loop over `elements`: enough to fill the device, at least 1."""
     attribute = cupy().cuda.runtime.cudaDevAttrMultiProcessorCount
     most = cupy().cuda.runtime.deviceGetAttribute(attribute, device) * _BLOCKS_PER_MULTIPROCESSOR
-    return max(1, min(-(-elements // threads), most))
+    return max(1, min(-(-elements // threads), int(most)))
 
 
 class Launch:
