@@ -3,17 +3,24 @@
 Every blob has a home: the device of its first writer, or where it is before the net runs. An operator on another device
 works on a local blob, `<blob>@<device>`, that is copied from home when it has to be, and copied back after a write. So
 each blob name still means one place, and the graph orders the copies like all other operators.
+
+An operator that is asked for on a device that has no implementation of its type, while the host has one, runs on the
+host: what keeps books (queues, databases, counters, rates) has no place elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
-from dagexec.core.registry import is_registered, schema_of
+from dagexec.core.registry import has_implementation, is_registered, schema_of
+
+logger = logging.getLogger("dagexec")
 
 _COPIES = frozenset({"Copy", "CopyCPUToGPU", "CopyFromCPUInput", "CopyGPUToCPU", "EnsureCPUOutput"})
 _TO_HOST = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
@@ -41,21 +48,24 @@ def local_name(blob: str, device: Device) -> str:
 def insert_copies(
     net: NetDef, home: Callable[[str], Device | None] = lambda _name: None, constants: frozenset[str] = frozenset()
 ) -> PlacedNet:
-    """`net` with copies where blobs cross devices; the same net when they never do.
+    """`net` with copies where blobs cross devices; the same net when they never do and every operator can stay.
 
     `home` says where a blob is that exists before the net runs, None for one that does not exist or holds nothing: one
     that is read all the same will be fed on the host. `constants` are blobs that never change. A copy to a device, or
     between two of a kind, is an operator of the device that gets it; one to the host is of the device that gives.
     Raises SchemaError when the net has a blob of a name that a copy needs.
     """
-    devices = [_device(definition, net) for definition in net.op]
+    asked = [_device(definition, net) for definition in net.op]
+    devices = [_possible(definition, device) for definition, device in zip(net.op, asked, strict=True)]
+    moved = _moved(net, asked, devices)
     homes: dict[str, Device] = {}
     for definition, device in zip(net.op, devices, strict=True):
         for name in _tensors_read(definition):
             homes.setdefault(name, home(name) or CPU)
         for name in definition.output:
             homes.setdefault(name, home(name) or _written_on(definition, device))
-    if not any(_crosses(definition, device, homes) for definition, device in zip(net.op, devices, strict=True)):
+    crosses = any(_crosses(definition, device, homes) for definition, device in zip(net.op, devices, strict=True))
+    if not (crosses or moved):
         return PlacedNet(net, NetDef(name=net.name))
     return _Placing(net, homes, constants).place(devices)
 
@@ -95,8 +105,8 @@ class _Placing:
         for definition, device in zip(self._net.op, devices, strict=True):
             placed = OperatorDef()
             placed.CopyFrom(definition)
-            if not placed.HasField("device_option"):
-                placed.device_option.CopyFrom(device.to_option())
+            if not placed.HasField("device_option") or Device.from_option(placed.device_option) != device:
+                placed.device_option.MergeFrom(device.to_option())
             written_on = _written_on(definition, device)
             if definition.type not in _COPIES:
                 tensors = _tensors_read(definition)
@@ -148,6 +158,27 @@ def _device(definition: OperatorDef, net: NetDef) -> Device:
     if definition.HasField("device_option"):
         return Device.from_option(definition.device_option)
     return Device.from_option(net.device_option) if net.HasField("device_option") else CPU
+
+
+def _possible(definition: OperatorDef, device: Device) -> Device:
+    """`device`, or the host for an operator that only the host has."""
+    kind = definition.type
+    if device == CPU or has_implementation(device.kind, kind) or not has_implementation("cpu", kind):
+        return device
+    return CPU
+
+
+def _moved(net: NetDef, asked: Sequence[Device], devices: Sequence[Device]) -> bool:
+    """True when an operator does not run where it was asked for; the log says which."""
+    moved = Counter(
+        f"{definition.type} from {before}"
+        for definition, before, device in zip(net.op, asked, devices, strict=True)
+        if before != device
+    )
+    if moved:
+        names = ", ".join(f"{count} {name}" for name, count in sorted(moved.items()))
+        logger.info("net %r: on the host, as the device has no implementation of it: %s", net.name, names)
+    return bool(moved)
 
 
 def _written_on(definition: OperatorDef, device: Device) -> Device:

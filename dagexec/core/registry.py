@@ -26,6 +26,7 @@ OperatorClass = TypeVar("OperatorClass", bound=type[Operator])
 
 _schemas: dict[str, OpSchema] = {}
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
+_implemented: set[tuple[str, str]] = set()  # device kinds and types
 _preferences: dict[tuple[str, str], tuple[str, ...]] = {}
 
 ANY_OPERATOR = "*"
@@ -52,6 +53,7 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
             raise SchemaError(f"operator {schema.type!r} on {device} with engine {engine or 'DEFAULT'} exists already")
         cls.schema = schema
         _operators[key] = cls
+        _implemented.add((device, schema.type))
         return cls
 
     return register
@@ -80,6 +82,11 @@ def registered_operators() -> list[str]:
 def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
     """The engines an operator type has on a device kind; the default engine is called DEFAULT."""
     return sorted(engine or "DEFAULT" for kind, name, engine in _operators if (kind, name) == (device, operator_type))
+
+
+def has_implementation(kind: str, operator_type: str) -> bool:
+    """True when some engine computes an operator type on devices of `kind`; the simulated one has those of the host."""
+    return (kind, operator_type) in _implemented or (kind == "sim" and ("cpu", operator_type) in _implemented)
 
 
 def operator_module(operator_type: str) -> str:

@@ -214,7 +214,8 @@ class Tensor:
         if self._constant is None:
             array, storage = self.array.view(), self._storage
             assert storage is not None
-            array.flags.writeable = False
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
             self._bind(Storage(storage.buffer, storage.capacity, writable=False), array, self.meta)
             self._constant = Constant()
 

@@ -143,3 +143,30 @@ def test_a_result_goes_where_its_blob_is_and_the_net_stays_what_it_was() -> None
     placed = insert_copies(net, lambda name: SIM if name == "y" else None).net
     assert lines(placed) == ["cpu: Relu x -> y@cpu", "sim:0: CopyFromCPUInput y@cpu -> y"]
     assert (placed.name, list(placed.external_input), list(placed.external_output)) == ("net", ["x"], ["y"])
+
+
+def test_an_operator_that_a_device_does_not_have_runs_on_the_host_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cuda = Device("cuda", 0)
+    net = net_of(
+        operator("Relu", "x", "y", cuda),
+        operator("CreateBlobsQueue", "", "queue", cuda),
+        operator("EnqueueBlobs", "queue y", "y", cuda),
+        operator("Relu", "y", "z", cuda),
+        inputs="x",
+    )
+    net.op[2].device_option.random_seed = 7
+    with caplog.at_level("INFO", "dagexec"):
+        placed = insert_copies(net, lambda name: cuda if name == "x" else None)
+    assert [line for line in lines(placed.net) if "Enqueue" in line] == ["cpu: EnqueueBlobs queue y@cpu -> y@cpu"]
+    assert [
+        definition.device_option.random_seed for definition in placed.net.op if definition.type == "EnqueueBlobs"
+    ] == [7]
+    assert "cuda:0: EnsureCPUOutput y -> y@cpu" in lines(placed.net)
+    assert "1 CreateBlobsQueue from cuda:0, 1 EnqueueBlobs from cuda:0" in caplog.text
+
+
+def test_what_no_device_has_stays_where_it_was_asked_for() -> None:
+    net = net_of(operator("NoSuchOperator", "x", "y", SIM))
+    assert lines(insert_copies(net, lambda name: SIM if name == "x" else None).net) == ["sim:0: NoSuchOperator x -> y"]
