@@ -10,27 +10,18 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
 _FOLDER = Path(os.environ.get("DAGEXEC_EMULATED_KERNELS", Path(tempfile.gettempdir()) / "dagexec-emulated-kernels"))
-_LOOP = r"""
-extern "C" { thread_local dim3_t threadIdx, blockIdx, blockDim, gridDim; }
-extern "C" void run_blocks(void (*once)(void*, void**), void* kernel, void** parameters,
-                           const unsigned int* grid, const unsigned int* block) {
-    gridDim = {grid[0], grid[1], grid[2]};
-    blockDim = {block[0], block[1], block[2]};
-    for (unsigned bz = 0; bz < grid[2]; ++bz) for (unsigned by = 0; by < grid[1]; ++by)
-    for (unsigned bx = 0; bx < grid[0]; ++bx)
-    for (unsigned tz = 0; tz < block[2]; ++tz) for (unsigned ty = 0; ty < block[1]; ++ty)
-    for (unsigned tx = 0; tx < block[0]; ++tx) {
-        blockIdx = {bx, by, bz};
-        threadIdx = {tx, ty, tz};
-        once(kernel, parameters);
-    }
-}
-"""
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(')
+_OPTIONS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*)?(\w+)\s*\('
+)
+_DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
+_MESSAGE_ROOM = 512
+ORDERS = {"forward": 0, "reverse": 1, "shuffle": 2}
 _lock = threading.Lock()
 
 
@@ -38,56 +29,90 @@ class CompileError(Exception):
     """g++ refuses a kernel, for the reason it gives."""
 
 
+class KernelError(Exception):
+    """A kernel did what is undefined on a GPU."""
+
+
+def order() -> int:
+    """In which order the threads of a block go on between barriers: DAGEXEC_EMULATED_ORDER, forward by default."""
+    return ORDERS[os.environ.get("DAGEXEC_EMULATED_ORDER", "forward")]
+
+
 def build(source: str) -> ctypes.CDLL:
-    """The kernels of `source` as a library: for each, `NAME_call` and `NAME_sizes`. Raises CompileError."""
-    shim = (_HERE / "shim.h").read_text()
+    """The kernels of `source` as a library: for each, `NAME_call` and `NAME_parameters`. Raises CompileError."""
+    _engine()
     entries = "".join(
-        f'extern "C" void {name}_call(void*, void** p) {{ call_kernel({name}, p); }}\n'
-        f'extern "C" int {name}_sizes(int* s) {{ return parameter_sizes({name}, s); }}\n'
-        for name in _KERNEL.findall(source)
+        f'extern "C" void {name}_call(void*, void** of_) {{ call_kernel(::{name}, of_); }}\n'
+        f'extern "C" int {name}_parameters(int* sizes_, int* kinds_) {{ return describe_parameters(::{name}, sizes_, kinds_); }}\n'
+        for name in dict.fromkeys(_KERNEL.findall(source))
     )
-    return _library(shim + source + entries + _LOOP)
+    code = _DYNAMIC.sub(r"\1* \2 = (\1*)emulated_dynamic_shared();", source)
+    return _library(f'{_shim()}\n#line 1 "kernel"\n{code}\n{entries}', ["-fno-exceptions", "-fno-builtin-memcpy"])
 
 
-def _library(text: str) -> ctypes.CDLL:
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+@cache
+def _shim() -> str:
+    return (_HERE / "shim.h").read_text()
+
+
+@cache
+def _engine() -> ctypes.CDLL:
+    """What runs blocks. Kernels find its symbols when they are loaded."""
+    engine = _library((_HERE / "blocks.cpp").read_text(), ["-O2"], ctypes.RTLD_GLOBAL)
+    engine.run_blocks.argtypes = [
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_uint,
+        ctypes.c_char_p, ctypes.c_ulong,
+    ]  # fmt: skip
+    return engine
+
+
+def _library(text: str, options: Sequence[str], mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    key = hashlib.sha256("\0".join([*_OPTIONS, *options, text]).encode()).hexdigest()[:24]
     target = _FOLDER / f"{key}.so"
+    if not target.exists():
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+            code, made = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+            code.write_text(text)
+            result = subprocess.run(
+                ["g++", *_OPTIONS, *options, str(code), "-o", str(made), "-lm"],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if result.returncode:
+                raise CompileError(result.stderr)
+            made.replace(target)
     with _lock:
-        if not target.exists():
-            _FOLDER.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
-                code, made = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
-                code.write_text(text)
-                options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-exceptions", "-ffp-contract=off"]
-                result = subprocess.run(
-                    ["g++", *options, "-fno-builtin-memcpy", "-w", str(code), "-o", str(made), "-lm"],
-                    capture_output=True, text=True, check=False,
-                )  # fmt: skip
-                if result.returncode:
-                    raise CompileError(result.stderr)
-                made.replace(target)
-    return ctypes.CDLL(str(target))
+        return ctypes.CDLL(str(target), mode)
 
 
 class EmulatedKernel:
-    """A kernel of a library, with the sizes of its parameters."""
+    """A kernel of a library.
+
+    Attributes:
+        sizes: bytes of its parameters.
+        kinds: of each whether it is a value (0), a pointer to const (1) or another pointer (2).
+    """
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.name = name
         self._library = library
-        sizes = (ctypes.c_int * 64)()
-        count = getattr(library, f"{name}_sizes")(sizes)
-        self.sizes = list(sizes[:count])
+        sizes, kinds = (ctypes.c_int * 256)(), (ctypes.c_int * 256)()
+        count = getattr(library, f"{name}_parameters")(sizes, kinds)
+        self.sizes, self.kinds = list(sizes[:count]), list(kinds[:count])
+        self._call = ctypes.cast(getattr(library, f"{name}_call"), ctypes.c_void_p)
 
     def copied(self, parameters: int) -> list[bytes]:
         """The arguments that `parameters`, a void**, points to."""
         pointers = (ctypes.c_void_p * len(self.sizes)).from_address(parameters)
         return [ctypes.string_at(at, size) for at, size in zip(pointers, self.sizes, strict=True)]
 
-    def run(self, arguments: Sequence[bytes], grid: Sequence[int], block: Sequence[int]) -> None:
-        """Run it over all blocks."""
+    def run(self, arguments: Sequence[bytes], grid: Sequence[int], block: Sequence[int], shared_bytes: int = 0) -> None:
+        """Run it over all blocks. Raises KernelError for what is undefined, as far as it is noticed."""
         held = [ctypes.create_string_buffer(value, len(value)) for value in arguments]
         pointers = (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))
-        call = getattr(self._library, f"{self.name}_call")
         three = ctypes.c_uint * 3
-        self._library.run_blocks(call, None, pointers, three(*grid), three(*block))
+        message = ctypes.create_string_buffer(_MESSAGE_ROOM)
+        if _engine().run_blocks(
+            self._call, pointers, three(*grid), three(*block), shared_bytes, order(), 0, message, _MESSAGE_ROOM
+        ):
+            raise KernelError(f"kernel {self.name}: {message.value.decode()}")

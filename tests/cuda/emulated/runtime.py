@@ -62,9 +62,9 @@ class Driver:
     """`cupy.cuda.driver`."""
 
     def launchKernel(self, function: int, *numbers: int) -> None:
-        grid, block, (_shared, _stream, parameters, _extra) = numbers[:3], numbers[3:6], numbers[6:]
+        grid, block, (shared, _stream, parameters, _extra) = numbers[:3], numbers[3:6], numbers[6:]
         kernel = _kernels[function]
-        kernel.run(kernel.copied(parameters), grid, block)
+        kernel.run(kernel.copied(parameters), grid, block, shared)
 
 
 class Device:
