@@ -1,5 +1,5 @@
 """Operators on CUDA devices. Importing this package registers them; it needs neither CuPy nor a device."""
 
-from dagexec.ops.cuda import activation, columns, copy
+from dagexec.ops.cuda import activation, columns, copy, unary
 
-__all__ = ["activation", "columns", "copy"]
+__all__ = ["activation", "columns", "copy", "unary"]
