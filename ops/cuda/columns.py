@@ -2,8 +2,8 @@
 
 im2col has a thread for every channel and window, which writes all taps of it: threads next to one another write columns
 next to one another. col2im has a thread for every channel and pixel, which adds what the windows have that read it, in
-the order of the taps: no atomics, so the same bytes in every run. Convolutions use both through `im2col` and `col2im`,
-on views, so that a group of channels or some images of a batch are views, too.
+the order of the taps (from the last window on): no atomics, so the same bytes in every run. Convolutions use both
+through `im2col` and `col2im`, on views, so that a group of channels or some images of a batch are views, too.
 
 Chellapilla, Puri, Simard: "High performance convolutional neural networks for document processing", 2006.
 """
@@ -71,18 +71,18 @@ extern "C" __global__ void col2im(const S* columns, T* image, windows_t w, image
         place_t p = pixel_at(i, w);
         const S* column = columns + plane_of(p, in);
         typename summed<typename computed<T>::type>::type sum = 0;
-        for (I t0 = 0; t0 < (I)w.axis[0].kernel; ++t0) {
-            I o0 = window_of(p.at[0], t0, w.axis[0]);
-            if (o0 < 0) continue;
-            for (I t1 = 0; t1 < (I)w.axis[1].kernel; ++t1) {
-                I o1 = window_of(p.at[1], t1, w.axis[1]);
-                if (o1 < 0) continue;
-                for (I t2 = 0; t2 < (I)w.axis[2].kernel; ++t2) {
-                    I o2 = window_of(p.at[2], t2, w.axis[2]);
-                    if (o2 < 0) continue;
-                    I at = o0 * (I)in.step[0] + o1 * (I)in.step[1] + o2 * (I)in.step[2];
-                    at += t0 * (I)taps.step[0] + t1 * (I)taps.step[1] + t2 * (I)taps.step[2];
-                    sum += get(column, at);
+        range_t r0 = windows_over(p.at[0], w.axis[0]), r1 = windows_over(p.at[1], w.axis[1]);
+        range_t r2 = windows_over(p.at[2], w.axis[2]);
+        for (I o0 = r0.stop - 1; o0 >= r0.first; --o0) {
+            I t0 = tap_of(p.at[0], o0, w.axis[0]);
+            if (t0 < 0) continue;
+            for (I o1 = r1.stop - 1; o1 >= r1.first; --o1) {
+                I t1 = tap_of(p.at[1], o1, w.axis[1]);
+                if (t1 < 0) continue;
+                I row = o0 * (I)in.step[0] + o1 * (I)in.step[1] + t0 * (I)taps.step[0] + t1 * (I)taps.step[1];
+                for (I o2 = r2.stop - 1; o2 >= r2.first; --o2) {
+                    I t2 = tap_of(p.at[2], o2, w.axis[2]);
+                    if (t2 >= 0) sum += get(column, row + o2 * (I)in.step[2] + t2 * (I)taps.step[2]);
                 }
             }
         }

@@ -17,7 +17,7 @@ MOST_AXES = 3
 WINDOWS = (
     INDICES
     + r"""
-struct axis_t { i64 size, kernel, stride, dilation, head, out; divider by_size, by_stride, by_out; };
+struct axis_t { i64 size, kernel, stride, dilation, head, out; divider by_size, by_stride, by_dilation, by_out; };
 struct windows_t { axis_t axis[3]; divider channels; i64 channels_last; };
 struct image_t { i64 batch, channel, step[3]; };
 struct place_t { I batch, channel, at[3]; };
@@ -50,12 +50,31 @@ __device__ inline I pixel_of(I window, I tap, const axis_t& a) {
     return window * (I)a.stride - (I)a.head + tap * (I)a.dilation;
 }
 __device__ inline bool is_inside(I pixel, const axis_t& a) { return pixel >= 0 && pixel < (I)a.size; }
-// The window whose tap reads the pixel, or -1.
-__device__ inline I window_of(I pixel, I tap, const axis_t& a) {
-    I start = pixel + (I)a.head - tap * (I)a.dilation;
-    if (start < 0) return -1;
-    I window = quotient(start, a.by_stride);
-    return window * (I)a.stride == start && window < (I)a.out ? window : (I)-1;
+// The taps of a window that are inside the image are those from .first to before .stop.
+struct range_t { I first, stop; };
+__device__ inline range_t taps_inside(I window, const axis_t& a) {
+    I start = window * (I)a.stride - (I)a.head, room = (I)a.size - 1 - start;
+    range_t taps;
+    taps.first = start < 0 ? quotient((I)a.dilation - 1 - start, a.by_dilation) : (I)0;
+    taps.stop = room < 0 ? (I)0 : quotient(room, a.by_dilation) + 1;
+    if (taps.stop > (I)a.kernel) taps.stop = (I)a.kernel;
+    return taps;
+}
+// The windows that reach over a pixel; those that read it have a tap there, see tap_of.
+__device__ inline range_t windows_over(I pixel, const axis_t& a) {
+    I last = pixel + (I)a.head, before = last - (I)a.dilation * ((I)a.kernel - 1);
+    range_t windows;
+    windows.first = before > 0 ? quotient(before + (I)a.stride - 1, a.by_stride) : (I)0;
+    windows.stop = last < 0 ? (I)0 : quotient(last, a.by_stride) + 1;
+    if (windows.stop > (I)a.out) windows.stop = (I)a.out;
+    return windows;
+}
+// The tap with which a window that reaches over a pixel reads it, or -1.
+__device__ inline I tap_of(I pixel, I window, const axis_t& a) {
+    I distance = pixel + (I)a.head - window * (I)a.stride;
+    if (a.dilation == 1) return distance;
+    I tap = quotient(distance, a.by_dilation);
+    return tap * (I)a.dilation == distance ? tap : (I)-1;
 }
 """
 )
@@ -69,7 +88,7 @@ def windows_argument(axes: Sequence[Axis], channels: int, channels_last: bool) -
     fields: list[int] = []
     for axis in [*ones, *axes]:
         fields += [axis.size, axis.kernel, axis.stride, axis.dilation, axis.head, axis.out]
-        fields += [*divider(axis.size), *divider(axis.stride), *divider(axis.out)]
+        fields += [number for size in (axis.size, axis.stride, axis.dilation, axis.out) for number in divider(size)]
     return by_value([*fields, *divider(channels), int(channels_last)])
 
 
@@ -81,7 +100,7 @@ def image_argument(image: Any) -> Integers:
 
 def window_index_type(axes: Sequence[Axis], *images: Any) -> str:
     """The type I for these windows and views."""
-    spans = [axis.covered + abs(axis.head) + axis.size + axis.extent + axis.stride for axis in axes]
+    spans = [axis.covered + abs(axis.head) + axis.size + axis.extent + axis.stride + axis.dilation for axis in axes]
     sizes = [max(image.size, reach(image.shape, element_strides(image))) for image in images]
     return index_type(*spans, *sizes)
 
