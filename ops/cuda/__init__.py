@@ -1,5 +1,5 @@
 """Operators on CUDA devices. Importing this package registers them; it needs neither CuPy nor a device."""
 
-from dagexec.ops.cuda import activation, columns, copy, unary
+from dagexec.ops.cuda import activation, activation_gradient, columns, copy, product, unary, unary_gradient
 
-__all__ = ["activation", "columns", "copy", "unary"]
+__all__ = ["activation", "activation_gradient", "columns", "copy", "product", "unary", "unary_gradient"]
