@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from dagexec.core import teams
 from dagexec.core.choices import choices, processor_key
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import SchemaError
+from dagexec.core.errors import DeviceError, SchemaError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
@@ -62,6 +62,7 @@ class CompileOptions:
         replicas: how many runs may be in flight at once.
         keep: blobs that can be asked for beside the model's outputs.
         calibration: inputs, each for one run, that ranges for int8 are taken from.
+        capture: runs on the device are captured and replayed.
     """
 
     optimize: bool = True
@@ -76,9 +77,13 @@ class CompileOptions:
     tuning_seconds: float | None = None
     dtype: Precision = "float32"
     calibration: tuple[Feeds, ...] = ()
+    capture: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for an unknown net type, ValueError for anything else that is out of range."""
+        """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing, else ValueError.
+
+        ValueError is for anything that is out of range.
+        """
         if self.net_type is not None and self.net_type not in NET_TYPES:
             raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
         if self.replicas < 1:
@@ -89,6 +94,10 @@ class CompileOptions:
             raise ValueError(f"at least 1 worker is needed, not {self.num_workers}")
         if self.dtype not in get_args(Precision):
             raise ValueError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
+        if self.capture and self.device == CPU:
+            raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
+        if self.capture and self.net_type not in (None, "async_dag"):
+            raise ValueError(f"capture is for net type 'async_dag', not {self.net_type!r}")
         if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
             raise ValueError(f"tuning_seconds must be 0 or more, not {self.tuning_seconds}")
 
@@ -166,7 +175,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
-    net_type = options.net_type or "dag"
+    net_type = options.net_type or ("async_dag" if options.capture else "dag")
     threads = options.intra_op_threads or 1
     workers = options.num_workers or max(1, intra_op.available_cores() // threads)
     if options.num_workers is None and net_type == "simple":

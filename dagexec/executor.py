@@ -61,6 +61,7 @@ def compile(
     tuning_seconds: float | None = None,
     streams_per_worker: int = 1,
     stream_priority: str = "normal",
+    capture: bool = False,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     max_queued: int | None = None,
     when_full: WhenFull = "wait",
@@ -88,6 +89,8 @@ def compile(
         tuning_seconds: how long implementations may be measured; by default DAGEXEC_TUNING_SECONDS, or 10.
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
         stream_priority: "normal", or "high" for streams that a device prefers where several have work.
+        capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
+            on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
         max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
@@ -114,6 +117,7 @@ def compile(
         tuning_seconds=tuning_seconds,
         dtype=dtype,
         calibration=_calibration(calibration),
+        capture=capture,
     )
     make_context(options.device)
     if stream_priority not in ("normal", "high"):
@@ -135,6 +139,7 @@ def compile(
         streams_per_worker,
         Priority[stream_priority.upper()],
         options.keep.union(compiled.model.outputs, compiled.model.inputs) if optimize else None,
+        capture,
     )
     workers, parameters = compiled.num_workers, compiled.parameters
     executor = Executor(compiled.model, net_options, workers, replicas, admission, tracing, loaded, parameters)

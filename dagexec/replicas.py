@@ -21,6 +21,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.captured import CapturedNet
 from dagexec.scheduler.copies import insert_copies
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
@@ -41,6 +42,7 @@ class NetOptions:
         streams_per_worker: streams of each device that a worker uses for one replica.
         stream_priority: what a device prefers among the streams of several executors.
         keep: blobs of which the values are there when a run is over; None for all. The others may share memory.
+        capture: runs are captured once a shape, and replayed.
     """
 
     net_type: str = "dag"
@@ -49,6 +51,7 @@ class NetOptions:
     streams_per_worker: int = 1
     stream_priority: Priority = Priority.NORMAL
     keep: frozenset[str] | None = None
+    capture: bool = False
 
 
 class Replica:
@@ -219,7 +222,7 @@ def _make_net(
             intra_op_threads=options.intra_op_threads,
             stream_priority=options.stream_priority,
         )
-    net_class = DAGNet if options.net_type == "dag" else AsyncDAGNet
+    net_class = DAGNet if options.net_type == "dag" else CapturedNet if options.capture else AsyncDAGNet
     return net_class(
         definition,
         workspace,

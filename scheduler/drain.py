@@ -33,8 +33,12 @@ class Drain:
         streams: NetStreams,
         operators: Sequence[Operator],
         call: Callable[[Callable[[], object]], object] = lambda finished: finished(),
+        last: Stream | None = None,
     ) -> None:
         """`operators` are the net's: its work may be on the streams of their library states too.
+
+        `last` is a stream that all others have joined when it comes to its end, so that it alone is waited for while
+        nothing fails.
 
         `call` calls what it is given, or has it called: `run.finished` may wait, which a device's thread must not.
         """
@@ -43,12 +47,14 @@ class Drain:
         self._states = {id(state): state for operator in operators if (state := operator.library_state) is not None}
         self._finished = run.finished
         self._call = call
+        self._last = last
         self._lock = threads().lock()
         self._left = 0
         self._attempt = 0
         self._timer: Timer | None = None
         self._done = False
         self._states_left = False
+        self._others_left = False
         run.finished = self._start
         run.on_stop = self._stopped
 
@@ -61,16 +67,23 @@ class Drain:
 
     def _start(self) -> None:
         """No worker is in the run any more: wait for the streams. Anew, if a worker died while it was about to."""
-        streams = self._streams.all()
+        last = self._last
+        alone = last is not None and self._run.error is None
+        streams = [last] if last is not None and alone else self._streams.all()
         with self._lock:
             done = self._done
             self._attempt += 1
             self._left = 1 + len(streams)
+            self._others_left = alone
             self._states_left = False
             one_done = partial(self._one_done, self._attempt)
         if done:
             self._call(self._finished)
             return
+        self._wait_for(streams, one_done)
+
+    def _wait_for(self, streams: Sequence[Stream], one_done: Callable[[], object]) -> None:
+        """Have `one_done` called once for each stream that is at its end, and once more."""
         for stream in streams:
             event = runtime_of(stream.device).event(f"the end of a run of net {self._streams.net!r} on {stream.name}")
             try:
@@ -96,12 +109,17 @@ class Drain:
             self._left -= 1
             if self._left:
                 return
-            states = self._states_to_leave()
-            self._left = len(states)
+            others = self._others_to_wait_for()
+            self._left = 1 + len(others) if others else 0
+            states = [] if others else self._states_to_leave()
+            self._left = self._left or len(states)
             timer = None
-            if not states:
+            if not states and not others:
                 self._done = True
                 timer, self._timer = self._timer, None
+        if others:
+            self._wait_for(others, partial(self._one_done, attempt))
+            return
         if states:
             mine = self._streams.all()
             self._stopped()  # what hangs there would hold up everybody who uses them
@@ -112,6 +130,13 @@ class Drain:
             timer.cancel()
         self._collect()
         self._call(self._finished)
+
+    def _others_to_wait_for(self) -> list[Stream]:
+        """The streams that joined `last`, once it has failed and may have passed over its waits for them."""
+        last, waiting, self._others_left = self._last, self._others_left, False
+        if last is None or not waiting or (last.failure is None and self._run.error is None):
+            return []
+        return [stream for stream in self._streams.all() if stream is not last]
 
     def _states_to_leave(self) -> list[LibraryState]:
         """The library states that may still hold work of the run: none if all its streams came to their ends well."""

@@ -126,15 +126,20 @@ class NetStreams:
             raise ValueError(f"net {net!r}: at least 1 stream a worker is needed, not {per_worker}")
         self.net = net
         self.per_worker = per_worker
-        self._priority = priority
+        self.stream_priority = priority
         self._lock = threads().lock()
         self._devices: dict[tuple[Device, str], DeviceStreams] = {}
+
+    def hold(self, device: Device, group: str, streams: DeviceStreams) -> None:
+        """`streams` are this net's too, and those of `group` from now on."""
+        with self._lock:
+            self._devices[device, group] = streams
 
     def on(self, device: Device, group: str = "") -> DeviceStreams:
         """Those of `device`; operators of one `group` have streams of their own, `per_worker` too."""
         with self._lock:
             if (device, group) not in self._devices:
-                self._devices[device, group] = DeviceStreams(device, self.per_worker, self._priority)
+                self._devices[device, group] = DeviceStreams(device, self.per_worker, self.stream_priority)
             return self._devices[device, group]
 
     def all(self) -> list[Stream]:
@@ -336,6 +341,9 @@ def guarded_launch(operator: Operator, kernel: Kernel, guards: Sequence[str]) ->
     return launch if turns is not None or uses_state else lambda stream: stream.launch(kernel)
 
 
+GuardedLaunch = Callable[[Operator, Kernel, Sequence[str]], Launch]
+
+
 def stream_group(operator: Operator) -> str:
     """The group of streams that `operator` asks for by its argument `stream_group`; "" for those of all others.
 
@@ -362,14 +370,19 @@ class LaunchedChains:
         *,
         finish: bool,
         observed: ObservedRun | None = None,
+        launch_under: GuardedLaunch | None = None,
     ) -> None:
-        """With `finish`, each chain is waited for before its call returns."""
+        """With `finish`, each chain is waited for before its call returns.
+
+        Of `chains` some operators may be left out. `launch_under` makes what launches an operator under its mutexes.
+        """
         self._operators = operators
         self._steps = preparation.steps
         self._kernels = kernels_of(operators, preparation)
         self._synchronisation = synchronisation
         self._streams = streams
         self._finish = finish
+        self._launch_under = launch_under or guarded_launch
         self._events: dict[int, Event] = {
             chain: runtime_of(synchronisation.devices[chain]).event(f"chain {chain} of net {streams.net!r}")
             for chain, recorded in enumerate(synchronisation.records)
@@ -390,11 +403,11 @@ class LaunchedChains:
             before = (self._host_wait(number, waits),) if waits else ()
             steps = [self._steps[index] for index in chain]
             return (*before, *steps) if observed is None else observed.chain(number, steps, waits=before)
-        own = self._streams.on(device, stream_group(self._operators[chain[0]]))
+        own = self._streams.on(device, stream_group(self._operators[chain[0]]) if chain else "")
         net, streams, event = self._streams.net, own, self._events.get(number)
         kernels = [self._kernels[index] for index in chain]
         launches = [
-            (kernel.label, guarded_launch(self._operators[index], kernel, synchronisation.guards[index]))
+            (kernel.label, self._launch_under(self._operators[index], kernel, synchronisation.guards[index]))
             for index, kernel in zip(chain, kernels, strict=True)
         ]
         launched = DeviceChain(net, number, streams, waits, launches, event, self._finish)

@@ -38,7 +38,7 @@ class Dependencies(Protocol):
 
 
 @dataclass(frozen=True)
-class _Alone:
+class Alone:
     """The dependencies of a single chain."""
 
     children: tuple[tuple[int, ...], ...] = ((),)
@@ -143,7 +143,7 @@ class Run:
 
 def task(name: str, function: Step, priority: int = 0) -> Run:
     """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
-    return Run(name, _Alone(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
+    return Run(name, Alone(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
 
 
 def waiting_time(timeout: float | None) -> float:

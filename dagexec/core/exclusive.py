@@ -104,6 +104,12 @@ class StreamMutex:
                     raise
                 self._ends[stream] = event
 
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Within it no turn is launched: for work that is captured, which is ordered within the capture."""
+        with self._lock:
+            yield
+
 
 class LibraryState:
     """The state of a device library (as cuDNN's): a handle, a stream to use it on, a workspace, and a mutex.
@@ -179,6 +185,19 @@ class LibraryState:
                 outcome.after = after
                 stream.wait(after)
                 stream.launch(Kernel(outcome.report, f"end of turn {turn} at the {self.name}", 0.0))
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Within it the handle is the caller's alone, for work that is captured on the caller's own stream."""
+        with self._lock, self.handle:
+            yield
+
+    def take_workspace(self) -> Array:
+        """The workspace, once it is idle, for what was captured with it; the state gets another when it needs one."""
+        with self._lock:
+            self.stream.synchronize()
+            taken, self._workspace = self._workspace, self._runtime.allocate(0)
+            return taken
 
     def give_up(self, users: Collection[Stream], callback: Callable[[], object]) -> None:
         """Pass over what `users` have launched here and is not done; call `callback` once none of it runs any more.

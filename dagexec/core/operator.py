@@ -85,6 +85,7 @@ class Operator(ABC):
         reads_strided, writes_strided: inputs, or outputs, may have any strides when `prepare` is called; by default
             they are packed there, as copies where the tensors are not.
         crosses_devices: it may read from one device and write to another.
+        waits_for_device: its step on a device waits there for results, so that it cannot be captured.
         memory_source: gives working memory that operators share which never run at the same time; None when each has
             its own.
         working_arrays: the working memory that the step prepared last was given.
@@ -99,6 +100,7 @@ class Operator(ABC):
     reads_strided: ClassVar[bool] = False
     writes_strided: ClassVar[bool] = False
     crosses_devices: ClassVar[bool] = False
+    waits_for_device: ClassVar[bool] = False
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""

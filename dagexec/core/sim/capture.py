@@ -71,6 +71,8 @@ class SimCapture:
         """Leave the streams alone."""
         for stream in self._streams:
             stream.capture = None
+        for event in self._recorded.values():
+            event.stream = None
         self._is_open = False
 
     def launch(self, stream: SimStream, kernel: Kernel) -> None:
@@ -86,6 +88,7 @@ class SimCapture:
         if id(event) in self._recorded:
             raise DeviceError(f"event of {event.owner} is recorded twice in one capture")
         self._recorded[id(event)] = event
+        event.stream = stream  # for those who ask whether they need to wait for it
         self._commands.append(_Recording(stream, event))
 
     def wait(self, stream: SimStream, event: Event, order_only: bool) -> None:
