@@ -89,6 +89,17 @@ def has_implementation(kind: str, operator_type: str) -> bool:
     return (kind, operator_type) in _implemented or (kind == "sim" and ("cpu", operator_type) in _implemented)
 
 
+def operator_class(operator_type: str) -> type[Operator]:
+    """The class that computes an operator type on the host with the default engine.
+
+    Raises UnsupportedOperatorError when there is none.
+    """
+    found = _operators.get(("cpu", schema_of(operator_type).type, ""))
+    if found is None:
+        raise UnsupportedOperatorError(f"operator type {operator_type!r} has no class for the host")
+    return found
+
+
 def operator_module(operator_type: str) -> str:
     """The module of the class that computes an operator type on the host; "" when it has no default engine there.
 

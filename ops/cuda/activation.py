@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from dagexec.core.operator import Step
 from dagexec.ops import activation as host
-from dagexec.ops.activation import PRelu, clip_limits, slope_view
+from dagexec.ops.activation import clip_limits, slope_view
 from dagexec.ops.cuda.expression import elementwise
 from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.cuda.pointwise import PointwiseExpression, register, register_pointwise
 from dagexec.ops.layout import channel_axis
 
-EXPRESSIONS = {
-    host.Relu: "larger(x, A(0))",
-    host.LeakyRelu: "leaky_relu(x, alpha)",
-    host.Elu: "elu(x, alpha)",
-    host.Selu: "scale * elu(x, alpha)",
-    host.Sigmoid: "logistic(x)",
-    host.Swish: "swish(x, A(1))",
-    host.Softplus: "softplus(x)",
-    host.Softsign: "x / (A(1) + fabs(x))",
-    host.Tanh: "tanh(x)",
-    host.HardSigmoid: "hard_sigmoid(x, alpha, beta)",
-    host.HardSwish: "hard_swish(x)",
-}
-
-for _cpu, _code in EXPRESSIONS.items():
-    register_pointwise(_cpu, _code)
-
-
-class ReluN(PointwiseExpression):
-    """ReluN; the argument `n` is called `limit`, as `n` is the number of elements."""
-
-    code = "y = clipped(x, A(0), limit);"
-
-    def scalars(self) -> dict[str, float]:
-        """The limit."""
-        return {"limit": self.arguments.float("n", host.ReluN.constants["n"])}
+register_pointwise(
+    host,
+    {
+        "Relu": "larger(x, A(0))",
+        "ReluN": "clipped(x, A(0), n)",
+        "LeakyRelu": "leaky_relu(x, alpha)",
+        "Elu": "elu(x, alpha)",
+        "Selu": "scale * elu(x, alpha)",
+        "Sigmoid": "logistic(x)",
+        "Swish": "swish(x, A(1))",
+        "Softplus": "softplus(x)",
+        "Softsign": "x / (A(1) + fabs(x))",
+        "Tanh": "tanh(x)",
+        "HardSigmoid": "hard_sigmoid(x, alpha, beta)",
+        "HardSwish": "hard_swish(x)",
+    },
+)
 
 
 class Clip(PointwiseExpression):
@@ -70,7 +61,6 @@ class CudaPRelu(CudaOperator):
         return elementwise(self, "prelu", inputs, {"y": self.y(0)}, "y = leaky_relu(x, slope);")
 
 
-register(host.ReluN, ReluN)
-register(host.Clip, Clip)
-register(host.Gelu, Gelu)
-register(PRelu, CudaPRelu)
+register("Clip", Clip)
+register("Gelu", Gelu)
+register("PRelu", CudaPRelu)

@@ -40,7 +40,7 @@ def elementwise(
 
     Inputs are broadcast to it as NumPy does; an output may overwrite an input of its own shape. `scalars` are passed by
     value, under their names, as NumPy scalars. `helpers` is C++ that stands before the kernel, after `FORMULAS`. `i` is
-    the number of the element. Of the rest of an output, the elements keep their values.
+    the number of the element, `elements` how many there are.
     """
     shape = next(iter(outputs.values())).shape
     size = prod(shape)
@@ -50,7 +50,7 @@ def elementwise(
     parameters = [f"const {c_type_of(array)}* {key}_p" for key, array in inputs.items()]
     parameters += [f"{c_type_of(array)}* {key}_p" for key, array in outputs.items()]
     parameters += [f"{c_type_of_scalar(value)} {key}" for key, value in scalars.items()]
-    parameters += ["ix n", *places.parameters]
+    parameters += ["ix elements", *places.parameters]
     first = next(iter({**inputs, **outputs}.values()))
     lines = [
         f"typedef computed<{c_type_of(first)}>::type A;",
@@ -64,7 +64,7 @@ def elementwise(
     source = (
         f"typedef {places.index_type} ix;\n{FORMULAS}{helpers}\n{places.declarations}"
         f'extern "C" __global__ void {kernel}({", ".join(parameters)}) {{\n'
-        f"    for (ix i = (ix)first_index(), step = (ix)index_step(); i < n; i += step) {{\n        {body}\n    }}\n}}\n"
+        f"    for (ix i = (ix)first_index(), step = (ix)index_step(); i < elements; i += step) {{\n        {body}\n    }}\n}}\n"
     )
     arguments = [*inputs.values(), *outputs.values(), *scalars.values(), places.number(size), *places.arguments]
     return operator.launch(kernel, source, arguments, elements=size)

@@ -63,5 +63,22 @@ template <class A> __device__ inline A gelu_tanh(A x) {
     A kept = larger(x, floor), near = smaller(kept, -floor);
     return kept / (A(1) + exp(-kept * (slope + slope * A(0.044715) * near * near)));
 }
+template <class A> __device__ inline A swish_slope(A x) {
+    A kept = clipped(x, logistic_floor(x), -logistic_floor(x)), s = logistic(kept);
+    return (A(1) + kept * (A(1) - s)) * s;
+}
+__device__ inline float gelu_reach(float) { return 15.0f; }
+__device__ inline double gelu_reach(double) { return 40.0; }
+template <class A> __device__ inline A gelu_erf_slope(A x) {
+    A kept = clipped(x, -gelu_reach(x), gelu_reach(x));
+    A chance = A(0.5) * (A(1) + erf(kept * A(0.70710678118654752440)));
+    return chance + kept * exp(A(-0.5) * kept * kept) * A(0.39894228040143267794);
+}
+template <class A> __device__ inline A gelu_tanh_slope(A x) {
+    const A slope = A(1.59576912160573071176);
+    A kept = clipped(x, gelu_floor(x), -gelu_floor(x)), square = kept * kept;
+    A s = A(1) / (A(1) + exp(-kept * (slope + slope * A(0.044715) * square)));
+    return s * (A(1) + (A(1) - s) * kept * (slope + slope * A(3 * 0.044715) * square));
+}
 """
 """`slope` of gelu_tanh is 2 sqrt(2 / pi): 0.5 x (1 + tanh(u)) is x / (1 + exp(-2 u))."""

@@ -6,13 +6,16 @@ arguments by name.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import operator, operator_class, operator_module, schema_of
 from dagexec.ops.cuda.expression import computed_scalar, elementwise
 from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.pointwise import Pointwise
@@ -20,7 +23,15 @@ from dagexec.ops.pointwise_gradient import PointwiseGradient
 
 
 class ExpressionOperator(CudaOperator):
-    """Base of operators whose inputs and outputs have one shape and whose step is one expression."""
+    """Base of operators whose inputs and outputs have one shape and whose step is one expression.
+
+    Attributes:
+        constants: the float arguments, by name, with their defaults.
+        result: what the expression calls the output.
+    """
+
+    constants: ClassVar[Mapping[str, float]] = {}
+    result: ClassVar[str] = "y"
 
     def prepare(self) -> Step:
         """One kernel."""
@@ -32,8 +43,6 @@ class ExpressionOperator(CudaOperator):
         }
         return elementwise(self, type(self).schema.type.lower(), inputs, outputs, self.expression(), scalars)
 
-    result = "y"
-
     @abstractmethod
     def roles(self) -> dict[str, int]:
         """The inputs that the expression reads: what it calls them, and their numbers."""
@@ -44,14 +53,17 @@ class ExpressionOperator(CudaOperator):
 
     def scalars(self) -> dict[str, float]:
         """Numbers that the expression reads, by name: the float arguments."""
-        constants = getattr(type(self), "constants", {})
-        return {name: self.arguments.float(name, default) for name, default in constants.items()}
+        return {name: self.arguments.float(name, default) for name, default in self.constants.items()}
 
 
 class PointwiseExpression(ExpressionOperator):
-    """Base of y from x."""
+    """Base of y from x.
 
-    code: str
+    Attributes:
+        code: assigns y.
+    """
+
+    code: ClassVar[str]
 
     def roles(self) -> dict[str, int]:
         """x."""
@@ -63,14 +75,19 @@ class PointwiseExpression(ExpressionOperator):
 
 
 class GradientExpression(ExpressionOperator):
-    """Base of dx from x, y and dy, of which the operator's inputs are some."""
+    """Base of dx from x, y and dy, of which the operator's inputs are some.
 
-    code: str
-    reads: tuple[str, ...]
+    Attributes:
+        code: assigns dx.
+        reads: what the inputs are, in order: X, Y and dY.
+    """
+
+    code: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]]
     result = "dx"
 
     def roles(self) -> dict[str, int]:
-        """Those that the expression names; dy comes first, because it may be overwritten and gives the type."""
+        """Those that the expression names."""
         return {name.lower(): index for index, name in enumerate(self.reads) if _reads(self.expression(), name.lower())}
 
     def expression(self) -> str:
@@ -79,25 +96,36 @@ class GradientExpression(ExpressionOperator):
 
 
 def _reads(expression: str, name: str) -> bool:
-    words = "".join(c if c.isalnum() or c == "_" else " " for c in expression).split()
-    return name in words
+    return re.search(rf"\b{name}\b", expression) is not None
 
 
-def register(cpu: type[Operator], cuda: type[CudaOperator], **members: object) -> None:
-    """Register for CUDA a class made of `cuda`, with the schema of `cpu`."""
-    name = f"Cuda{cpu.schema.type}"
-    operator(cpu.schema, device="cuda")(
-        type(name, (cuda,), {"__doc__": f"{cpu.schema.type}.", "__module__": cuda.__module__, **members})
-    )
+def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
+    """Register operator `op_type` on CUDA: a class made of `cuda` with these members."""
+    documented = {"__doc__": f"{op_type}.", "__module__": cuda.__module__, **members}
+    operator(schema_of(op_type), device="cuda")(type(f"Cuda{op_type}", (cuda,), documented))
 
 
-def register_pointwise(cpu: type[Pointwise], code: str, base: type[PointwiseExpression] = PointwiseExpression) -> None:
-    """Register `y = code` as the operator of `cpu` on CUDA; `code` reads x and the operator's float arguments."""
-    register(cpu, base, code=f"y = {code};", constants=cpu.constants)
+def register_pointwise(host: ModuleType, table: Mapping[str, str]) -> None:
+    """Register operators of module `host` by type: `y = code`, which reads x and the operator's float arguments."""
+    for op_type, code in table.items():
+        cpu = _class_of(host, op_type)
+        assert issubclass(cpu, Pointwise)
+        register(op_type, PointwiseExpression, code=f"y = {code};", constants=cpu.constants)
 
 
-def register_pointwise_gradient(
-    cpu: type[PointwiseGradient], code: str, base: type[GradientExpression] = GradientExpression
-) -> None:
-    """Register `dx = code` as the operator of `cpu` on CUDA; `code` reads x, y, dy and the float arguments."""
-    register(cpu, base, code=f"dx = {code};", constants=cpu.constants, reads=cpu.reads)
+def register_pointwise_gradients(host: ModuleType, table: Mapping[str, str]) -> None:
+    """Register gradients of module `host` by type: `dx = code`, which reads dy, x or y, and the float arguments."""
+    for op_type, code in table.items():
+        register_gradient(host, op_type, GradientExpression, code=f"dx = {code};")
+
+
+def register_gradient(host: ModuleType, op_type: str, base: type[GradientExpression], **members: object) -> None:
+    """Register gradient `op_type` of module `host` on CUDA: a class made of `base` with these members."""
+    cpu = _class_of(host, op_type)
+    assert issubclass(cpu, PointwiseGradient)
+    register(op_type, base, constants=cpu.constants, reads=cpu.reads, **members)
+
+
+def _class_of(host: ModuleType, op_type: str) -> type[Operator]:
+    assert operator_module(op_type) == host.__name__, op_type
+    return operator_class(op_type)

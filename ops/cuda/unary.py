@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from dagexec.ops import unary as host
 from dagexec.ops.cuda.pointwise import register_pointwise
-from dagexec.ops.pointwise import Pointwise
 
-EXPRESSIONS: dict[type[Pointwise], str] = {
-    host.Exp: "exp(x)",
-    host.Log: "log(x)",
-    host.Sqrt: "sqrt(x)",
-    host.Cbrt: "cbrt(x)",
-    host.Sqr: "times(x, x)",
-    host.Negative: "negated(x)",
-    host.Abs: "magnitude(x)",
-    host.Sign: "sign_of(x)",
-    host.Floor: "floor(x)",
-    host.Ceil: "ceil(x)",
-    host.Round: "rint(x)",
-    host.Sin: "sin(x)",
-    host.Cos: "cos(x)",
-    host.Tan: "tan(x)",
-    host.Asin: "asin(x)",
-    host.Acos: "acos(x)",
-    host.Atan: "atan(x)",
-    host.Sinh: "sinh(x)",
-    host.Cosh: "cosh(x)",
-    host.Not: "!x",
-    host.Scale: "scale * x",
-    host.Reciprocal: "A(1) / x",
-    host.Rsqrt: "A(1) / sqrt(x)",
-    host.Cube: "times(times(x, x), x)",
-    host.Erf: "erf(x)",
-}
-
-for _cpu, _code in EXPRESSIONS.items():
-    register_pointwise(_cpu, _code)
+register_pointwise(
+    host,
+    {
+        "Exp": "exp(x)",
+        "Log": "log(x)",
+        "Sqrt": "sqrt(x)",
+        "Cbrt": "cbrt(x)",
+        "Sqr": "times(x, x)",
+        "Negative": "negated(x)",
+        "Abs": "magnitude(x)",
+        "Sign": "sign_of(x)",
+        "Floor": "floor(x)",
+        "Ceil": "ceil(x)",
+        "Round": "rint(x)",
+        "Sin": "sin(x)",
+        "Cos": "cos(x)",
+        "Tan": "tan(x)",
+        "Asin": "asin(x)",
+        "Acos": "acos(x)",
+        "Atan": "atan(x)",
+        "Sinh": "sinh(x)",
+        "Cosh": "cosh(x)",
+        "Not": "!x",
+        "Scale": "scale * x",
+        "Reciprocal": "A(1) / x",
+        "Rsqrt": "A(1) / sqrt(x)",
+        "Cube": "times(times(x, x), x)",
+        "Erf": "erf(x)",
+    },
+)
