@@ -1,0 +1,100 @@
+"""Reductions on CUDA: sums, means, extremes, products and norms over axes, and where extremes are.
+
+float32 is summed in double, which a memory-bound kernel does not feel; 16-bit floats in float.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dagexec.core.operator import Step
+from dagexec.core.registry import operator
+from dagexec.ops import reduction
+from dagexec.ops.cuda.operator import Array, CudaOperator
+from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.reduction import ArgMax, ArgMin, AxesReader, Reduction, output_shape
+
+_SQUARED = r"""
+__device__ inline float squared(float x) { return x * x; }
+__device__ inline double squared(double x) { return x * x; }
+template <class I> __device__ inline u64 squared(I x) { return (u64)x * (u64)x; }
+"""
+"""Squares, in the type of the element so that they overflow as the host's; those of integers wrap."""
+
+_FOUND = "y = (A)total0.total;"
+_FORMS: dict[type[Reduction], tuple[str, Phase, str]] = {
+    reduction.SumReduction: ("sum", Phase("sum_of<W>", "s.add((W)x);"), _FOUND),
+    reduction.MeanReduction: ("mean", Phase("sum_of<W>", "s.add((W)x);"), "y = (A)(total0.total / (W)w.length);"),
+    reduction.MaxReduction: ("greatest", Phase("greatest<A>", "s.add(x);"), "y = total0.value;"),
+    reduction.MinReduction: ("least", Phase("least<A>", "s.add(x);"), "y = total0.value;"),
+    reduction.ProductReduction: ("product", Phase("product_of<W>", "s.add((W)x);"), _FOUND),
+    reduction.L1Reduction: ("magnitudes", Phase("sum_of<W>", "s.add(x < A(0) ? W(0) - (W)x : (W)x);"), _FOUND),
+    reduction.SquareReduction: ("squares", Phase("sum_of<W>", "s.add(squared(x));"), _FOUND),
+    reduction.L2Reduction: ("length", Phase("sum_of<W>", "s.add(squared(x));"), "y = sqrt((A)total0.total);"),
+    reduction.ElementSum: ("sum", Phase("sum_of<W>", "s.add((W)x);"), _FOUND),
+    reduction.ElementSquareSum: ("squares", Phase("sum_of<W>", "s.add(squared(x));"), _FOUND),
+}
+"""By what a reduction computes: the name of its kernel, what is found of each group, and the result from that."""
+
+
+def total_step(owner: CudaOperator, name: str, x: Array, y: Array, absorb: str, last: str) -> Step:
+    """A step that sums, by statements `absorb`, all elements `x` and makes the one of `y` of that, by `last`."""
+    groups = Groups([Phase("sum_of<W>", absorb)], last=last)
+    return by_groups(owner, name, (x.size,), (0,), groups, {"x": x.reshape(-1)}, {"y": y.reshape(1)})
+
+
+class _CudaReduction(CudaOperator):
+    """Base: the axes are the host operator's.
+
+    Attributes:
+        axes: which axes are reduced.
+    """
+
+    axes: ClassVar[AxesReader]
+
+    def prepare(self) -> Step:
+        """One reduction, in two launches where groups are few and long."""
+        x, y = self.x(0), self.y(0)
+        axes, _ = type(self).axes(self.call())
+        form = next(kind for kind in type(self).__mro__ if kind in _FORMS)
+        name, phase, last = _FORMS[form]
+        if self.arguments.bool("average") and x.size:
+            name, last = f"average_{name}", "y = (A)(total0.total / (W)w.length);"
+        kept = y.reshape(output_shape(x.shape, axes, True))
+        return by_groups(self, name, x.shape, axes, Groups([phase], last=last, helpers=_SQUARED), {"x": x}, {"y": kept})
+
+
+class _CudaArgExtreme(CudaOperator):
+    """Base of ArgMax and ArgMin.
+
+    Attributes:
+        state: what is found of each group.
+    """
+
+    state = "place_of_greatest<A>"
+
+    def prepare(self) -> Step:
+        """One reduction to a value and its place."""
+        x, call = self.x(0), self.call()
+        axis = call.axis("axis", -1, x.ndim)
+        kept = self.y(0).reshape(output_shape(x.shape, (axis,), True))
+        groups = Groups([Phase(self.state, "s.add(x, r);")], last="y = total0.place;")
+        return by_groups(self, self.state.split("<")[0], x.shape, (axis,), groups, {"x": x}, {"y": kept})
+
+
+class CudaArgMax(_CudaArgExtreme):
+    """Index of the maximum."""
+
+
+class CudaArgMin(_CudaArgExtreme):
+    """Index of the minimum."""
+
+    state = "place_of_least<A>"
+
+
+operator(ArgMax.schema, device="cuda")(CudaArgMax)
+operator(ArgMin.schema, device="cuda")(CudaArgMin)
+for _name, _kind in list(vars(reduction).items()):
+    if isinstance(_kind, type) and issubclass(_kind, Reduction) and "schema" in vars(_kind):
+        _members = {"__doc__": _kind.__doc__, "__module__": __name__}
+        operator(_kind.schema, device="cuda")(type(f"Cuda{_name}", (_CudaReduction, _kind), _members))
