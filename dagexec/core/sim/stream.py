@@ -163,7 +163,8 @@ class SimStream(Stream):
             self._wait(event, False)
             return
         source, position = event.stream, event.position
-        if source is self or (source is not None and event.outcome.failed_after >= position <= source.done):
+        passed = source is not None and 0 <= position <= source.done and event.outcome.failed_after >= position
+        if passed or source is self:
             return
         self._wait(event, False)
 
