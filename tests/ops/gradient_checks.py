@@ -17,7 +17,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
 from dagexec.scheduler.simple import SimpleNet
-from tests.ops.running import operator_def
+from tests.ops.running import ON_CUDA_EVERY, check_on_cuda, operator_def
 
 Array = npt.NDArray[Any]
 
@@ -126,4 +126,15 @@ def _run(
         workspace.feed_blob(name, array)
     with SimpleNet(NetDef(name="test", op=[definition, *behind]), workspace) as net:
         net.run()
+    if ON_CUDA_EVERY and behind:
+        _check_on_cuda([definition, *behind], workspace)
     return [workspace.fetch_blob(name) for name in fetch or definition.output]
+
+
+def _check_on_cuda(definitions: Sequence[OperatorDef], workspace: Workspace) -> None:
+    """Run on CUDA, on what the run has left in the blobs, each operator of which all inputs are still there."""
+    for number, one in enumerate(definitions):
+        overwritten = {name for later in definitions[number:] for name in later.output}
+        if not overwritten & set(one.input):
+            arrays = {name: workspace.fetch_blob(name).copy() for name in one.input}
+            check_on_cuda(one, arrays, [workspace.fetch_blob(name).copy() for name in one.output])
