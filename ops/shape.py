@@ -264,10 +264,11 @@ class StopGradient(View):
 def infer_transpose(call: OperatorCall) -> list[TensorType]:
     """The sizes in the order of `axes`."""
     shape = call.inputs[0].shape
-    return [TensorType(tuple(shape[axis] for axis in _permutation(call)), call.inputs[0].meta)]
+    return [TensorType(tuple(shape[axis] for axis in permutation(call)), call.inputs[0].meta)]
 
 
-def _permutation(call: OperatorCall) -> tuple[int, ...]:
+def permutation(call: OperatorCall) -> tuple[int, ...]:
+    """The axes of a Transpose: `axes`, or all reversed. Raises ShapeError."""
     rank = len(call.inputs[0].shape)
     axes = call.arguments.ints("axes")
     if not axes:
@@ -297,7 +298,7 @@ class Transpose(Operator):
 
     def prepare(self) -> Step:
         """One strided copy."""
-        return partial(np.copyto, self.y(0), self.x(0).transpose(_permutation(self.call())))
+        return partial(np.copyto, self.y(0), self.x(0).transpose(permutation(self.call())))
 
 
 def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:

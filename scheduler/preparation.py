@@ -135,7 +135,7 @@ class CheckedStep:
         return self._read_values() != self._values
 
     def _read_values(self) -> list[bytes]:
-        return [self._operator.x(i).tobytes() for i in self._read]
+        return [self._operator.host_value(i).tobytes() for i in self._read]
 
     def _prepare(self) -> Step:
         operator = self._operator

@@ -160,6 +160,10 @@ class Operator(ABC):
         array = self._packed_inputs.get(id(tensor), tensor.array) if self._packed_inputs else tensor.array
         return self.context.host_view(array)
 
+    def host_value(self, index: int) -> npt.NDArray[Any]:
+        """The values of input `index`, which shapes depend on, as an array of the host."""
+        return self.x(index)
+
     def y(self, index: int) -> npt.NDArray[Any]:
         """The array of output `index`; while `prepare` is called, a packed one unless `writes_strided`."""
         tensor = self.output(index)
@@ -195,7 +199,7 @@ class Operator(ABC):
             self.check_input_devices()
             types = [self.input_type(index) for index in range(len(self.input_blobs))]
         read = self.schema.values_read(self.definition)
-        values = tuple(self.x(i) if i in read else None for i in range(len(types)))
+        values = tuple(self.host_value(i) if i in read else None for i in range(len(types)))
         return OperatorCall(self.definition, self.arguments, tuple(types), values, self.label)
 
     def input_type(self, index: int) -> TensorType:

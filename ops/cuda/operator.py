@@ -40,6 +40,10 @@ class CudaOperator(Operator):
         with self.context.runtime.guard():
             return super().bind(types, as_view=as_view, placed=placed)
 
+    def host_value(self, index: int) -> Array:
+        """See Operator: a copy, made after what computes the values."""
+        return self.input(index).fetch()
+
     def launch(
         self,
         name: str,

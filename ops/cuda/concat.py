@@ -1,0 +1,47 @@
+"""Concat, DepthConcat, Split and ConcatGradient on CUDA: one kernel for up to 16 pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagexec.core.operator import Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.ops.concat import Concat, DepthConcat, Split, joint_axis
+from dagexec.ops.concat_gradient import ConcatGradient
+from dagexec.ops.cuda.constants import constant_step
+from dagexec.ops.cuda.operator import CudaOperator
+from dagexec.ops.cuda.pieces import cutting, in_place, joining
+
+
+class CudaConcat(CudaOperator):
+    """Inputs joined along an axis."""
+
+    def prepare(self) -> Step:
+        """One kernel, and the sizes."""
+        call = self.call()
+        add_axis = self.arguments.bool("add_axis")
+        axis = joint_axis(call, len(call.inputs[0].shape) + add_axis)
+        parts = [self.x(index) for index in range(len(self.input_blobs))]
+        self.inputs_in_place = in_place(self.y(0), parts, axis)
+        steps = [joining(self, self.y(0), parts, axis)]
+        if len(self.output_blobs) == 2:
+            sizes = np.array([1 if add_axis else part.shape[axis] for part in parts], np.int32)
+            steps.append(constant_step(self, self.y(1), sizes))
+        return in_sequence(steps)
+
+
+class CudaCut(CudaOperator):
+    """One tensor cut along an axis."""
+
+    def prepare(self) -> Step:
+        """One kernel."""
+        whole, axis = self.x(0), joint_axis(self.call(), self.x(0).ndim)
+        parts = [self.y(index) for index in range(len(self.output_blobs))]
+        self.outputs_in_place = in_place(whole, parts, axis)
+        return cutting(self, whole, parts, axis)
+
+
+for _kind in (Concat, DepthConcat):
+    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaConcat,), {"__doc__": _kind.__doc__}))
+for _kind in (Split, ConcatGradient):
+    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaCut,), {"__doc__": _kind.__doc__}))

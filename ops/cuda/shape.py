@@ -1,0 +1,160 @@
+"""Shape operators on CUDA: views, transposes and what a shape is; `dagexec.ops.cuda.strided_copy` moves elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagexec.core.cuda.arrays import address
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.registry import operator
+from dagexec.ops.cuda.constants import constant_step
+from dagexec.ops.cuda.operator import Array, CudaOperator
+from dagexec.ops.cuda.strided_copy import strided_copy
+from dagexec.ops.index_gradient import IndexRows
+from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC
+from dagexec.ops.reorder import Reorder, orders_of
+from dagexec.ops.shape import (
+    NCHW2NHWC,
+    NHWC2NCHW,
+    ExpandDims,
+    Flatten,
+    FlattenToVec,
+    Reshape,
+    Shape,
+    Size,
+    Squeeze,
+    StopGradient,
+    Transpose,
+    permutation,
+)
+from dagexec.ops.shape_gradient import ResizeLike
+
+
+def view_step(op: CudaOperator, x: Array, y: Array) -> Step:
+    """A step that puts the elements of `x` into `y`, packed, in their order; nothing where they share memory."""
+    if x.size == 0 or (x.flags.c_contiguous and address(x) == address(y)):
+        return nothing_to_do
+    return strided_copy(op, y.reshape(x.shape), x)
+
+
+class CudaView(CudaOperator):
+    """An operator whose output 0 holds the elements of input 0 in the same order."""
+
+    reads_strided = True
+
+    def prepare(self) -> Step:
+        """Nothing to do where output and input share memory, one copy where not."""
+        return view_step(self, self.x(0), self.y(0))
+
+
+for _kind in (Flatten, FlattenToVec, Squeeze, ExpandDims, StopGradient, ResizeLike, IndexRows):
+    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaView,), {"__doc__": _kind.__doc__}))
+
+
+class CudaReshape(CudaOperator, Reshape):
+    """New shape, same elements."""
+
+    def prepare(self) -> Step:
+        """A view, and the old shape written out when it is asked for."""
+        move = view_step(self, self.x(0), self.y(0))
+        if len(self.output_blobs) == 1:
+            return move
+        return in_sequence([move, constant_step(self, self.y(1), np.array(self._old_shape, np.int64))])
+
+
+class CudaTranspose(CudaOperator):
+    """Axes in another order."""
+
+    reads_strided = writes_strided = True
+
+    def prepare(self) -> Step:
+        """One strided copy."""
+        x = self.x(0)
+        return strided_copy(self, self.y(0), x.transpose(permutation(self.call())) if x.ndim else x)
+
+
+def channels_moved(array: Array, *, last: bool) -> Array:
+    """A view with axis 1 last, or with the last axis as axis 1."""
+    rest = range(2, array.ndim) if last else range(1, array.ndim - 1)
+    return array.transpose(0, *rest, 1) if last else array.transpose(0, array.ndim - 1, *rest)
+
+
+class CudaNCHW2NHWC(CudaOperator):
+    """Channels last."""
+
+    reads_strided = writes_strided = True
+
+    def prepare(self) -> Step:
+        """One strided copy."""
+        return strided_copy(self, self.y(0), channels_moved(self.x(0), last=True))
+
+
+class CudaNHWC2NCHW(CudaOperator):
+    """Channels first."""
+
+    reads_strided = writes_strided = True
+
+    def prepare(self) -> Step:
+        """One strided copy."""
+        return strided_copy(self, self.y(0), channels_moved(self.x(0), last=False))
+
+
+class CudaReorder(CudaOperator):
+    """One transposing copy."""
+
+    def prepare(self) -> Step:
+        """Both tensors seen with their axes in one order."""
+        orders = orders_of(self.call())
+        if NCHW16C in orders:
+            x, y = (_in_blocks(array, order) for array, order in zip((self.x(0), self.y(0)), orders, strict=True))
+        else:
+            x, y = (_channels_second(array, order) for array, order in zip((self.x(0), self.y(0)), orders, strict=True))
+        return strided_copy(self, y, x)
+
+
+def _channels_second(array: Array, order: str) -> Array:
+    """An image tensor in order NCHW or NHWC, seen as N, C, spatial."""
+    return channels_moved(array, last=False) if order == NHWC else array
+
+
+def _in_blocks(array: Array, order: str) -> Array:
+    """A packed image tensor, seen as N, C/16, 16, spatial."""
+    if order == NCHW:
+        return array.reshape(array.shape[0], array.shape[1] // BLOCK_CHANNELS, BLOCK_CHANNELS, *array.shape[2:])
+    if order == NHWC:
+        blocks = array.shape[-1] // BLOCK_CHANNELS
+        split, end = array.reshape(*array.shape[:-1], blocks, BLOCK_CHANNELS), array.ndim
+        return split.transpose(0, end - 1, end, *range(1, end - 1))
+    end = array.ndim - 1
+    return array.transpose(0, 1, end, *range(2, end))
+
+
+class CudaShape(CudaOperator):
+    """The sizes of a tensor."""
+
+    reads_strided = True
+
+    def prepare(self) -> Step:
+        """The sizes are known now; the step copies them."""
+        shape = self.x(0).shape
+        axes = self.arguments.ints("axes") if "axes" in self.arguments else range(len(shape))
+        return constant_step(self, self.y(0), np.array([shape[axis] for axis in axes], np.int64))
+
+
+class CudaSize(CudaOperator):
+    """The number of elements of a tensor."""
+
+    reads_strided = True
+
+    def prepare(self) -> Step:
+        """The number is known now; the step copies it."""
+        return constant_step(self, self.y(0), np.int64(self.x(0).size))
+
+
+operator(Reshape.schema, device="cuda")(CudaReshape)
+operator(Transpose.schema, device="cuda")(CudaTranspose)
+operator(NCHW2NHWC.schema, device="cuda")(CudaNCHW2NHWC)
+operator(NHWC2NCHW.schema, device="cuda")(CudaNHWC2NCHW)
+operator(Reorder.schema, device="cuda")(CudaReorder)
+operator(Shape.schema, device="cuda")(CudaShape)
+operator(Size.schema, device="cuda")(CudaSize)

@@ -1,0 +1,190 @@
+"""Slice, Tile and Expand on CUDA, which are strided copies, and SliceGradient.
+
+The gradients of Tile and Expand are sums: see `dagexec.ops.cuda.repeats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dagexec.core.cuda.arrays import address
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall
+from dagexec.ops.cuda.constants import uploaded
+from dagexec.ops.cuda.faults import CheckedOperator
+from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type, packed_strides, require_axes
+from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
+from dagexec.ops.cuda.strided_copy import item_type, strided_copy
+from dagexec.ops.shape import distinct_axes
+from dagexec.ops.slicing import Expand, Slice, Tile, as_slices, slice_ranges, tile_plan
+from dagexec.ops.slicing_gradient import SliceGradient
+
+MOST_AXES = 8
+
+
+class CudaSlice(CudaOperator):
+    """A part of a tensor."""
+
+    def prepare(self) -> Step:
+        """One strided copy, or nothing where Y is that part of X already."""
+        part: Any = self.x(0)[as_slices(slice_ranges(self.call()))]
+        y = self.y(0)
+        if y.size and address(part) == address(y) and part.flags.c_contiguous:
+            self.outputs_in_place = (0,)
+            return nothing_to_do
+        return strided_copy(self, y, part)
+
+
+class CudaTile(CudaOperator):
+    """A tensor repeated along an axis."""
+
+    def prepare(self) -> Step:
+        """One copy that broadcasts over the repetitions."""
+        x = self.x(0)
+        tiles, axis = tile_plan(self.call())
+        outer, inner = prod(x.shape[:axis]), prod(x.shape[axis:])
+        return strided_copy(self, self.y(0).reshape(outer, tiles, inner), x.reshape(outer, 1, inner))
+
+
+class CudaExpand(CudaOperator):
+    """A tensor broadcast to a larger shape."""
+
+    def prepare(self) -> Step:
+        """One copy that broadcasts."""
+        return strided_copy(self, self.y(0), self.x(0))
+
+
+_PUT_BACK = (
+    INDICES
+    + r"""
+struct slice_t { i64 axes, onnx; divider size[8]; i64 kept[8], stride[8], bound[8], step[8]; };
+__device__ inline i64 limited(i64 x, i64 low, i64 high) {
+    if (x < low) x = low;
+    return x > high ? high : x;
+}
+// The first position and the number of them that a slice keeps of an axis, -1 for bounds that are none.
+__device__ inline void resolve(i64 size, i64 start, i64 end, i64 step, bool onnx, i64& first, i64& count) {
+    bool valid = true;
+    if (onnx) {
+        if (start < 0) start += size;
+        if (end < 0) end += size;
+        start = limited(start, 0, step > 0 ? size : size - 1);
+        end = limited(end, step > 0 ? 0 : -1, step > 0 ? size : size - 1);
+    } else {
+        if (start < 0) start += size + 1;
+        if (end < 0) end += size + 1;
+        if (start > size) start = size;
+        if (end > size) end = size;
+        valid = 0 <= start && start <= end;
+    }
+    i64 span = step > 0 ? end - start : start - end, pace = step > 0 ? step : -step;
+    first = start;
+    count = !valid ? (i64)-1 : span > 0 ? (span + pace - 1) / pace : (i64)0;
+}
+extern "C" __global__ void put_back(
+    const T* dy, const B* starts, const E* ends, T* dx, int* fault, slice_t slice, i64 n
+) {
+    FOR_EACH(i, n) {
+        I rest = (I)i, from = 0;
+        bool inside = true;
+        for (int d = (int)slice.axes - 1; d >= 0; --d) {
+            i64 at = split(rest, slice.size[d]);
+            i64 k = slice.bound[d];
+            if (k >= 0) {
+                i64 first, count, step = slice.step[d];
+                resolve(slice.size[d].size, starts[k], ends[k], step, slice.onnx != 0, first, count);
+                if (count != slice.kept[d]) {
+                    *fault = 1;
+                    inside = false;
+                }
+                i64 distance = step > 0 ? at - first : first - at, pace = step > 0 ? step : -step;
+                at = distance / pace;
+                inside = inside && distance >= 0 && at * pace == distance && at < slice.kept[d];
+            }
+            from += (I)at * (I)slice.stride[d];
+        }
+        T value = {};
+        if (inside) value = dy[from];
+        dx[i] = value;
+    }
+}
+"""
+)
+
+
+class CudaSliceGradient(CheckedOperator):
+    """dY among zeros; bounds that are inputs are read by every run, and its fault word is for those of another slice.
+
+    See `dagexec.ops.cuda.faults`.
+    """
+
+    def prepare(self) -> Step:
+        """One kernel, a thread for every element of dX."""
+        dy, dx = self.x(len(self.input_blobs) - 1), self.y(0)
+        shape, arguments = dx.shape, self.arguments
+        if not dx.size:
+            return nothing_to_do
+        given = [self.x(index) for index in range(1, len(self.input_blobs) - 1)]
+        if not given:
+            given = [uploaded(self, np.array(arguments.ints(name), np.int64)) for name in ("starts", "ends")]
+        starts, ends = given
+        count = min(starts.size, ends.size)
+        call = self.call()
+        axes = distinct_axes(call, "axes", len(shape)) if "axes" in arguments else tuple(range(count))
+        steps = arguments.ints("steps") if "steps" in arguments else [1] * count
+        if not starts.size == ends.size == len(axes) == len(steps) or dy.ndim != len(shape):
+            raise call.fail(
+                f"expected as many starts, ends, axes and steps, and dY with the axes of X; found {starts.size} "
+                f"starts, {ends.size} ends, {len(axes)} axes, {len(steps)} steps and dY of shape {dy.shape}"
+            )
+        if any(own != other for axis, (own, other) in enumerate(zip(dy.shape, shape, strict=True)) if axis not in axes):
+            raise call.fail(f"dY must have the sizes of X, {shape}, on axes that are not sliced, found {dy.shape}")
+        fault = self.fault_word(partial(self._check_bounds, call, given))
+        pace = dict(zip(axes, steps, strict=True))
+        bounds = {axis: number for number, axis in enumerate(axes)}
+        layout = slice_argument(shape, dy.shape, bounds, pace, onnx=arguments.bool("onnx_style"))
+        types = {"T": item_type(dx.itemsize), "B": c_type_of(starts), "E": c_type_of(ends)}
+        operands = [dy, starts, ends, dx, fault, layout, np.int64(dx.size)]
+        kind = index_type(dx.size, dy.size)
+        return self.launch(
+            "put_back", _PUT_BACK, operands, elements=dx.size, T=types["T"], B=types["B"], E=types["E"], I=kind
+        )
+
+    def _check_bounds(self, call: OperatorCall, bounds: list[Array]) -> None:
+        """Raise ShapeError when the bounds are those of a slice of another shape than dY's."""
+        values = tuple(map(self.fetched, bounds)) if len(call.inputs) == 4 else ()
+        found = tuple(map(len, slice_ranges(replace(call, inputs=call.inputs[:-1], values=(None, *values)))))
+        dy = call.inputs[-1].shape
+        if found != dy:
+            raise call.fail(f"dY must have the shape {found} of the slice of X, found {dy}")
+
+
+def slice_argument(
+    shape: tuple[int, ...], kept: tuple[int, ...], bounds: Mapping[int, int], steps: Mapping[int, int], *, onnx: bool
+) -> Any:
+    """The argument slice_t: axes that are not sliced are joined. Raises ShapeError for more than 8."""
+    rows: list[list[int]] = []  # size, kept, stride, bound, step
+    for axis, (size, part, stride) in enumerate(zip(shape, kept, packed_strides(kept), strict=True)):
+        if rows and axis not in bounds and rows[-1][3] < 0:
+            rows[-1][:3] = [rows[-1][0] * size, rows[-1][1] * part, stride]
+        else:
+            rows.append([size, part, stride, bounds.get(axis, -1), steps.get(axis, 1)])
+    require_axes(len(rows), MOST_AXES, "the gradient of a slice on CUDA")
+    count = len(rows)
+    rows += [[1, 1, 0, -1, 1]] * (MOST_AXES - count)
+    sizes, *columns = zip(*rows, strict=True)
+    dividers = [number for size in sizes for number in divider(size)]
+    return by_value([count, int(onnx), *dividers, *(number for column in columns for number in column)])
+
+
+operator(Slice.schema, device="cuda")(CudaSlice)
+operator(Tile.schema, device="cuda")(CudaTile)
+operator(Expand.schema, device="cuda")(CudaExpand)
+operator(SliceGradient.schema, device="cuda")(CudaSliceGradient)
