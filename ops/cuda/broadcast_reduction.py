@@ -136,7 +136,7 @@ def _source(
     parameters = [f"const {c_type_of(array)}* {key}_p" for key, array in inputs.items()]
     parameters.append(f"{c_type_of(partial)}* target_p")
     parameters += [f"{c_type_of_scalar(value)} {key}" for key, value in scalars.items()]
-    parameters += ["ix kept", "ix count", "ix length", "ix tasks", "int width", "layout where"]
+    parameters += ["ix kept", "ix terms", "ix length", "ix tasks", "int width", "layout where"]
     bases = ", ".join(f"{key}_base = 0" for key in inputs)
     ats = ", ".join(f"{key}_at = {key}_base" for key in inputs)
     of_base = " ".join(f"{key}_base += at * where.stride[{row}][d];" for row, key in enumerate(inputs))
@@ -162,7 +162,7 @@ extern "C" __global__ void reduced_{name}({", ".join(parameters)}) {{
                 ix next = rest / where.size[d], at = rest - next * where.size[d]; rest = next;
                 {of_base}
             }}
-            const ix limit = segment * length + length, end = limit < count ? limit : count;
+            const ix limit = segment * length + length, end = limit < terms ? limit : terms;
             for (ix term = segment * length + (ix)row; term < end; term += (ix)depth) {{
                 ix left = term, {ats};
                 for (int d = (int)where.ends[1] - 1; d >= (int)where.ends[0]; --d) {{

@@ -108,7 +108,7 @@ def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
 def register_pointwise(host: ModuleType, table: Mapping[str, str]) -> None:
     """Register operators of module `host` by type: `y = code`, which reads x and the operator's float arguments."""
     for op_type, code in table.items():
-        cpu = _class_of(host, op_type)
+        cpu = host_class(host, op_type)
         assert issubclass(cpu, Pointwise)
         register(op_type, PointwiseExpression, code=f"y = {code};", constants=cpu.constants)
 
@@ -121,11 +121,12 @@ def register_pointwise_gradients(host: ModuleType, table: Mapping[str, str]) -> 
 
 def register_gradient(host: ModuleType, op_type: str, base: type[GradientExpression], **members: object) -> None:
     """Register gradient `op_type` of module `host` on CUDA: a class made of `base` with these members."""
-    cpu = _class_of(host, op_type)
+    cpu = host_class(host, op_type)
     assert issubclass(cpu, PointwiseGradient)
     register(op_type, base, constants=cpu.constants, reads=cpu.reads, **members)
 
 
-def _class_of(host: ModuleType, op_type: str) -> type[Operator]:
+def host_class(host: ModuleType, op_type: str) -> type[Operator]:
+    """The class that module `host` has for an operator type."""
     assert operator_module(op_type) == host.__name__, op_type
     return operator_class(op_type)
