@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
 from dagexec.ops import reduction
+from dagexec.ops.cuda.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.reduction import ArgMax, ArgMin, AxesReader, Reduction, output_shape
@@ -43,8 +43,9 @@ def total_step(owner: CudaOperator, name: str, x: Array, y: Array, absorb: str, 
     return by_groups(owner, name, (x.size,), (0,), groups, {"x": x.reshape(-1)}, {"y": y.reshape(1)})
 
 
+@on_cuda(*registered_kinds(Reduction))
 class _CudaReduction(CudaOperator):
-    """Base: the axes are the host operator's.
+    """A reduction; the axes are the host operator's.
 
     Attributes:
         axes: which axes are reduced.
@@ -64,37 +65,15 @@ class _CudaReduction(CudaOperator):
         return by_groups(self, name, x.shape, axes, Groups([phase], last=last, helpers=_SQUARED), {"x": x}, {"y": kept})
 
 
+@on_cuda(ArgMax, ArgMin)
 class _CudaArgExtreme(CudaOperator):
-    """Base of ArgMax and ArgMin.
-
-    Attributes:
-        state: what is found of each group.
-    """
-
-    state = "place_of_greatest<A>"
+    """The place of an extreme."""
 
     def prepare(self) -> Step:
         """One reduction to a value and its place."""
         x, call = self.x(0), self.call()
         axis = call.axis("axis", -1, x.ndim)
         kept = self.y(0).reshape(output_shape(x.shape, (axis,), True))
-        groups = Groups([Phase(self.state, "s.add(x, r);")], last="y = total0.place;")
-        return by_groups(self, self.state.split("<")[0], x.shape, (axis,), groups, {"x": x}, {"y": kept})
-
-
-class CudaArgMax(_CudaArgExtreme):
-    """Index of the maximum."""
-
-
-class CudaArgMin(_CudaArgExtreme):
-    """Index of the minimum."""
-
-    state = "place_of_least<A>"
-
-
-operator(ArgMax.schema, device="cuda")(CudaArgMax)
-operator(ArgMin.schema, device="cuda")(CudaArgMin)
-for _name, _kind in list(vars(reduction).items()):
-    if isinstance(_kind, type) and issubclass(_kind, Reduction) and "schema" in vars(_kind):
-        _members = {"__doc__": _kind.__doc__, "__module__": __name__}
-        operator(_kind.schema, device="cuda")(type(f"Cuda{_name}", (_CudaReduction, _kind), _members))
+        state = "place_of_greatest" if isinstance(self, ArgMax) else "place_of_least"
+        groups = Groups([Phase(f"{state}<A>", "s.add(x, r);")], last="y = total0.place;")
+        return by_groups(self, state, x.shape, (axis,), groups, {"x": x}, {"y": kept})

@@ -314,7 +314,7 @@ class _Source:
     ) -> None:
         self._name, self._groups, self._walk = name, groups, walk
         self._inputs, self._outputs, self._scalars = inputs, outputs, scalars
-        self._of_groups = {key for key in (*inputs, *outputs) if walk.is_of_groups(key)}
+        self._of_groups = {key for key, array in inputs.items() if array.size and walk.is_of_groups(key)}
 
     def step(self, operator: CudaOperator) -> Step:
         """The launches."""
@@ -462,24 +462,24 @@ class _Source:
         yield f"    if (d) rest /= w.slow[d]; {moves} }} }}"
         yield "    p += next_p; q += next_q; if (p >= w.fast) { p -= w.fast; ++q; }"
         for key, index in self._walk.layout_of.items():
-            if key not in self._of_groups and re.search(rf"\b{key}(_at)?\b", statements):
+            if re.search(rf"\b{key}(_at)?\b", statements):
                 yield f"    const i64 {key}_at = at{index};"
         for key in self._inputs:
             if key not in self._of_groups and _mentions(statements, key):
                 yield f"    const auto {key} = get({key}_p, {key}_at);"
-        yield from self._assigned(statements, "at", [key for key in self._outputs if key not in self._of_groups])
+        yield from self._assigned(statements, "at")
         yield "} }"
 
     def _last(self) -> Iterator[str]:
         """Statements for each group, by one thread."""
         if self._groups.last:
             yield "if (live && lane == 0 && blockIdx.y == 0) {"
-            yield from self._assigned(self._groups.last, "base", sorted(self._of_groups & set(self._outputs)))
+            yield from self._assigned(self._groups.last, "base")
             yield "}"
 
-    def _assigned(self, statements: str, place: str, outputs: Sequence[str]) -> Iterator[str]:
+    def _assigned(self, statements: str, place: str) -> Iterator[str]:
         """Statements that may assign outputs, each a variable."""
-        written = [key for key in outputs if _mentions(statements, key)]
+        written = [key for key in self._outputs if _mentions(statements, key)]
         for key in written:
             yield f"    computed<{c_type_of(self._outputs[key])}>::type {key};"
         yield f"    {statements}"
