@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -104,6 +104,15 @@ class StreamMutex:
                     raise
                 self._ends[stream] = event
 
+    def wait_for_turns(self) -> None:
+        """Block the host until no turn is working on the device any more. Call it within a turn, or where none begins.
+
+        A turn that failed is over, too.
+        """
+        for end in self._ends.values():
+            with suppress(Exception):
+                end.finish()
+
     @contextmanager
     def captured(self) -> Iterator[None]:
         """Within it no turn is launched: for work that is captured, which is ordered within the capture."""
@@ -117,6 +126,9 @@ class LibraryState:
     A handle must not be used by two threads at once, and the workspace by one piece of work at a time. What users
     launch runs on the state's own stream, between two events: `before` lets it wait for the user's stream, and `after`
     lets that go on. A user's failing kernel fails the user's stream, not the state's, which others use too.
+
+    Where a device issues work at once (`issues_at_launch`) there is nothing to pass over later: what was launched for a
+    user that fails is waited for.
 
     Attributes:
         name: "library state 0 of sim:0".
@@ -150,6 +162,14 @@ class LibraryState:
             self._workspace = self._runtime.allocate(nbytes)
         return self._workspace
 
+    def reserve(self, nbytes: int) -> None:
+        """Let the workspace grow to `nbytes` now, so that no use of so much has to wait. Not within `use`.
+
+        Raises ResourceError when the device cannot hold it.
+        """
+        with self._lock:
+            self.workspace(nbytes)
+
     @contextmanager
     def use(self, stream: Stream) -> Iterator[Callable[[Kernel], None]]:
         """Within it the state is the caller's alone. Gives a function that launches on the state's stream.
@@ -161,8 +181,12 @@ class LibraryState:
             with self._table:
                 self._first()
                 self._line.append(outcome)
-            if self.stream.failure is not None and self.stream.is_idle:
-                self.stream.reset()  # somebody abandoned it
+            if self.stream.failure is not None:  # somebody abandoned it
+                if self.stream.is_idle:
+                    self.stream.reset()
+                elif self._runtime.issues_at_launch:
+                    self._forget(outcome)
+                    raise DeviceError(f"the {self.name} cannot be used: it hangs in work that was given up")
             turn = next(_turns)
             before = self._runtime.event(f"before turn {turn} at the {self.name}")
             try:
@@ -211,7 +235,10 @@ class LibraryState:
                 if outcome.user in users:
                     outcome.given_up = True
             first = self._first()
-            after = first.after if first is not None and first.user in users else None
+            if self._runtime.issues_at_launch:
+                after = next((one.after for one in reversed(self._line) if one.user in users and one.after), None)
+            else:
+                after = first.after if first is not None and first.user in users else None
             working = after is None and self.user in users
             if working:
                 self._told.append(callback)

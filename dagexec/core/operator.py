@@ -114,7 +114,7 @@ class Operator(ABC):
         self.output_blobs = tuple(workspace.create_blob(name) for name in definition.output)
         self.shared_buffer: SharedBuffer | None = None
         self.library_state: LibraryState | None = None
-        if "CUDNN" in definition.engine.split(",") and self.context.device != CPU:
+        if "CUDNN" in definition.engine.split(",") and self.context.device.kind not in (CPU.kind, "cuda"):
             self.library_state = library_state(self.context.device, self.arguments.int("cudnn_state", 0))
         self.memory_source: Callable[[int], Array] | None = None
         self.working_arrays: list[Array] = []

@@ -245,9 +245,15 @@ class StreamObserver(Protocol):
 
 
 class DeviceRuntime(ABC):
-    """One device: its streams, events and memory."""
+    """One device: its streams, events and memory.
+
+    Attributes:
+        issues_at_launch: `Stream.launch` calls a kernel's step at once, on the calling thread, and that issues the work
+            which the device does later; otherwise the step is the work, and is called when the stream has come to it.
+    """
 
     device: Device
+    issues_at_launch: bool = False
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -33,6 +33,10 @@ COMPUTE_ARGS = {
     "float16_compute": "1: float16 data is multiplied and summed in float16, every result rounded (default 0: float32)",
     "exhaustive_search": "1: measure the algorithms once for this geometry and take the fastest (default 0)",
     "deterministic": "1: measure nothing; of exhaustive_search only choices loaded from a file are used (default 0)",
+    "allow_tf32": "engine CUDNN, 1: float32 data may be rounded to tf32 for the matrix units (default 0)",
+    "cudnn_state": "engine CUDNN: the library state of the device, 0 to 3, that it takes turns at (default on CUDA: "
+    "none, elsewhere 0)",
+    "cudnn_inline": "engine CUDNN on CUDA, 1: on the operator's own stream (default: unless there is a cudnn_state)",
 }
 CONV_ARGS = (
     WINDOW_ARGS | {"group": "groups that input channels and filters are divided into (default 1)"} | COMPUTE_ARGS
@@ -98,7 +102,8 @@ class ConvOperator(ImageOperator):
 def check_compute_args(call: OperatorCall) -> None:
     """Raises ArgumentError for values of COMPUTE_ARGS that make no sense."""
     args = call.arguments
-    for name in ("shared_buffer", "float16_compute", "exhaustive_search", "deterministic"):
+    flags = ("shared_buffer", "float16_compute", "exhaustive_search", "deterministic", "allow_tf32", "cudnn_inline")
+    for name in flags:
         args.bool(name)
     limit = args.int("ws_nbytes_limit", DEFAULT_LIMIT)
     if limit < 1:

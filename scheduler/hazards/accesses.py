@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.cuda.arrays import address, is_on_device
 from dagexec.core.device import CPU, Device, make_context
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
@@ -199,7 +200,7 @@ def touched_memory(graph: Graph, operators: Sequence[Operator], steps: Sequence[
         numbers = tuple(-1 - len(regions) - place for place in range(len(arrays)))
         working.append(numbers)
         for number, array in zip(numbers, arrays, strict=True):
-            regions[number] = Region("host", *np.lib.array_utils.byte_bounds(array), array)
+            regions[number] = _region_of_array(array)
             names[number] = f"working memory of {graph.label(index)}"
     silent = tuple(
         _silent(index, graph, operator, regions, None if steps is None else steps[index])
@@ -316,13 +317,26 @@ def region_of(blob: Blob) -> Region | None:
     array = tensor.array
     if array.size == 0:
         return None
+    if is_on_device(array):
+        return _region_of_array(array)
     where: object = tensor.device if isinstance(array, np.ndarray) else array.device
     if isinstance(where, Device):
         array = make_context(where).host_view(array)
     if isinstance(array, np.ndarray):
+        return _region_of_array(array)
+    return Region(id(tensor.storage()), 0, max(1, tensor.capacity))
+
+
+def _region_of_array(array: npt.NDArray[Any]) -> Region:
+    """Where an array, not an empty one, has its elements: in the host's addresses, or in those of CUDA, which are one
+    space for all devices."""
+    if not is_on_device(array):
         low, high = np.lib.array_utils.byte_bounds(array)
         return Region("host", low, high, array)
-    return Region(id(tensor.storage()), 0, max(1, tensor.capacity))
+    spans = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    start = address(array)
+    low, high = start + sum(min(0, span) for span in spans), start + sum(max(0, span) for span in spans)
+    return Region("cuda", low, high + int(array.itemsize))
 
 
 def _memory_resources(
@@ -416,10 +430,13 @@ def _argued_turns(graph: Graph, index: int) -> list[str]:
     names = []
     if "shared_buffer" in graph.schemas[index].args and (arguments.get("shared_buffer") or shared_buffer_forced()):
         names.append(f"shared buffer of {device}")
-    if _uses_library(definition.engine, device):
+    if _uses_library(definition.engine, device, arguments):
         names.append(f"library state {arguments.get('cudnn_state', 0)} of {device}")
     return names
 
 
-def _uses_library(engine: str, device: Device) -> bool:
+def _uses_library(engine: str, device: Device, arguments: Mapping[str, int]) -> bool:
+    """On CUDA an operator may use the library on its own stream, which is the default (`ops.cuda.cudnn.operator`)."""
+    if device.kind == "cuda" and arguments.get("cudnn_inline", "cudnn_state" not in arguments):
+        return False
     return "CUDNN" in engine.split(",") and device != CPU

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dagexec.core.cuda.arrays import address
 from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.cudnn_handle import CudnnHandle
 from dagexec.core.cuda.event import CudaEvent
 from dagexec.core.cuda.stream import CudaStream
 from dagexec.core.device import Device
@@ -23,6 +24,8 @@ Array = npt.NDArray[Any]
 
 class CudaRuntime(DeviceRuntime):
     """A CUDA device."""
+
+    issues_at_launch = True
 
     def __init__(self, device: Device) -> None:
         """Raises DeviceError when there is no such device here."""
@@ -61,6 +64,10 @@ class CudaRuntime(DeviceRuntime):
             stream.observer = None
             self._leased.remove(stream)
             self._pools[stream.priority].append(stream)
+
+    def library_handle(self, name: str) -> CudnnHandle:
+        """A new handle of cuDNN. Raises DeviceError where there is no cuDNN that serves."""
+        return CudnnHandle(self, name)
 
     def event(self, owner: str) -> CudaEvent:
         """A new event."""

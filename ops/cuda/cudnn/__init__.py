@@ -1,0 +1,5 @@
+"""Engine CUDNN: convolutions and their gradients by cuDNN. Where it has no engine, the default engine computes them."""
+
+from dagexec.ops.cuda.cudnn import convolution
+
+__all__ = ["convolution"]
