@@ -24,10 +24,11 @@ from dagexec.core.errors import DeviceError, SchemaError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
-from dagexec.ops.layout import NCHW
+from dagexec.ops.layout import NCHW, NHWC
 from dagexec.ops.onednn.binding import library
 from dagexec.parameters import initialised
 from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
+from dagexec.passes.cudnn_engine import CUDNN_ENGINE
 from dagexec.passes.engine import ENGINE
 from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
@@ -40,7 +41,7 @@ from dagexec.tuning.layouts import fastest_layout, fingerprint
 
 logger = logging.getLogger("dagexec")
 
-Precision = Literal["float32", "bfloat16", "int8"]
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
 
 NET_TYPES = ("simple", "dag", "async_dag")
 
@@ -63,6 +64,7 @@ class CompileOptions:
         keep: blobs that can be asked for beside the model's outputs.
         calibration: inputs, each for one run, that ranges for int8 are taken from.
         capture: runs on the device are captured and replayed.
+        layout: of images, one of `passes.layout.LAYOUTS`; on a device NCHW where it is left open.
     """
 
     optimize: bool = True
@@ -78,6 +80,7 @@ class CompileOptions:
     dtype: Precision = "float32"
     calibration: tuple[Feeds, ...] = ()
     capture: bool = False
+    layout: str | None = None
 
     def __post_init__(self) -> None:
         """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing, else ValueError.
@@ -94,6 +97,11 @@ class CompileOptions:
             raise ValueError(f"at least 1 worker is needed, not {self.num_workers}")
         if self.dtype not in get_args(Precision):
             raise ValueError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
+        if self.dtype == "float16" and self.device == CPU:
+            raise ValueError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
+        if self.layout is not None and self.layout not in (LAYOUTS if self.device == CPU else (NHWC, NCHW)):
+            known = LAYOUTS if self.device == CPU else (NHWC, NCHW)
+            raise ValueError(f"layout is one of {', '.join(known)} on {self.device}, not {self.layout!r}")
         if self.capture and self.device == CPU:
             raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
         if self.capture and self.net_type not in (None, "async_dag"):
@@ -163,7 +171,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
-    check_pass_names(options.without_passes, (*PASSES, *PRECISION_PASSES))
+    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, *PRECISION_PASSES))
     if not options.optimize:
         return _as_given(model, options)
     if options.device != CPU:
@@ -184,12 +192,14 @@ def _as_given(model: Model, options: CompileOptions, report: CompilationReport |
 
 
 def _for_device(model: Model, options: CompileOptions) -> Compiled:
-    """On a device, the passes that are not for oneDNN."""
+    """On a device, the passes that are not for oneDNN; on CUDA those for cuDNN instead."""
     start = time.perf_counter()
-    passes = with_precision((*SIMPLIFYING, *FINISHING), options.dtype, options.calibration)
+    layout = options.layout or NCHW
+    of_device = (CUDNN_ENGINE, layout_pass(layout)) if options.device.kind == "cuda" else ()
+    passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration)
     passed = _run(_with_kept(initialised(model), options), passes, options)
     seconds = {"passes": time.perf_counter() - start}
-    report = CompilationReport(passed.outcomes, NCHW, None, "estimated", seconds)
+    report = CompilationReport(passed.outcomes, layout, None, "estimated", seconds)
     return _as_given(replace(passed.model, outputs=model.outputs), options, report)
 
 
@@ -261,6 +271,8 @@ class _Compilation:
         """The layout: the first where nothing may be measured or nothing is there to choose."""
         if "layout" in self._options.without_passes:
             return NCHW
+        if self._options.layout is not None:
+            return self._options.layout
         threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else intra_op.available_cores())
         key = self._key("layout", model, threads)
         known = choices.find(key)

@@ -62,6 +62,7 @@ def compile(
     streams_per_worker: int = 1,
     stream_priority: str = "normal",
     capture: bool = False,
+    layout: str | None = None,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     max_queued: int | None = None,
     when_full: WhenFull = "wait",
@@ -81,7 +82,7 @@ def compile(
             results may differ in the last bits from those with 1.
         replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
         device: where the net runs.
-        dtype: what the net computes in: "float32", "bfloat16" or "int8".
+        dtype: what the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
         calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
         without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
         keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
@@ -91,6 +92,8 @@ def compile(
         stream_priority: "normal", or "high" for streams that a device prefers where several have work.
         capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
             on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
+        layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes; None to have it
+            chosen on cpu, and NCHW on devices.
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
         max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
@@ -118,6 +121,7 @@ def compile(
         dtype=dtype,
         calibration=_calibration(calibration),
         capture=capture,
+        layout=layout,
     )
     make_context(options.device)
     if stream_priority not in ("normal", "high"):

@@ -26,6 +26,9 @@ _COPIES = frozenset({"Copy", "CopyCPUToGPU", "CopyFromCPUInput", "CopyGPUToCPU",
 _TO_HOST = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
 """Operators that read any device, and those of them that write on the host."""
 
+_WHERE_THEY_ARE = frozenset({"NCCLAllreduce"})
+"""Operators that read and write each blob on the device that it is on."""
+
 
 @dataclass(frozen=True)
 class PlacedNet:
@@ -72,6 +75,8 @@ def insert_copies(
 
 def _crosses(definition: OperatorDef, device: Device, homes: Mapping[str, Device]) -> bool:
     """True when the operator reads or writes a blob that is elsewhere, and is not made for that."""
+    if definition.type in _WHERE_THEY_ARE:
+        return False
     if any(homes[name] != _written_on(definition, device) for name in definition.output):
         return True
     return definition.type not in _COPIES and any(homes[name] != device for name in _tensors_read(definition))
@@ -99,7 +104,7 @@ class _Placing:
         away: dict[str, dict[str, None]] = {}
         for definition, device in zip(self._net.op, devices, strict=True):
             written_on = _written_on(definition, device)
-            for name in definition.output:
+            for name in () if definition.type in _WHERE_THEY_ARE else definition.output:
                 if self._homes[name] != written_on:
                     away.setdefault(name, {})[local_name(name, written_on)] = None
         for definition, device in zip(self._net.op, devices, strict=True):
@@ -107,6 +112,10 @@ class _Placing:
             placed.CopyFrom(definition)
             if not placed.HasField("device_option") or Device.from_option(placed.device_option) != device:
                 placed.device_option.MergeFrom(device.to_option())
+            if definition.type in _WHERE_THEY_ARE:
+                self._placed.op.append(placed)
+                self._valid.update((name, {self._homes[name]}) for name in definition.output)
+                continue
             written_on = _written_on(definition, device)
             if definition.type not in _COPIES:
                 tensors = _tensors_read(definition)

@@ -1,9 +1,11 @@
-"""bfloat16: convolutions and products in bfloat16, and what lies between them, summing in float32.
+"""bfloat16, float16: convolutions and products in 16 bits, and what lies between them, summing in float32.
 
 bfloat16 has float32's range and 8 bits of precision: half the memory, and twice the products an instruction where the
-processor has AVX512_BF16 or AMX. Convolutions and fully connected layers with constant weights get their weights and
-inputs in it; element-wise operators, pooling, and operators that only move elements go along where their input is in it
-already. Casts stand where that begins and ends; inputs and outputs of the model stay as they are.
+processor has AVX512_BF16 or AMX. float16 has 11 bits and ends at 65504; a GPU multiplies both at one rate.
+
+Convolutions and fully connected layers with constant weights get their weights and inputs in it; element-wise
+operators, pooling, and operators that only move elements go along where their input is in it already. Casts stand where
+that begins and ends; inputs and outputs of the model stay as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dagexec.core.dtypes import BFLOAT16, FLOAT32
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.passes.draft import Draft, copied, operator
@@ -28,18 +30,20 @@ _FOLLOWERS = frozenset(
 )  # fmt: skip
 
 
-def apply(model: Model) -> Rewritten:
-    """Rewrite what gains."""
-    return _Narrowing(model).result()
+def narrowing_pass(meta: TypeMeta) -> Pass:
+    """The pass to `meta`, BFLOAT16 or FLOAT16."""
+    doc = f"convolutions, products and what lies between them in {meta.name}"
+    return Pass("precision", doc, lambda model: _Narrowing(model, meta).result())
 
 
 class _Narrowing:
-    """A net on its way to bfloat16, in list order."""
+    """A net on its way to 16 bits, in list order."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, meta: TypeMeta) -> None:
+        self._meta = meta
         self._draft = Draft(model)
         self._types = infer_types(model)
-        self._narrow: set[str] = set()  # blobs that are in bfloat16
+        self._narrow: set[str] = set()  # blobs that are in 16 bits
         self._casts: dict[tuple[str, str], str] = {}  # of a blob or parameter, to a type: the name of that
 
     def result(self) -> Rewritten:
@@ -54,7 +58,7 @@ class _Narrowing:
         return draft.finish()
 
     def _float_inputs(self, number: int, definition: OperatorDef) -> list[int] | None:
-        """The inputs that have to be in bfloat16 for the operator to be; None when it stays in float32."""
+        """The inputs that have to be in 16 bits for the operator to be; None when it stays in float32."""
         draft = self._draft
         if not draft.is_free(number):
             return None
@@ -86,30 +90,30 @@ class _Narrowing:
         for position in positions:
             name = definition.input[position]
             if name not in self._narrow:
-                changed.input[position] = self._in_bfloat16(name, before)
+                changed.input[position] = self._narrowed(name, before)
         for position, name in enumerate(definition.output):
             if name in draft.outputs or not all(map(draft.is_free, draft.readers(name))):
-                narrow = draft.fresh(f"{name}/bfloat16")
+                narrow = draft.fresh(f"{name}/{self._meta.name}")
                 changed.output[position] = narrow
                 self._narrow.add(narrow)
-                self._casts[name, "bfloat16"] = narrow
+                self._casts[name, self._meta.name] = narrow
                 after.append(operator("Cast", [narrow], [name], to="float32"))
             else:
                 self._narrow.add(name)
-        draft.changed(f"{draft.label(number)}: in bfloat16")
+        draft.changed(f"{draft.label(number)}: in {self._meta.name}")
         placed = [*before, changed, *after]
         draft.replace(number, placed[0], *placed[1:])
 
-    def _in_bfloat16(self, name: str, before: list[OperatorDef]) -> str:
-        """The blob or parameter that holds `name` in bfloat16; a Cast that is needed goes to `before`."""
-        key = (name, "bfloat16")
+    def _narrowed(self, name: str, before: list[OperatorDef]) -> str:
+        """The blob or parameter that holds `name` in 16 bits; a Cast that is needed goes to `before`."""
+        key = (name, self._meta.name)
         if key not in self._casts:
             constant = self._draft.constant(name)
             if constant is not None:
-                narrow = self._draft.add_parameter(f"{name}/bfloat16", constant.astype(BFLOAT16.numpy))
+                narrow = self._draft.add_parameter(f"{name}/{self._meta.name}", constant.astype(self._meta.numpy))
             else:
-                narrow = self._draft.fresh(f"{name}/bfloat16")
-                before.append(operator("Cast", [name], [narrow], to="bfloat16"))
+                narrow = self._draft.fresh(f"{name}/{self._meta.name}")
+                before.append(operator("Cast", [name], [narrow], to=self._meta.name))
             self._casts[key] = narrow
         return self._casts[key]
 
@@ -129,5 +133,8 @@ class _Narrowing:
         self._draft.replace(number, placed[0], *placed[1:])
 
 
-PASS = Pass("precision", "convolutions, products and what lies between them in bfloat16", apply)
+PASS = narrowing_pass(BFLOAT16)
 """For dtype bfloat16."""
+
+FLOAT16_PASS = narrowing_pass(FLOAT16)
+"""For dtype float16."""

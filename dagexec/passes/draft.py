@@ -23,7 +23,7 @@ from dagexec.passes.rewriting import Rewritten
 
 Array = npt.NDArray[Any]
 
-_PLAIN_ENGINES = frozenset({"", "DEFAULT", "ONEDNN"})
+_PLAIN_ENGINES = frozenset({"", "DEFAULT", "ONEDNN", "CUDNN"})
 
 
 class Draft:

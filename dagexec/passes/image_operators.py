@@ -123,7 +123,7 @@ def _convolution(
         outputs={0: result},
         constants={1: _filter_in_order, **constants},
         arguments=_order_argument,
-        seeks=_has_onednn(definition),
+        seeks=_has_library(definition),
         reads_plain=reads_plain,
         blocked=_has_onednn(definition) and (group == 1 or depthwise or whole_groups),
     )
@@ -148,7 +148,7 @@ def _transposed_convolution(
         outputs={0: Image(axes, weights.shape[1] * group)},
         constants={1: _filter_in_order},
         arguments=_order_argument,
-        seeks=_has_onednn(definition),
+        seeks=_has_library(definition),
         blocked=_has_onednn(definition) and (group == 1 or whole_groups),
     )
 
@@ -168,7 +168,7 @@ def _quantised_convolution(
         outputs={0: result},
         constants={1: _filter_in_order},
         arguments=_order_argument,
-        seeks=_has_onednn(definition),
+        seeks=_has_library(definition),
         blocked=False,
     )
 
@@ -186,6 +186,10 @@ def _on_integers(
     if any(name not in parameters or parameters[name].size != 1 for name in definition.input[1:]):
         return None
     return Role({0: image}, {0: image}, blocked=False)
+
+
+def _has_library(definition: OperatorDef) -> bool:
+    return not {"ONEDNN", "CUDNN"}.isdisjoint(definition.engine.split(","))
 
 
 def _has_onednn(definition: OperatorDef) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 
 from dagexec.core.arguments import Arguments
-from dagexec.core.dtypes import BFLOAT16, FLOAT32, FLOAT64, TypeMeta
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, TypeMeta
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.post_ops import PostOp, parse_post_op
 from dagexec.passes.draft import Draft
@@ -22,7 +22,7 @@ from dagexec.passes.types import BlobType
 MOST_POST_OPS = 32
 """As many as oneDNN's primitives take (`DNNL_POST_OPS_LIMIT`, 32 in all versions)."""
 
-FUSED_TYPES = (FLOAT32, FLOAT64, BFLOAT16)
+FUSED_TYPES = (FLOAT32, FLOAT64, BFLOAT16, FLOAT16)
 
 
 @dataclass(frozen=True)

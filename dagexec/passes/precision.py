@@ -33,7 +33,7 @@ def with_precision(
     method: Method = "min-max",
     largest_error: float = LARGEST_ERROR,
 ) -> tuple[Pass, ...]:
-    """`passes`, among them those that `dtype` ("float32", "bfloat16" or "int8") needs.
+    """`passes`, among them those that `dtype` ("float32", "bfloat16", "float16" or "int8") needs.
 
     `feeds` are sample inputs, each for one run, that int8 is calibrated with. Raises ValueError for another dtype.
     """
@@ -41,8 +41,10 @@ def with_precision(
         return tuple(passes)
     if dtype == "bfloat16":
         return _inserted(passes, _BEFORE_FUSION, bfloat16.PASS)
+    if dtype == "float16":
+        return _inserted(passes, _BEFORE_FUSION, bfloat16.FLOAT16_PASS)
     if dtype != "int8":
-        raise ValueError(f"dtype is one of float32, bfloat16, int8, not {dtype!r}")
+        raise ValueError(f"dtype is one of float32, bfloat16, float16, int8, not {dtype!r}")
     calibrated = partial(_calibrated, feeds=tuple(feeds), method=method, largest_error=largest_error)
     precision = Pass("precision", "convolutions and products on 8-bit integers, by calibration", calibrated)
     return _inserted(_inserted(passes, _BEFORE_FUSION, precision), _BEFORE_FOLDING, quantised_operators.PASS)

@@ -7,10 +7,11 @@
 | `thread_group` | the transport between threads of one process |
 | `mpi` | the transport between processes |
 | `buckets` | PackBucket, UnpackBucket, BucketSum: several tensors as one flat array |
+| `device_sum` | NCCLAllreduce: the sum of what one net has on several devices |
 | `operators` | CreateCommonWorld, Allreduce, Broadcast, Allgather, Reduce, Barrier, DestroyCommonWorld |
 """
 
-from dagexec.ops.communication import buckets, operators
+from dagexec.ops.communication import buckets, device_sum, operators
 from dagexec.ops.communication.collectives import (
     all_gather,
     all_reduce,
@@ -38,6 +39,7 @@ __all__ = [
     "broadcast",
     "buckets",
     "connect",
+    "device_sum",
     "join_mpi",
     "operators",
     "reduce",

@@ -122,7 +122,7 @@ def test_no_samples_and_no_quantisation_in_the_model_is_an_error() -> None:
     model = model_of([CONV_1], "c1", **WEIGHTS)
     with pytest.raises(FeedError, match=r"int8 needs sample inputs to calibrate with \(calibration=\)"):
         quantised(model, samples=0)
-    with pytest.raises(ValueError, match="dtype is one of float32, bfloat16, int8, not 'int4'"):
+    with pytest.raises(ValueError, match="dtype is one of float32, bfloat16, float16, int8, not 'int4'"):
         with_precision((), "int4")
 
 

@@ -17,7 +17,7 @@ from dagexec.training.data_parallel.bucketing import fill_buckets
 from dagexec.training.data_parallel.joint_net import JointNet
 from dagexec.training.data_parallel.pairing import merges_of
 from dagexec.training.data_parallel.parallel_model import Feeds, ParallelModel
-from dagexec.training.data_parallel.places import Place
+from dagexec.training.data_parallel.places import Place, sums_by_nccl
 from dagexec.training.data_parallel.replica import DRAW, Replica
 
 _POOLED: dict[str, type[DAGNet]] = {net.net_type: net for net in (DAGNet, AsyncDAGNet)}
@@ -52,7 +52,7 @@ class AllReduceModel(ParallelModel):
         self._initialise()
         first = replicas[0]
         buckets = fill_buckets(first.forward_backward, first.gradients, self._parameter_types(), bucket_bytes)
-        joint = JointNet(first.helper.name, replicas, buckets, iter_size, self._shared)
+        joint = JointNet(first.helper.name, replicas, buckets, iter_size, self._shared, sums_by_nccl(self.places))
         for replica in replicas:
             for name in (*replica.inputs, DRAW):
                 self.workspace.create_blob(replica.place.blob(name))

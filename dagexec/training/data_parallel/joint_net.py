@@ -3,7 +3,7 @@
 A sum over devices goes up a binary tree of copies and BucketSum operators, is divided at the root, and goes down the
 same tree by copies. All of these are operators like others, so the scheduler runs them beside the backward pass as soon
 as their gradients are there; on devices they have streams of their own, as they wait for other devices most of the
-time.
+time. On CUDA devices NCCL makes the sum instead, where it is installed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,25 @@ class JointNet:
     """Makes the nets of a data parallel training in one workspace."""
 
     def __init__(
-        self, name: str, replicas: Sequence[Replica], buckets: Sequence[Bucket], iter_size: int, shared: frozenset[str]
+        self,
+        name: str,
+        replicas: Sequence[Replica],
+        buckets: Sequence[Bucket],
+        iter_size: int,
+        shared: frozenset[str],
+        nccl: bool = False,
     ) -> None:
-        """The replicas are the same but for their places; blobs in `shared` are in no scope."""
+        """The replicas are the same but for their places; blobs in `shared` are in no scope.
+
+        With `nccl` sums over places are made by NCCL, in place of copies and additions.
+        """
         self._name = name
         self._replicas = replicas
         self._places = [replica.place for replica in replicas]
         self._buckets = buckets
         self._iter_size = iter_size
         self._shared = shared
+        self._nccl = nccl
         self._sparse = sparse_gradients(replicas[0].gradients)
         self._kept_slices = sorted({name for found in self._sparse.values() for name in (found.indices, found.values)})
 
@@ -121,6 +131,8 @@ class JointNet:
 
     def _over_places(self, blob: str, divisor: int) -> list[OperatorDef]:
         """`blob` on every device becomes the sum over all devices, divided by `divisor`."""
+        if self._nccl:
+            return self._by_nccl(blob, divisor)
         count = len(self._places)
         levels = [1 << level for level in range((count - 1).bit_length())]
         pairs = [
@@ -141,6 +153,14 @@ class JointNet:
         for row in reversed(pairs):
             operators += [copy_between_places(into, other, blob, blob) for into, other in row]
         return operators
+
+    def _by_nccl(self, blob: str, divisor: int) -> list[OperatorDef]:
+        """As `_over_places`, by one operator for all places, and a division on each."""
+        blobs = [place.blob(blob) for place in self._places]
+        summed = OperatorDef(type="NCCLAllreduce", input=blobs, output=blobs)
+        summed.device_option.CopyFrom(self._places[0].device.to_option())
+        divided = [self._on(place, "BucketSum", [blob], [blob], divisor) for place in self._places if divisor > 1]
+        return [summed, *divided]
 
     def _added(self, into: Place, other: Place, blob: str) -> list[OperatorDef]:
         """Add the blob of one place to that of another, by way of a copy when they are on different devices."""

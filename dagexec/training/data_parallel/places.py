@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dagexec.core.cuda.nccl import has_nccl
 from dagexec.core.device import CPU, Device, make_context
 from dagexec.core.errors import DeviceError
 from dagexec.core.proto import OperatorDef
@@ -76,3 +77,8 @@ def find_places(devices: Sequence[str | Device]) -> tuple[Place, ...]:
         index = sum(place.device == CPU for place in places) if device == CPU else device.index
         places.append(Place(number, device, f"{device.kind}_{index}"))
     return tuple(places)
+
+
+def sums_by_nccl(places: Sequence[Place]) -> bool:
+    """True for several CUDA devices where NCCL is installed; the log says once when it is not."""
+    return len(places) > 1 and all(place.device.kind == "cuda" for place in places) and has_nccl()

@@ -1,0 +1,69 @@
+"""NCCLAllreduce: tensors that one net has on several devices, each replaced by the sum of all. The name is Caffe2's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dagexec.core.gradient import no_gradient
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, one_to_one
+from dagexec.core.tensor import Tensor
+
+
+def infer_device_sum(call: OperatorCall) -> Sequence[TensorType]:
+    """Each output is like its input; all are alike. Raises ShapeError."""
+    call.require_same_type()
+    if len(call.definition.output) != len(call.inputs):
+        found = len(call.definition.output)
+        raise call.fail(f"expected an output for each of {len(call.inputs)} inputs, found {found}")
+    for index in range(1, len(call.inputs)):
+        call.require_shape(index, call.inputs[0].shape, "that of the first input")
+    return call.inputs
+
+
+DEVICE_SUM = OpSchema(
+    "NCCLAllreduce",
+    inputs=(1, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_device_sum,
+    doc="Y_i = X0 + X1 + ..., on the device of X_i. On CUDA by NCCL; on the host the sum is made from left to right.",
+    input_names=("X0, X1, ... (each on a device of its own)",),
+    output_names=("Y0, Y1, ... (each may overwrite its X)",),
+    inplace=one_to_one,
+)
+
+
+class DeviceSum(Operator):
+    """Inputs and outputs stay on their devices, whichever the operator's own is."""
+
+    crosses_devices = True
+
+    def output(self, index: int) -> Tensor:
+        """Output `index`, made where its input is."""
+        return self.output_blobs[index].tensor(self.input(index).context)
+
+
+@operator(DEVICE_SUM)
+class HostDeviceSum(DeviceSum):
+    """On the host."""
+
+    def prepare(self) -> Step:
+        """The sum, then a copy for each output."""
+        inputs = [self.x(index) for index in range(len(self.input_blobs))]
+        outputs = [self.y(index) for index in range(len(self.output_blobs))]
+        total = self.scratch(inputs[0].shape, inputs[0].dtype)
+
+        def run() -> None:
+            np.copyto(total, inputs[0])
+            for x in inputs[1:]:
+                np.add(total, x, out=total)
+            for y in outputs:
+                np.copyto(y, total)
+
+        return run
+
+
+no_gradient("NCCLAllreduce")
