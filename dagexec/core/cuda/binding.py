@@ -5,7 +5,9 @@ Nothing else imports them, so that dagexec can be imported, and its CUDA code te
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +29,53 @@ def cupy() -> Any:
 def cudnn() -> Any:
     """The module `cudnn` of nvidia-cudnn-frontend. Raises DeviceError, as `cupy` does."""
     return _loaded.get("cudnn") or _load("cudnn", OLDEST_FRONTEND, "nvidia-cudnn-frontend")
+
+
+def cublas() -> Any:
+    """The library cuBLAS, with its C functions; see `dagexec.core.cuda.cublas_library`. Raises DeviceError without."""
+    return _loaded.get("cublas") or _load_cublas()
+
+
+def _load_cublas() -> Any:
+    """The libcublas that CuPy uses, which knows where pip and CUDA's own installer put it."""
+    cuda = cupy().cuda
+    try:
+        assert cuda.cublas  # loads it
+        major = cuda.runtime.runtimeGetVersion() // 1000
+        library = ctypes.CDLL(f"libcublas.so.{major}")
+    except (AttributeError, ImportError, OSError) as error:
+        raise DeviceError(f"cuBLAS cannot be loaded ({error}); {INSTALL}") from error
+    pointer, number, step = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+    of_c = [pointer, number, number]
+    kinds: dict[str, list[Any]] = {
+        "cublasCreate_v2": [pointer],
+        "cublasDestroy_v2": [pointer],
+        "cublasSetStream_v2": [pointer, pointer],
+        "cublasSetWorkspace_v2": [pointer, pointer, ctypes.c_size_t],
+        "cublasSetPointerMode_v2": [pointer, number],
+        "cublasSetMathMode": [pointer, number],
+        "cublasGemmEx": [pointer, *[number] * 5, pointer, *of_c, *of_c, pointer, *of_c, number, number],
+        "cublasGemmStridedBatchedEx": [
+            pointer, *[number] * 5, pointer, *of_c, step, *of_c, step, pointer, *of_c, step, *[number] * 3
+        ],
+    }  # fmt: skip
+    for name, arguments in kinds.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, number
+    _loaded["cublas"] = library
+    return library
+
+
+def nccl() -> Any | None:
+    """The module `cupy.cuda.nccl`, which `import cupy` leaves out; None where CuPy has none."""
+    module = cupy()
+    found = getattr(module.cuda, "nccl", None)
+    if found is None and module is sys.modules.get("cupy"):
+        try:
+            found = importlib.import_module("cupy.cuda.nccl")
+        except ImportError:
+            return None
+    return found
 
 
 def _load(name: str, oldest: tuple[int, int], called: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.cuda.arrays import address
-from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.binding import nccl
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.runtime import DeviceRuntime, Stream, runtime_of
@@ -40,7 +40,7 @@ _making = threads().lock()
 
 def has_nccl() -> bool:
     """True when CuPy has found NCCL. The log says once when it has not, and how to install it."""
-    library = getattr(cupy().cuda, "nccl", None)
+    library = nccl()
     available = bool(getattr(library, "available", False))
     if not available:
         _say_missing()
@@ -67,7 +67,7 @@ class Communicators:
         """Raises DeviceError when NCCL cannot connect them. `forget` is called when they are of no use any
         more."""
         self.devices = tuple(devices)
-        self._library = cupy().cuda.nccl
+        self._library: Any = nccl()
         self._forget = forget
         self._lock = threads().lock()
         try:
