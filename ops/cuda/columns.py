@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
 from dagexec.ops.conv.unrolled import Col2Im, Im2Col, columns_window
 from dagexec.ops.cuda.indices import Integers, by_value, element_strides
+from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.windows import (
     MOST_AXES,
@@ -150,7 +150,8 @@ def _geometry(
     return [windows, *((own, other) if image_first else (other, own)), taps]
 
 
-class CudaIm2Col(CudaOperator):
+@on_cuda(Im2Col)
+class _CudaIm2Col(CudaOperator):
     """A thread for every channel and window."""
 
     def prepare(self) -> Step:
@@ -161,7 +162,8 @@ class CudaIm2Col(CudaOperator):
         return im2col(self, channels_first_view(self.x(0), last), columns, axes, channels_last=last)
 
 
-class CudaCol2Im(CudaOperator):
+@on_cuda(Col2Im)
+class _CudaCol2Im(CudaOperator):
     """A thread for every channel and pixel, which gathers."""
 
     def prepare(self) -> Step:
@@ -170,7 +172,3 @@ class CudaCol2Im(CudaOperator):
         last = window.channels_last
         columns: Any = columns_view(self.x(0), axes, last)
         return col2im(self, columns, channels_first_view(self.y(0), last), axes, channels_last=last)
-
-
-operator(Im2Col.schema, device="cuda")(CudaIm2Col)
-operator(Col2Im.schema, device="cuda")(CudaCol2Im)

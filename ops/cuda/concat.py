@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.registry import operator
 from dagexec.ops.concat import Concat, DepthConcat, Split, joint_axis
 from dagexec.ops.concat_gradient import ConcatGradient
 from dagexec.ops.cuda.constants import constant_step
+from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.cuda.pieces import cutting, in_place, joining
 
 
-class CudaConcat(CudaOperator):
+@on_cuda(Concat, DepthConcat)
+class _CudaConcat(CudaOperator):
     """Inputs joined along an axis."""
 
     def prepare(self) -> Step:
@@ -30,7 +31,8 @@ class CudaConcat(CudaOperator):
         return in_sequence(steps)
 
 
-class CudaCut(CudaOperator):
+@on_cuda(Split, ConcatGradient)
+class _CudaCut(CudaOperator):
     """One tensor cut along an axis."""
 
     def prepare(self) -> Step:
@@ -39,9 +41,3 @@ class CudaCut(CudaOperator):
         parts = [self.y(index) for index in range(len(self.output_blobs))]
         self.outputs_in_place = in_place(whole, parts, axis)
         return cutting(self, whole, parts, axis)
-
-
-for _kind in (Concat, DepthConcat):
-    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaConcat,), {"__doc__": _kind.__doc__}))
-for _kind in (Split, ConcatGradient):
-    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaCut,), {"__doc__": _kind.__doc__}))

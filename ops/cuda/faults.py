@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,13 +20,14 @@ from dagexec.ops.index import check_indices
 class CheckedOperator(CudaOperator):
     """An operator whose kernels check values that they read."""
 
-    _fault: Any = None
+    _fault: Array | None = None
     _explain: Callable[[], object] | None = None
 
     def fault_word(self, explain: Callable[[], object]) -> Array:
         """The word, an int32 that is 0; `explain` raises the error of the host, if what it reads now is wrong still."""
-        self._fault, self._explain = uploaded(self, np.zeros(1, np.int32)), explain
-        return self._fault
+        word = uploaded(self, np.zeros(1, np.int32))
+        self._fault, self._explain = word, explain
+        return word
 
     def index_fault_word(self, indices: Array, low: int, high: int) -> Array:
         """The word for a kernel that wants `indices` in [low, high)."""

@@ -6,8 +6,8 @@ import numpy as np
 
 from dagexec.core.cuda.arrays import address
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
 from dagexec.ops.cuda.constants import constant_step
+from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.cuda.strided_copy import strided_copy
 from dagexec.ops.index_gradient import IndexRows
@@ -37,7 +37,8 @@ def view_step(op: CudaOperator, x: Array, y: Array) -> Step:
     return strided_copy(op, y.reshape(x.shape), x)
 
 
-class CudaView(CudaOperator):
+@on_cuda(Flatten, FlattenToVec, Squeeze, ExpandDims, StopGradient, ResizeLike, IndexRows)
+class _CudaView(CudaOperator):
     """An operator whose output 0 holds the elements of input 0 in the same order."""
 
     reads_strided = True
@@ -47,11 +48,8 @@ class CudaView(CudaOperator):
         return view_step(self, self.x(0), self.y(0))
 
 
-for _kind in (Flatten, FlattenToVec, Squeeze, ExpandDims, StopGradient, ResizeLike, IndexRows):
-    operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaView,), {"__doc__": _kind.__doc__}))
-
-
-class CudaReshape(CudaOperator, Reshape):
+@on_cuda(Reshape)
+class _CudaReshape(CudaOperator, Reshape):
     """New shape, same elements."""
 
     def prepare(self) -> Step:
@@ -62,7 +60,8 @@ class CudaReshape(CudaOperator, Reshape):
         return in_sequence([move, constant_step(self, self.y(1), np.array(self._old_shape, np.int64))])
 
 
-class CudaTranspose(CudaOperator):
+@on_cuda(Transpose)
+class _CudaTranspose(CudaOperator):
     """Axes in another order."""
 
     reads_strided = writes_strided = True
@@ -79,7 +78,8 @@ def channels_moved(array: Array, *, last: bool) -> Array:
     return array.transpose(0, *rest, 1) if last else array.transpose(0, array.ndim - 1, *rest)
 
 
-class CudaNCHW2NHWC(CudaOperator):
+@on_cuda(NCHW2NHWC)
+class _CudaNCHW2NHWC(CudaOperator):
     """Channels last."""
 
     reads_strided = writes_strided = True
@@ -89,7 +89,8 @@ class CudaNCHW2NHWC(CudaOperator):
         return strided_copy(self, self.y(0), channels_moved(self.x(0), last=True))
 
 
-class CudaNHWC2NCHW(CudaOperator):
+@on_cuda(NHWC2NCHW)
+class _CudaNHWC2NCHW(CudaOperator):
     """Channels first."""
 
     reads_strided = writes_strided = True
@@ -99,7 +100,8 @@ class CudaNHWC2NCHW(CudaOperator):
         return strided_copy(self, self.y(0), channels_moved(self.x(0), last=False))
 
 
-class CudaReorder(CudaOperator):
+@on_cuda(Reorder)
+class _CudaReorder(CudaOperator):
     """One transposing copy."""
 
     def prepare(self) -> Step:
@@ -129,7 +131,8 @@ def _in_blocks(array: Array, order: str) -> Array:
     return array.transpose(0, 1, end, *range(2, end))
 
 
-class CudaShape(CudaOperator):
+@on_cuda(Shape)
+class _CudaShape(CudaOperator):
     """The sizes of a tensor."""
 
     reads_strided = True
@@ -141,7 +144,8 @@ class CudaShape(CudaOperator):
         return constant_step(self, self.y(0), np.array([shape[axis] for axis in axes], np.int64))
 
 
-class CudaSize(CudaOperator):
+@on_cuda(Size)
+class _CudaSize(CudaOperator):
     """The number of elements of a tensor."""
 
     reads_strided = True
@@ -149,12 +153,3 @@ class CudaSize(CudaOperator):
     def prepare(self) -> Step:
         """The number is known now; the step copies it."""
         return constant_step(self, self.y(0), np.int64(self.x(0).size))
-
-
-operator(Reshape.schema, device="cuda")(CudaReshape)
-operator(Transpose.schema, device="cuda")(CudaTranspose)
-operator(NCHW2NHWC.schema, device="cuda")(CudaNCHW2NHWC)
-operator(NHWC2NCHW.schema, device="cuda")(CudaNHWC2NCHW)
-operator(Reorder.schema, device="cuda")(CudaReorder)
-operator(Shape.schema, device="cuda")(CudaShape)
-operator(Size.schema, device="cuda")(CudaSize)

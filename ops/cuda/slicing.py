@@ -1,7 +1,4 @@
-"""Slice, Tile and Expand on CUDA, which are strided copies, and SliceGradient.
-
-The gradients of Tile and Expand are sums: see `dagexec.ops.cuda.repeats`.
-"""
+"""Slice, Tile and Expand on CUDA, which are strided copies, and their gradients."""
 
 from __future__ import annotations
 
@@ -15,21 +12,24 @@ import numpy as np
 
 from dagexec.core.cuda.arrays import address
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall
 from dagexec.ops.cuda.constants import uploaded
+from dagexec.ops.cuda.expression import computed_scalar
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type, packed_strides, require_axes
+from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
+from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.cuda.strided_copy import item_type, strided_copy
 from dagexec.ops.shape import distinct_axes
 from dagexec.ops.slicing import Expand, Slice, Tile, as_slices, slice_ranges, tile_plan
-from dagexec.ops.slicing_gradient import SliceGradient
+from dagexec.ops.slicing_gradient import ExpandGradient, SliceGradient, TileGradient
 
 MOST_AXES = 8
 
 
-class CudaSlice(CudaOperator):
+@on_cuda(Slice)
+class _CudaSlice(CudaOperator):
     """A part of a tensor."""
 
     def prepare(self) -> Step:
@@ -42,7 +42,8 @@ class CudaSlice(CudaOperator):
         return strided_copy(self, y, part)
 
 
-class CudaTile(CudaOperator):
+@on_cuda(Tile)
+class _CudaTile(CudaOperator):
     """A tensor repeated along an axis."""
 
     def prepare(self) -> Step:
@@ -53,7 +54,8 @@ class CudaTile(CudaOperator):
         return strided_copy(self, self.y(0).reshape(outer, tiles, inner), x.reshape(outer, 1, inner))
 
 
-class CudaExpand(CudaOperator):
+@on_cuda(Expand)
+class _CudaExpand(CudaOperator):
     """A tensor broadcast to a larger shape."""
 
     def prepare(self) -> Step:
@@ -119,7 +121,8 @@ extern "C" __global__ void put_back(
 )
 
 
-class CudaSliceGradient(CheckedOperator):
+@on_cuda(SliceGradient)
+class _CudaSliceGradient(CheckedOperator):
     """dY among zeros; bounds that are inputs are read by every run, and its fault word is for those of another slice.
 
     See `dagexec.ops.cuda.faults`.
@@ -184,7 +187,34 @@ def slice_argument(
     return by_value([count, int(onnx), *dividers, *(number for column in columns for number in column)])
 
 
-operator(Slice.schema, device="cuda")(CudaSlice)
-operator(Tile.schema, device="cuda")(CudaTile)
-operator(Expand.schema, device="cuda")(CudaExpand)
-operator(SliceGradient.schema, device="cuda")(CudaSliceGradient)
+def _summed(op: CudaOperator, dy: Array, axes: tuple[int, ...], dx: Array, factor: float = 1.0) -> Step:
+    """The step dx = factor * the sum of dY over `axes`, which have size 1 in `dx`."""
+    phase = Phase("sum_of<W>", "s.add((W)x);")
+    groups = Groups([phase], last="y = (A)(total0.total * (W)factor);")
+    return by_groups(
+        op, "repeats", dy.shape, axes, groups, {"x": dy}, {"y": dx}, {"factor": computed_scalar(dy, factor)}
+    )
+
+
+@on_cuda(TileGradient)
+class _CudaTileGradient(CudaOperator):
+    """The sum over the repetitions."""
+
+    def prepare(self) -> Step:
+        """One sum."""
+        tiles, axis = tile_plan(self.call())
+        dx = self.y(0)
+        outer, inner = prod(dx.shape[:axis]), prod(dx.shape[axis:])
+        return _summed(self, self.x(0).reshape(outer, tiles, inner), (1,), dx.reshape(outer, 1, inner))
+
+
+@on_cuda(ExpandGradient)
+class _CudaExpandGradient(CudaOperator):
+    """The sum over the repetitions, by NumPy's rule of broadcasting."""
+
+    def prepare(self) -> Step:
+        """One sum; axes of size 1 in X stay."""
+        dy, dx = self.x(0), self.y(0)
+        padded = (*(1,) * (dy.ndim - dx.ndim), *dx.shape)
+        axes = tuple(axis for axis, size in enumerate(padded) if size != dy.shape[axis])
+        return _summed(self, dy, axes, dx.reshape(padded), self.arguments.float("factor", 1.0))

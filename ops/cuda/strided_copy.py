@@ -28,6 +28,7 @@ from dagexec.ops.cuda.operator import Array, CudaOperator
 
 MOST_AXES = 8
 TILE = 32
+_MOST_BLOCKS = 1 << 16
 _LEAST_TILED = 8  # elements along both axes for which tiles are worth it
 
 _ITEM_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "ulonglong2"}
@@ -158,8 +159,8 @@ def strided_copy(operator: CudaOperator, target: Array, source: Array) -> Step:
     if not target.size:
         return nothing_to_do
     size = int(target.itemsize)
-    strides = [broadcast_strides(array, target.shape) for array in (source, target)]
-    walk = _Walk(list(target.shape), *strides, size)
+    read, written = (broadcast_strides(array, target.shape) for array in (source, target))
+    walk = _Walk(list(target.shape), read, written, size)
     walk.reorder()
     walk.join()
     if walk.is_packed and target.size == source.size:
@@ -184,13 +185,11 @@ def _tiled(operator: CudaOperator, walk: _Walk, target: Array, source: Array) ->
         return None
     kind = walk.index_type()
     batch = [axis for axis in range(last) if axis != fast]
-    outer = _Walk(*([row[axis] for axis in batch] for row in (walk.sizes, walk.source, walk.target)), walk.item)
+    sizes, read, written = ([row[axis] for axis in batch] for row in (walk.sizes, walk.source, walk.target))
+    outer = _Walk(sizes, read, written, walk.item)
     down, across = -(-rows // TILE), -(-columns // TILE)
     tiles = by_value([rows, columns, walk.source[last], walk.target[fast], *divider(down), *divider(across)])
     count = prod(outer.sizes) * down * across
     arguments = [source, target, outer.argument(), tiles, np.int64(count)]
     blocks = min(count, _MOST_BLOCKS)
     return operator.launch("tiled_copy", _TILED, arguments, blocks=blocks, threads=256, T=item_type(walk.item), I=kind)
-
-
-_MOST_BLOCKS = 1 << 16

@@ -1,0 +1,115 @@
+"""Gather, BatchGather and OneHot on CUDA. A bad index gives zeros; see `dagexec.ops.cuda.faults` for how it is found.
+
+TopK is in `dagexec.ops.cuda.top_k`, the gradients are in `dagexec.ops.cuda.index_gradient`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from dagexec.core.cuda.arrays import address
+from dagexec.core.operator import Step
+from dagexec.ops.cuda.faults import CheckedOperator
+from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type
+from dagexec.ops.cuda.kinds import on_cuda
+from dagexec.ops.cuda.operator import Array, c_type_of
+from dagexec.ops.cuda.strided_copy import item_type
+from dagexec.ops.index import BatchGather, Gather, OneHot
+
+_GATHER = (
+    INDICES
+    + r"""
+struct gather_t { i64 size, wrap; divider count, inner; };
+extern "C" __global__ void gather(const T* data, const J* indices, T* y, int* fault, gather_t g, i64 n) {
+    FOR_EACH(i, n) {
+        I rest = (I)i, within = split(rest, g.inner), at = split(rest, g.count);
+        i64 picked = indices[at];
+        if (g.wrap && picked < 0) picked += g.size;
+        T value = {};
+        if (picked >= 0 && picked < g.size) value = data[(rest * (I)g.size + (I)picked) * (I)g.inner.size + within];
+        else *fault = 1;
+        y[i] = value;
+    }
+}
+"""
+)
+
+_ONE_HOT = (
+    INDICES
+    + r"""
+extern "C" __global__ void one_hot(const J* indices, unsigned char* y, int* fault, divider size, i64 n) {
+    FOR_EACH(i, n) {
+        I row = (I)i, column = split(row, size);
+        i64 index = indices[row];
+        if (index < 0 || index >= size.size) *fault = 1;
+        y[i] = index == column;
+    }
+}
+"""
+)
+
+_CHECK = r"""
+extern "C" __global__ void check_indices(const J* indices, int* fault, i64 low, i64 high, i64 n) {
+    FOR_EACH(i, n) if (indices[i] < low || indices[i] >= high) *fault = 1;
+}
+"""
+
+
+def check_step(op: CheckedOperator, indices: Array, low: int, high: int) -> Step:
+    """A step that only sets the fault word of the operator when an index is not in [low, high)."""
+    fault = op.index_fault_word(indices, low, high)
+    arguments = [indices, fault, np.int64(low), np.int64(high), np.int64(indices.size)]
+    return op.launch("check_indices", _CHECK, arguments, elements=indices.size, J=c_type_of(indices))
+
+
+@on_cuda(Gather)
+class _CudaGather(CheckedOperator):
+    """Slices of the data along an axis, picked by index."""
+
+    def axis(self) -> int:
+        """The axis of the data that indices count along."""
+        return self.call().axis("axis", 0, self.x(0).ndim)
+
+    def prepare(self) -> Step:
+        """A thread for every item of the output."""
+        data, indices, y = self.x(0), self.x(1), self.y(0)
+        axis, wrap = self.axis(), self.arguments.bool("wrap_indices")
+        size, inner, item = data.shape[axis], prod(data.shape[axis + 1 :]), int(data.itemsize)
+        low = -size if wrap else 0
+        if not y.size:
+            return check_step(self, indices, low, size)
+        while item < 16 and inner % 2 == 0 and not any(address(array) % (2 * item) for array in (data, y)):
+            item, inner = 2 * item, inner // 2
+        fault = self.index_fault_word(indices, low, size)
+        n = prod(data.shape[:axis]) * indices.size * inner
+        layout = by_value([size, int(wrap), *divider(indices.size), *divider(inner)])
+        kind = index_type(n, data.size)
+        arguments = [data, indices, y, fault, layout, np.int64(n)]
+        types = (item_type(item), c_type_of(indices))
+        return self.launch("gather", _GATHER, arguments, elements=n, T=types[0], J=types[1], I=kind)
+
+
+@on_cuda(BatchGather)
+class _CudaBatchGather(_CudaGather):
+    """Slices picked by index from every batch element."""
+
+    def axis(self) -> int:
+        """The axis after the batch."""
+        return 1
+
+
+@on_cuda(OneHot)
+class _CudaOneHot(CheckedOperator):
+    """Indices as rows of zeros with a single one."""
+
+    def prepare(self) -> Step:
+        """A thread for every place."""
+        indices, y = self.x(0), self.y(0)
+        size = y.shape[1]
+        if not y.size:
+            return check_step(self, indices, 0, size)
+        arguments = [indices, y, self.index_fault_word(indices, 0, size), by_value(divider(size)), np.int64(y.size)]
+        types = (c_type_of(indices), index_type(y.size))
+        return self.launch("one_hot", _ONE_HOT, arguments, elements=y.size, J=types[0], I=types[1])
