@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.cuda import cublas_library as cublas
 from dagexec.core.cuda.arrays import address
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.current import current
@@ -45,7 +46,6 @@ def current_handle() -> int:
 
 
 def _new_handle(stream: Any) -> int:
-    cublas = cupy().cuda.cublas
     try:
         with stream.runtime.guard():
             handle = cublas.create()
@@ -237,8 +237,7 @@ class _Gemm:
         label: str,
         arrays: tuple[Array, ...],
     ) -> None:
-        cuda = cupy().cuda
-        cublas, runtime = cuda.cublas, cuda.runtime
+        runtime = cupy().cuda.runtime
         double = dtype == np.float64
         scalars = np.array(factors, np.float64 if double else np.float32)  # read by cuBLAS during the call
         alpha, beta = (int(scalars.ctypes.data) + place * scalars.itemsize for place in (0, 1))

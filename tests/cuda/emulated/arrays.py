@@ -11,16 +11,6 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-class Memory:
-    """A block of device memory. Freed when the last array on it is gone."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.block = np.full(size + 256, 0xA5, np.uint8)
-        self.ptr = -(-self.block.ctypes.data // 256) * 256
-        self.device_id = 0
-
-
 class UnownedMemory:
     """Memory that somebody else owns."""
 
@@ -35,6 +25,22 @@ class MemoryPointer:
         self.mem = mem
         self.ptr = mem.ptr + offset
         self.device_id = mem.device_id
+
+
+class PinnedMemoryPointer:
+    """A place in pinned memory of the host, with the buffer protocol."""
+
+    mem: Any
+    ptr: int
+
+    def __new__(cls, mem: Any, offset: int) -> Any:
+        size = mem.size - offset
+        members = {"size": lambda _self: size, "mem": mem, "ptr": mem.ptr + offset}
+        kind = type("PinnedMemoryPointer", (ctypes.c_ubyte * size,), members)
+        return kind.from_address(mem.ptr + offset)
+
+    def size(self) -> int:
+        raise NotImplementedError
 
 
 class ndarray:

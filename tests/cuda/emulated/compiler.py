@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.cuda.emulated.errors import EmulationError
+from tests.cuda.emulated.memory import Memories
+from tests.cuda.emulated.races import Touch
+
 _HERE = Path(__file__).parent
 _FOLDER = Path(os.environ.get("DAGEXEC_EMULATED_KERNELS", Path(tempfile.gettempdir()) / "dagexec-emulated-kernels"))
 _OPTIONS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
@@ -29,7 +33,7 @@ class CompileError(Exception):
     """g++ refuses a kernel, for the reason it gives."""
 
 
-class KernelError(Exception):
+class KernelError(EmulationError):
     """A kernel did what is undefined on a GPU."""
 
 
@@ -43,7 +47,8 @@ def build(source: str) -> ctypes.CDLL:
     _engine()
     entries = "".join(
         f'extern "C" void {name}_call(void*, void** of_) {{ call_kernel(::{name}, of_); }}\n'
-        f'extern "C" int {name}_parameters(int* sizes_, int* kinds_) {{ return describe_parameters(::{name}, sizes_, kinds_); }}\n'
+        f'extern "C" int {name}_parameters(int* sizes_, int* kinds_) '
+        f"{{ return describe_parameters(::{name}, sizes_, kinds_); }}\n"
         for name in dict.fromkeys(_KERNEL.findall(source))
     )
     code = _DYNAMIC.sub(r"\1* \2 = (\1*)emulated_dynamic_shared();", source)
@@ -106,7 +111,15 @@ class EmulatedKernel:
         pointers = (ctypes.c_void_p * len(self.sizes)).from_address(parameters)
         return [ctypes.string_at(at, size) for at, size in zip(pointers, self.sizes, strict=True)]
 
-    def run(self, arguments: Sequence[bytes], grid: Sequence[int], block: Sequence[int], shared_bytes: int = 0) -> None:
+    def run(
+        self,
+        arguments: Sequence[bytes],
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared_bytes: int = 0,
+        memories: Memories | None = None,
+        track: bool = False,
+    ) -> list[Touch]:
         """Run it over all blocks. Raises KernelError for what is undefined, as far as it is noticed."""
         held = [ctypes.create_string_buffer(value, len(value)) for value in arguments]
         pointers = (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))
@@ -116,3 +129,4 @@ class EmulatedKernel:
             self._call, pointers, three(*grid), three(*block), shared_bytes, order(), 0, message, _MESSAGE_ROOM
         ):
             raise KernelError(f"kernel {self.name}: {message.value.decode()}")
+        return []

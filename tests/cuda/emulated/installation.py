@@ -1,32 +1,81 @@
-"""Putting the stand-in in place of CuPy."""
+"""Putting the stand-ins in place of CuPy and cuBLAS."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 from dagexec.core.cuda.binding import cupy, installed
 from dagexec.core.cuda.kernels import forget_functions
+from dagexec.core.cuda.runtime import CudaRuntime
 from dagexec.core.device import Device
-from dagexec.core.runtime import install_runtime
-from tests.cuda.emulated.runtime import DEVICES, new_cupy
+from dagexec.core.runtime import install_runtime, installed_runtime
+from tests.cuda.emulated.arrays import MemoryPointer, PinnedMemoryPointer, UnownedMemory, ndarray
+from tests.cuda.emulated.cublas import CublasLibrary, CublasModule
+from tests.cuda.emulated.driver import Driver, Function, RawKernel, raw_module
+from tests.cuda.emulated.errors import OutOfMemoryError
+from tests.cuda.emulated.machine import Machine
+from tests.cuda.emulated.runtime import Runtime
+from tests.cuda.emulated.streams import Classes
+
+
+class Namespace:
+    """What stands for a module."""
+
+    def __init__(self, **members: Any) -> None:
+        self.__dict__.update(members)
+
+
+def new_cupy(machine: Machine) -> Any:
+    """A module `cupy` of a machine."""
+    runtime = Runtime(machine)
+    classes = Classes(machine, runtime)
+    library = CublasLibrary(machine)
+    memory = Namespace(OutOfMemoryError=OutOfMemoryError, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer)
+    cuda = Namespace(
+        runtime=runtime, driver=Driver(machine), cublas=CublasModule(library, classes), memory=memory,
+        Device=classes.Device, Stream=classes.Stream, ExternalStream=classes.ExternalStream, Event=classes.Event,
+        Graph=classes.Graph, Memory=classes.Memory, PinnedMemory=classes.PinnedMemory, UnownedMemory=UnownedMemory,
+        MemoryPointer=MemoryPointer, PinnedMemoryPointer=PinnedMemoryPointer, Function=Function,
+        alloc_pinned_memory=lambda size: PinnedMemoryPointer(classes.PinnedMemory(size), 0),
+        get_current_stream=classes.get_current_stream, get_elapsed_time=classes.get_elapsed_time,
+    )  # fmt: skip
+    memory.Memory = classes.Memory
+    found = Namespace(
+        __version__="14.2.0", cuda=cuda, ndarray=ndarray, RawModule=raw_module(machine), RawKernel=RawKernel
+    )
+    found.library = library
+    return found
 
 
 @contextmanager
-def emulated() -> Iterator[None]:
-    """Within it, there are emulated CUDA devices."""
-    with installed(cupy=new_cupy()):
-        _forget()
+def emulated(devices: int = 2, **settings: Any) -> Iterator[Machine]:
+    """Within it, there are emulated CUDA devices; `settings` are a Machine's.
+
+    At the end writes beside blocks, errors of kernels that nobody met, and races that nobody asked about are raised.
+    """
+    machine = Machine(devices, **settings)
+    module = new_cupy(machine)
+    with installed(cupy=module, cublas=module.library):
+        _forget(devices)
         try:
-            yield
+            yield machine
+            machine.check()
         finally:
-            _forget()
+            _forget(devices)
+            gc.collect() if machine.asynchronous else None
+            machine.close()
 
 
-def _forget() -> None:
+def _forget(devices: int) -> None:
     forget_functions()
-    for index in range(DEVICES):
+    for index in range(devices):
+        runtime = installed_runtime(Device("cuda", index))
+        if isinstance(runtime, CudaRuntime):
+            runtime.close()
         install_runtime(Device("cuda", index), None)
 
 
@@ -36,7 +85,7 @@ def cuda_devices() -> Iterator[None]:
     if has_gpu():
         yield
     else:
-        with emulated():
+        with emulated(record=False):
             yield
 
 
