@@ -24,16 +24,25 @@ from dagexec.core.runtime import (
     wait_for,
 )
 from dagexec.core.sim import SimRuntime, SimSettings, configure, sim_runtime, simulated
+from tests.cuda.emulated import emulated
 
 
 def nothing() -> None:
     """A kernel that does nothing."""
 
 
-@pytest.fixture(params=["cpu", "sim:0", "sim:0 seeded"])
+KINDS = ["cpu", "sim:0", "sim:0 seeded", "cuda:0", "cuda:0 seeded", "cuda:0 at once"]
+"""Of CUDA devices, emulated ones: with threads, with a seed, and doing at once what they are asked for."""
+
+
+@pytest.fixture(params=KINDS)
 def runtime(request: pytest.FixtureRequest) -> Iterator[DeviceRuntime]:
     if request.param == "cpu":
         yield HostRuntime(CPU)
+    elif "cuda" in request.param:
+        seed = 1 if "seeded" in request.param else None
+        with emulated(asynchronous="at once" not in request.param, seed=seed):
+            yield runtime_of(Device("cuda", 0))
     else:
         with simulated("sim:0", seed=1 if "seeded" in request.param else None) as runtime:
             yield runtime
@@ -153,24 +162,40 @@ def test_a_failed_event_gives_what_the_work_before_it_raised(runtime: DeviceRunt
 
 
 def test_a_capture_is_replayed(runtime: DeviceRuntime) -> None:
-    stream, other, log = runtime.lease(), runtime.lease(), list[str]()
+    stream, other = runtime.lease(), runtime.lease()
     event, outside = runtime.event("inside"), runtime.event("outside")
     outside.record(None)
+    first, between, last = (runtime.allocate(8) for _ in range(3))
+    found = np.zeros(8, np.uint8)
+
+    def put(target: Any, value: int) -> None:
+        runtime.copy(target, np.full(8, value, np.uint8), stream)
+        assert stream.synchronize(30)
+
+    def last_value() -> int:
+        runtime.copy(found, last, other)
+        assert other.synchronize(30)
+        return int(found[0])
+
+    for target in (first, between, last):
+        put(target, 1)
     with runtime.capture([stream, other]) as capture:
-        stream.launch(Kernel(lambda: log.append("one"), "one"))
+        runtime.copy(between, first, stream)
         event.record(stream)
         other.wait(event)
-        other.launch(Kernel(lambda: log.append("two"), "two"))
+        runtime.copy(last, between, other)
         with pytest.raises(DeviceError, match="which the capture did not record"):
             other.wait(outside)
         with pytest.raises(DeviceError, match="captured already"), runtime.capture([other]):
             pass
-    assert log == []
-    for times in (1, 2):
+    put(first, 2)
+    assert last_value() == 1
+    for value in (3, 4):
+        put(first, value)
         capture.replay()
-        for replayed in (stream, other):
-            assert replayed.synchronize(30)
-        assert log == ["one", "two"] * times
+        assert last_value() == value
+        assert event.finish(30)
+        assert event.query() is EventState.SUCCESS
         event.reset()
 
 
@@ -221,8 +246,8 @@ def test_a_host_event_is_done_as_it_is_recorded() -> None:
 
 
 def test_a_device_without_a_runtime_is_named_with_those_that_have_one() -> None:
-    with pytest.raises(DeviceError, match=r"device cuda:9 has no runtime here; kinds that have one: .*cpu, .*sim"):
-        runtime_of(Device("cuda", 9))
+    with pytest.raises(DeviceError, match=r"device vulkan:9 has no runtime here; kinds that have one: .*cpu, .*sim"):
+        runtime_of(Device("vulkan", 9))
 
 
 def test_a_kind_of_device_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.cuda.arrays import is_on_device
+from dagexec.core.cuda.copies import place_of
 from dagexec.core.cuda.runtime import CudaRuntime
-from dagexec.core.device import Context, Device
+from dagexec.core.device import CPU, Context, Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.runtime import Stream, runtime_of
 
@@ -24,7 +26,11 @@ def cuda_runtime(device: Device) -> CudaRuntime:
 
 
 class CudaContext(Context):
-    """A handle on a CUDA device. Its work goes to the calling thread's current stream of that device."""
+    """A handle on a CUDA device. Its work goes to the calling thread's current stream of that device.
+
+    Attributes:
+        runtime: the device's.
+    """
 
     def __init__(self, device: Device, seed: int | None = None) -> None:
         """Raises DeviceError when there is no such device here."""
@@ -40,7 +46,7 @@ class CudaContext(Context):
         """Nothing to do: device memory is free when the last array on it is gone."""
 
     def copy_within(self, destination: Array, source: Array) -> None:
-        """Copy, and return when it is done; either side may be a host array."""
+        """Copy, and return when it is done; either side may be a host array. See `CudaRuntime.copy_now`."""
         self.runtime.copy_now(destination, source)
 
     def switch(self, stream: int = 0) -> None:
@@ -62,6 +68,8 @@ class CudaContext(Context):
 
 def copy_blocking(destination: Array, source: Array) -> None:
     """Copy between a CUDA device and the host, or another CUDA device, and return when it is done."""
-    there = destination if is_on_device(destination) else source
-    index = cast(Any, there).data.device_id
-    cuda_runtime(Device("cuda", index)).copy_now(destination, source)
+    device = place_of(destination if is_on_device(destination) else source)
+    if device == CPU:  # strings stay on the host
+        np.copyto(destination, source)
+        return
+    cuda_runtime(device).copy_now(destination, source)

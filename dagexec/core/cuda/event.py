@@ -1,60 +1,192 @@
-"""CudaEvent: an event of a CUDA device."""
+"""CudaEvent: a mark in a stream of a CUDA device; and the pool of CUDA's own events that it takes one from.
+
+CUDA knows of errors of the device only. A stream that failed as it was launched to (a step raised) passes that on to the
+events recorded after it, so an event keeps the failure of its stream as it was when it was recorded.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.errors import NOT_READY, SUCCESS
 from dagexec.core.errors import DeviceError
 from dagexec.core.event import EventState
-from dagexec.core.runtime import Event, Stream
+from dagexec.core.runtime import Event, Stream, StreamFailure
+from dagexec.core.threads import ThreadWait
 
 if TYPE_CHECKING:
     from dagexec.core.cuda.runtime import CudaRuntime
+    from dagexec.core.cuda.stream import CudaStream
+
+
+class NativeEvent:
+    """A cudaEvent_t on loan: it goes back to its pool when the last user of it is gone.
+
+    Streams that were made to wait for it keep what they wait for, so that it can be recorded anew at once.
+    """
+
+    __slots__ = ("_free", "pointer")
+
+    def __init__(self, pointer: int, free: deque[int]) -> None:
+        self.pointer = pointer
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self.pointer)
+
+
+class NativeEvents:
+    """The events of CUDA that a device has, made as they are needed and used again."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        api = cupy().cuda.runtime
+        self._create = api.eventCreateWithFlags
+        self._flags = {False: api.eventBlockingSync | api.eventDisableTiming, True: api.eventBlockingSync}
+        self._free: dict[bool, deque[int]] = {False: deque(), True: deque()}  # a finaliser takes no lock
+
+    def take(self, timed: bool = False) -> NativeEvent:
+        """One that nobody uses. Only a `timed` one can tell times."""
+        free = self._free[timed]
+        try:
+            pointer = free.pop()
+        except IndexError:
+            with self._runtime.guard():
+                pointer = self._create(self._flags[timed])
+        return NativeEvent(pointer, free)
+
+    def close(self) -> None:
+        """Destroy those that are not on loan."""
+        destroy = cupy().cuda.runtime.eventDestroy
+        for free in self._free.values():
+            while free:
+                destroy(free.pop())
 
 
 class CudaEvent(Event):
-    """A mark in a stream of a CUDA device, without timing."""
+    """An event of a CUDA device. Streams of every one of them may wait for it.
+
+    Attributes:
+        native: CUDA's event, None before the event is recorded, and when the host recorded it.
+        failure: what had failed on the stream when the event was recorded, or failed the device since.
+    """
+
+    __slots__ = ("_done", "_recorded", "failure", "native", "owner", "runtime", "stream")
 
     def __init__(self, owner: str, runtime: CudaRuntime) -> None:
+        """`owner` names what it stands for."""
         self.owner = owner
+        self.runtime = runtime
         self.stream: Stream | None = None
-        with runtime.guard():
-            self._native = cupy().cuda.Event(block=True, disable_timing=True)
-        self.pointer: int = self._native.ptr
+        self.native: NativeEvent | None = None
+        self.failure: StreamFailure | None = None
+        self._recorded = False
+        self._done = False
 
     def record(self, stream: Stream | None) -> None:
-        """Mark this place of `stream`."""
-        if self.stream is not None:
-            raise DeviceError(f"event of {self.owner} is recorded twice in one run")
+        """Mark the present end of `stream`. Raises DeviceError for a second time, and for a stream of another kind."""
+        if self._recorded:
+            raise DeviceError(f"event of {self.owner} is recorded twice in one run (state {self.query().name})")
         if stream is None:
-            raise DeviceError(f"event of {self.owner} is one of a CUDA device: it is recorded on a stream")
-        self._native.record(stream.native)  # type: ignore[attr-defined]
+            self._recorded = self._done = True
+            return
+        place = getattr(stream, "place", None)
+        if place is None or stream.device.kind != "cuda":
+            raise DeviceError(f"event of {self.owner} is a CUDA device's; it cannot be recorded on {stream.name}")
+        place(self)
+
+    def placed(self, stream: Stream, native: NativeEvent, failure: StreamFailure | None) -> None:
+        """The event is where `native` was recorded on `stream`, which had failed with `failure` then."""
+        self.native = native
+        self.failure = failure
         self.stream = stream
+        self._done = False
+        self._recorded = True
+
+    @property
+    def is_recorded(self) -> bool:
+        """True from `record` to `reset`."""
+        return self._recorded
+
+    @property
+    def is_known_done(self) -> bool:
+        """True when somebody has found the event done. Costs nothing."""
+        return self._done
+
+    @property
+    def is_done(self) -> bool:
+        """True when all before the event was done or passed over."""
+        if not self._done and self.native is not None:
+            status = self.runtime.api.eventQuery(self.native.pointer)
+            if status == NOT_READY:
+                return False
+            if status != SUCCESS:
+                self._lost(cupy().cuda.runtime.CUDARuntimeError(status))
+            self._done = True
+        return self._done
 
     def query(self) -> EventState:
         """The state now."""
-        if self.stream is None:
+        if not self._recorded:
             return EventState.INITIALIZED
-        return EventState.SUCCESS if self._native.done else EventState.SCHEDULED
+        if not self.is_done:
+            return EventState.SCHEDULED
+        return EventState.SUCCESS if self.failure is None else EventState.FAILED
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Block until the event is done."""
-        self._native.synchronize()
+        """Block the host until the event is done, and raise what failed before it."""
+        self.check_recorded()
+        if not self._done and not self.wait(timeout):
+            return False
+        stream = cast("CudaStream | None", self.stream)
+        if stream is not None:
+            stream.host_found(self)
+        if self.failure is not None:
+            raise self.failure.error
+        return True
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block the host until the event is done; False after `timeout` seconds. Raises nothing for what failed."""
+        native = self.native
+        assert native is not None
+        if timeout is not None:
+            told = ThreadWait()
+            self.when_done(told.notify)
+            return told.wait(max(0.0, timeout)) and self.is_done
+        try:
+            self.runtime.api.eventSynchronize(native.pointer)
+        except Exception as error:
+            self._lost(error)
+        self._done = True
         return True
 
     @property
     def error(self) -> BaseException | None:
-        """What failed before the event."""
-        failure = None if self.stream is None else self.stream.failure
-        return None if failure is None else failure.error
+        """What failed before the event, None unless it is FAILED."""
+        return self.failure.error if self.failure is not None and self.is_done else None
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when it is done."""
-        self._native.synchronize()
-        callback()
+        """Call `callback` once the event is done. Raises DeviceError when it was never recorded."""
+        self.check_recorded()
+        if self.native is None or self.is_done:
+            if self.stream is not None:
+                cast("CudaStream", self.stream).report_times()
+            callback()
+        else:
+            self.runtime.completions.add(self, self.native, callback)
 
     def reset(self) -> None:
         """Back to INITIALIZED."""
-        self.stream = None
+        self._recorded = self._done = False
+        self.stream = self.native = self.failure = None
+
+    def check_recorded(self) -> None:
+        """Raise DeviceError when the event was not recorded."""
+        if not self._recorded:
+            raise DeviceError(f"event of {self.owner} is waited for but was never recorded")
+
+    def _lost(self, error: Any) -> None:
+        self.failure = self.runtime.device_failed(error, f"event of {self.owner}")
