@@ -115,7 +115,8 @@ def captured_device(graph: Graph, operators: Sequence[Operator], constants: froz
         raise DeviceError(f"net {graph.name!r} runs on the host: capture is for cuda:N and sim:N")
     dynamic = dynamic_operators(graph, constants)
     copies = {index for pair in copies_outside(graph, operators) for index in pair}
-    for index, (device, operator) in enumerate(zip(devices, operators, strict=True)):
+    rows = sorted(enumerate(zip(devices, operators, strict=True)), key=lambda row: row[1][0] != CPU)
+    for index, (device, operator) in rows:  # those of the host first: they are why others copy
         schema = operator.schema
         reason = None
         if device == CPU:
