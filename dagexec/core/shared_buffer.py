@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ class SharedBuffer:
         name: "shared buffer of cpu".
         turns: on a device that works on its own, the mutex under which users are launched; None on the host, where
             `use` blocks.
+        moves: how often the memory has been another since it was made; what was captured before holds the old one.
     """
 
     def __init__(self, context: Context) -> None:
@@ -50,6 +51,7 @@ class SharedBuffer:
         self._use = TurnLock(self.name)
         self._announce = threading.Lock()
         self._needed = 0
+        self.moves = 0
         self._memory = context.allocate(0)
         self._bound: weakref.WeakSet[_SharedStep] = weakref.WeakSet()  # read and changed by whoever holds `_use`
 
@@ -76,18 +78,36 @@ class SharedBuffer:
     def use(self) -> Iterator[Array]:
         """The memory, as bytes for a step to work on, for this thread alone until the block ends. Undefined content.
 
-        When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one.
-        On a device nobody is waited for here: raises DeviceError when another kernel is using it, launched without
-        `turns`.
+        When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one. On
+        CUDA, where steps are run while they are launched, the host then waits for the turns that still work on the old
+        one. Nobody is waited for on a device otherwise: raises DeviceError when another kernel is using the memory,
+        launched without `turns`.
         """
         if self.turns is not None and self._use.locked():
             raise DeviceError(f"the {self.name} is used by two kernels at once")
         with self._use:
             if self._memory.nbytes < self._needed:
+                if self.turns is not None and self._launches_at_once:
+                    self.turns.wait_for_turns()
                 self._memory = self._context.allocate(0)
                 self._unbind_all()
+                self.moves += 1
                 self._memory = self._context.allocate(self._needed)
             yield self._context.host_view(self._memory)
+
+    @property
+    def _launches_at_once(self) -> bool:
+        """True where a step puts work on a stream when it is called, which may use the memory after it has returned."""
+        return self._context.device.kind == "cuda"
+
+    def stand_in(self, nbytes: int) -> Array:
+        """What stands for `nbytes` of the memory, and is never touched, while a step is made that needs as many."""
+        device = self._context.device
+        if device.kind == "cuda":
+            from dagexec.core.cuda.arrays import stand_in
+
+            return cast(Array, stand_in(nbytes, device.index))
+        return np.empty(nbytes, np.uint8)  # never touched, so it takes no memory
 
     def keep(self, step: _SharedStep) -> None:
         """Have `step`, which is using the memory, let go of it when it moves."""
@@ -105,7 +125,7 @@ def shared_step(buffer: SharedBuffer, build: Callable[[Allocate], Step], label: 
     `build` makes the step over memory from an Allocate. It is called again whenever the buffer has moved, and must not
     touch that memory: the step does. Raises ResourceError, naming `label`, when the machine cannot hold so much.
     """
-    counted = _Pieces(None)
+    counted = _Pieces(None, buffer)
     step = build(counted)
     if not counted.used:
         return step
@@ -126,7 +146,7 @@ class _SharedStep:
         with self._buffer.use() as memory:
             step = self._step
             if step is None:
-                step = self._step = self._build(_Pieces(memory))
+                step = self._step = self._build(_Pieces(memory, self._buffer))
                 self._buffer.keep(self)
             step()
 
@@ -138,8 +158,9 @@ class _SharedStep:
 class _Pieces:
     """Aligned arrays one after another in a block of memory; without one, the count of the bytes they would take."""
 
-    def __init__(self, memory: Array | None) -> None:
+    def __init__(self, memory: Array | None, buffer: SharedBuffer) -> None:
         self._memory = memory
+        self._buffer = buffer
         self.used = 0
 
     def __call__(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
@@ -148,7 +169,7 @@ class _Pieces:
         start = self.used
         self.used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         if self._memory is None:
-            return np.empty(tuple(shape), dtype)  # never touched, so it takes no memory
+            return self._buffer.stand_in(nbytes).view(dtype).reshape(tuple(shape))
         return self._memory[start : start + nbytes].view(dtype).reshape(tuple(shape))
 
 

@@ -25,7 +25,7 @@ struct stacks_t { i64 axes, size[6], a[6], b[6], c[6]; };
 struct sizes_t { i64 m, n, k, count, a_row, a_column, b_row, b_column, c_row, c_column; };
 extern "C" __global__ void tiled_product(
     const A* a, const B* b, C* c, const A* a_zero, const B* b_zero, i64 a_zero_step, i64 b_zero_step,
-    sizes_t s, stacks_t stacks) {
+    i64 a_less_all,     sizes_t s, stacks_t stacks) {
     __shared__ SUM left[16][17];
     __shared__ SUM right[16][17];
     int x = threadIdx.x & 15, y = threadIdx.x >> 4;
@@ -39,7 +39,7 @@ extern "C" __global__ void tiled_product(
         for (i64 row_tile = blockIdx.y; row_tile * 16 < s.m; row_tile += gridDim.y)
         for (i64 column_tile = blockIdx.x; column_tile * 16 < s.n; column_tile += gridDim.x) {
             i64 row = row_tile * 16 + y, column = column_tile * 16 + x;
-            SUM a_less = a_zero && row < s.m ? (SUM)get(a_zero, row * a_zero_step) : SUM(0);
+            SUM a_less = a_zero && row < s.m ? (SUM)get(a_zero, row * a_zero_step) : (SUM)a_less_all;
             SUM b_less = b_zero && column < s.n ? (SUM)get(b_zero, column * b_zero_step) : SUM(0);
             SUM sum = 0;
             for (i64 first = 0; first < s.k; first += 16) {
@@ -96,7 +96,7 @@ extern "C" __global__ void column_sums(const T* x, S* y, summed_t s, i64 y_step)
     }
 }
 """
-"""The first has a block for every channel, whose elements may lie apart; the second one for 32 that lie side by side."""
+"""The first has a block for every channel, whose elements may lie apart; the second one for 32 that are neighbours."""
 
 
 def _steps(array: Array) -> list[int]:
@@ -131,9 +131,18 @@ def product_of(
 
 
 def tiled_product(
-    owner: CudaOperator, a: Array, b: Array, c: Array, a_zero: Array | None = None, b_zero: Array | None = None
+    owner: CudaOperator,
+    a: Array,
+    b: Array,
+    c: Array,
+    a_zero: Array | None = None,
+    b_zero: Array | None = None,
+    *,
+    a_less: int = 0,
 ) -> Step:
     """The step C = (A - a_zero)(B - b_zero), stacks broadcast: a zero point has one entry, or one a row (a column).
+
+    Without a_zero, `a_less` is that of all of A.
 
     Sums of bytes are exact; those of wider integers wrap around.
     """
@@ -157,7 +166,7 @@ def tiled_product(
     return owner.launch(
         "tiled_product",
         _TILED,
-        [a, b, c, a_zero, b_zero, *steps, sizes, np.array(stacks, np.int64)],
+        [a, b, c, a_zero, b_zero, *steps, np.int64(a_less), sizes, np.array(stacks, np.int64)],
         blocks=grid,
         threads=TILE * TILE,
         A=c_type_of(a),

@@ -9,7 +9,6 @@ import numpy as np
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.cuda.expression import elementwise
-from dagexec.ops.cuda.formulas import FORMULAS
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.post_ops import PostOp
 
@@ -64,7 +63,7 @@ def epilogue(
     work = compute_dtype(target.dtype).type
     inputs: dict[str, Array] = {"x": product}
     scalars: dict[str, np.generic] = {}
-    lines = ["typedef decltype(y) A; A v = (A)x;"]
+    lines = ["A v = x;"]
     if bias is not None:
         inputs["bias"] = bias
         lines.append("v = v + bias;")
@@ -79,7 +78,7 @@ def epilogue(
             inputs[names["o"]] = operands[post_op.input]
         lines.append(f"v = {formula.format(**names)};")
     lines.append("y = v;")
-    return elementwise(owner, "epilogue", inputs, {"y": target}, "\n        ".join(lines), scalars, FORMULAS)
+    return elementwise(owner, "epilogue", inputs, {"y": target}, "\n        ".join(lines), scalars)
 
 
 def converted(owner: CudaOperator, source: Array, target: Array) -> Step:

@@ -6,6 +6,8 @@ before the product is added to it, so that it is rounded once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dagexec.core.operator import Operator, Step, in_sequence
@@ -122,11 +124,11 @@ class CudaGemm(CudaOperator, Gemm):
             before = [converted(self, self.x(2), y)] if adds else []
             return in_sequence([*before, product_of(self, a, b, y, alpha=alpha, beta=beta if adds else 0.0)])
         steps = [product_of(self, a, b, y)]
-        scalars: dict[str, np.generic] = {"alpha": np.asarray(alpha).astype(y.dtype)[()]}
+        scalars: dict[str, Any] = {"alpha": np.asarray(alpha, y.dtype)[()]}
         inputs, formula = {"x": y}, "y = (C)(U(alpha) * U(x)"
         if adds:
             inputs["c"] = self.x(2)
-            scalars["beta"] = np.asarray(beta).astype(y.dtype)[()]
+            scalars["beta"] = np.asarray(beta, y.dtype)[()]
             formula += " + U(beta) * U(c)"
         if adds or alpha != 1:
             kind = "typedef decltype(y) C; typedef {} U; ".format("u64" if y.dtype.itemsize == 8 else "u32")
