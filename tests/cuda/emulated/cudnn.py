@@ -351,6 +351,7 @@ class Graph:
         label = f"cuDNN {engine.name} {' '.join(node.kind for node in self._nodes)}"
 
         def compute() -> None:
+            self._library.pause("compute")
             values = {}
             for _ in range(engine.repeats):
                 values = _computed(self._nodes, held)
@@ -433,7 +434,7 @@ class CudnnModule:
     Attributes:
         engines: what it offers, best first.
         version: of cuDNN.
-        pause: called with "execute" or "build" while a call is under way.
+        pause: called with "execute" or "build" while a call is under way, with "compute" on the device.
         handles: all that were created.
     """
 
