@@ -78,7 +78,7 @@ def infer_pad(call: OperatorCall) -> list[TensorType]:
     """Every axis grows by its padding. Checks that reflect and edge have pixels to take."""
     padding = _PADDINGS[call.definition.type](call)
     kind = call.inputs[0]
-    if _read_mode(call) == "constant":
+    if read_mode(call) == "constant":
         _require_value(call)
     _require_pixels(call, kind.shape, padding)
     return [TensorType(padding.shape(kind.shape), kind.meta)]
@@ -95,7 +95,8 @@ def infer_pad_gradient(call: OperatorCall) -> list[TensorType]:
     return [TensorType(padding.unpadded(shape), meta)]
 
 
-def _read_mode(call: OperatorCall) -> str:
+def read_mode(call: OperatorCall) -> str:
+    """Argument `mode`. Raises ArgumentError for an unknown one."""
     mode = call.arguments.string("mode", "constant")
     if mode not in _MODES:
         raise ArgumentError(f"{call.label}: mode must be one of {', '.join(_MODES)}, found {mode!r}")
@@ -104,7 +105,7 @@ def _read_mode(call: OperatorCall) -> str:
 
 def _require_pixels(call: OperatorCall, unpadded: tuple[int, ...], padding: Padding) -> None:
     """Raise ArgumentError unless a tensor of shape `unpadded` has the pixels that its padding cuts off and shows."""
-    mode = _read_mode(call)
+    mode = read_mode(call)
     cut = Padding(tuple(min(0, pad) for pad in padding.heads), tuple(min(0, pad) for pad in padding.tails))
     for size, left, head, tail in zip(unpadded, cut.shape(unpadded), padding.heads, padding.tails, strict=True):
         reach = max(head, tail)
@@ -133,7 +134,7 @@ class Padded(Operator):
     def prepare(self) -> Step:
         """Views of both arrays are made once; a run copies between them."""
         call = self.call()
-        padding, mode = _PADDINGS[call.definition.type](call), _read_mode(call)
+        padding, mode = _PADDINGS[call.definition.type](call), read_mode(call)
         x, y = self.x(0), self.y(0)
         value = np.asarray(self.arguments.float("value", 0.0)).astype(y.dtype) if mode == "constant" else None
         calls: list[Step] = []
@@ -166,7 +167,7 @@ class PadImageGradient(Operator):
     def prepare(self) -> Step:
         """16-bit types are summed in float32, some planes at a time."""
         call = self.call()
-        padding, mode = image_padding(call), _read_mode(call)
+        padding, mode = image_padding(call), read_mode(call)
         if not self.y(0).size:
             return nothing_to_do
         dy, dx = (_planes(array, channels_last(call)) for array in (self.x(0), self.y(0)))
@@ -192,7 +193,7 @@ class PadGradient(Operator):
 
     def prepare(self) -> Step:
         """16-bit types are summed in float32."""
-        padding, mode = tensor_padding(self.call()), _read_mode(self.call())
+        padding, mode = tensor_padding(self.call()), read_mode(self.call())
         dy, dx = self.x(0), self.y(0)
         if not dx.size:
             return nothing_to_do

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.cuda.constants import uploaded
 from dagexec.ops.cuda.expression import computed_scalar
 from dagexec.ops.cuda.indices import by_value
@@ -98,7 +98,7 @@ class Images:
         return window_index_type(self.axes, *views)
 
     def counts(self, operator: CudaOperator) -> list[Any]:
-        """The arguments of `pixels_counted`: the table of how many pixels windows have along each axis, in which type."""
+        """The arguments of `pixels_counted`: a table of how many pixels windows have along each axis, and its parts."""
         with_padding = operator.arguments.bool("count_include_pad")
         missing = MOST_AXES - len(self.counted)
         rows = [[1]] * missing + [axis.window_sizes(with_padding=with_padding) for axis in self.counted]
