@@ -101,17 +101,7 @@ class Dropout(Operator):
         product = masked(self, self.x(0), mask, self.y(0), ratio)
         if ratio == 0:
             return in_sequence([partial(mask.fill, True), product])
-        flat = mask.reshape(-1)
-        pieces = [flat[start : start + _DRAWN] for start in range(0, flat.size, _DRAWN)]
-        last_kept = np.uint32(max(0, round((1 - ratio) * _WORDS) - 1))
-        generator = self._generator()
-
-        def draw() -> None:
-            raw = generator()
-            for piece in pieces:
-                words = raw((piece.size + 1) // 2).view(np.uint32)
-                np.less_equal(words[: piece.size], last_kept, out=piece)
-
+        draw = draw_step(mask, last_kept(ratio), self._generator())
         return in_sequence([draw, product])
 
     def _generator(self) -> Callable[[], Callable[[int], Array]]:
@@ -129,6 +119,28 @@ class Dropout(Operator):
             return np.random.Philox(counter=counter, key=key).random_raw
 
         return at_iteration
+
+
+def last_kept(ratio: float) -> np.uint32:
+    """The greatest random word of 32 bits that keeps an element."""
+    return np.uint32(max(0, round((1 - ratio) * _WORDS) - 1))
+
+
+def draw_step(mask: Array, last: np.uint32, generator: Callable[[], Callable[[int], Array]]) -> Step:
+    """A step that fills `mask`, true where a random word is at most `last`.
+
+    `generator` gives, in each run, the function that draws so many words of 64 bits.
+    """
+    flat = mask.reshape(-1)
+    pieces = [flat[start : start + _DRAWN] for start in range(0, flat.size, _DRAWN)]
+
+    def draw() -> None:
+        raw = generator()
+        for piece in pieces:
+            words = raw((piece.size + 1) // 2).view(np.uint32)
+            np.less_equal(words[: piece.size], last, out=piece)
+
+    return draw
 
 
 def philox_key(seed: int, name: str) -> tuple[int, int]:

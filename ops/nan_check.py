@@ -46,13 +46,14 @@ class NanCheck(Operator):
         steps: list[Step] = []
         if x.dtype.kind in "fV":
             finite = self.scratch(x.shape, np.bool_)
-            steps.append(lambda: _check(x, finite, name, producer, self.label))
+            steps.append(lambda: check_finite(x, finite, name, producer, self.label))
         if y is not x and not np.may_share_memory(x, y):
             steps.append(lambda: np.copyto(y, x))
         return in_sequence(steps)
 
 
-def _check(x: Array, finite: Array, name: str, producer: str, label: str) -> None:
+def check_finite(x: Array, finite: Array, name: str, producer: str, label: str) -> None:
+    """Raise NonFiniteError when array `x` of blob `name` has a NaN or an infinity; `finite` is memory to work in."""
     np.isfinite(x, out=finite)
     if finite.all():
         return
