@@ -125,7 +125,7 @@ def captured_device(graph: Graph, operators: Sequence[Operator], constants: froz
             reason = f"it runs on {device}, others on {found}, and a capture is of one device"
         elif index in dynamic:
             reason = "its shapes depend on values that the run computes"
-        elif not schema.reproducible:
+        elif not schema.reproducible and not operator.arguments.bool("is_test"):
             reason = "it draws random numbers, which a replay would repeat"
         elif schema.effects or schema.mutates:
             reason = "it does more than write its outputs, which a replay would not do"

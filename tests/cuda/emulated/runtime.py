@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.cuda.emulated.errors import CUDARuntimeError, EmulationError
 from tests.cuda.emulated.machine import Capture, EmulatedEvent, EmulatedStream, Machine, Node, Operation
+from tests.cuda.emulated.races import Touch
 
 _PROPERTIES = {
     "name": b"emulated device", "totalGlobalMem": 8 << 30, "sharedMemPerBlock": 49152, "warpSize": 32,
@@ -282,8 +283,7 @@ class Runtime:
     def launchHostFunc(self, stream: int, callback: Callable[[Any], object], arg: Any) -> None:
         machine = self._machine
         machine.called("launchHostFunc", stream)
-        step = lambda: machine.host_function(lambda: callback(arg))  # noqa: E731
-        machine.submit(stream, Operation("a host function", step, machine.device))
+        self._call_host(stream, "a host function", lambda: callback(arg))
 
     def streamAddCallback(
         self, stream: int, callback: Callable[[int, int, Any], object], arg: Any, flags: int = 0
@@ -291,8 +291,19 @@ class Runtime:
         machine = self._machine
         machine.called("streamAddCallback", stream)
         machine.refuse_capture(machine.stream(stream))
-        step = lambda: machine.host_function(lambda: callback(stream, 0, arg))  # noqa: E731
-        machine.submit(stream, Operation("a callback", step, machine.device))
+        self._call_host(stream, "a callback", lambda: callback(stream, 0, arg))
+
+    def _call_host(self, stream: int, label: str, callback: Callable[[], object]) -> None:
+        """Have `callback` called when `stream` comes to it: the host knows then what is done."""
+        machine = self._machine
+        operation = Operation(label, list, machine.device)
+
+        def step() -> list[Touch]:
+            machine.learn(operation.clock)
+            return machine.host_function(callback)
+
+        operation.step = step
+        machine.submit(stream, operation)
 
     # Events
 
