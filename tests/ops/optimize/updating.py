@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
+from dagexec.core.registry import registered_engines
 from dagexec.scheduler.simple import SimpleNet
-from tests.ops.running import operator_def
+from tests.cuda.emulated import cuda_devices
+from tests.ops.running import ON_CUDA_EVERY, assert_rounds_to, operator_def
 
 Array = npt.NDArray[Any]
 RATES = (-0.1, -0.05, -0.07)
@@ -29,18 +31,35 @@ def run_steps(
     device: str = "cpu",
     **arguments: ArgumentValue,
 ) -> dict[str, Array]:
-    """What the outputs hold after a run of the operator for each entry of `fed`, blobs to feed before it."""
+    """What the outputs hold after a run of the operator for each entry of `fed`, blobs to feed before it.
+
+    When asked (see `running.ON_CUDA_EVERY`), what runs on the host runs on CUDA, too, and is compared.
+    """
     definition = operator_def(op_type, list(inputs), list(outputs), **arguments)
-    definition.device_option.CopyFrom(Device.parse(device).to_option())
+    results = _run_steps(definition, blobs, fed, device)
+    if ON_CUDA_EVERY and device == "cpu" and registered_engines(op_type, "cuda"):
+        with cuda_devices():
+            found = _run_steps(definition, blobs, fed, "cuda:0")
+        for name, expected in results.items():
+            assert_rounds_to(found[name], expected, f"{name} of {op_type} on cuda:0")
+    return results
+
+
+def _run_steps(
+    definition: OperatorDef, blobs: Mapping[str, Array], fed: Sequence[Mapping[str, Array]], device: str
+) -> dict[str, Array]:
+    placed = OperatorDef()
+    placed.CopyFrom(definition)
+    placed.device_option.CopyFrom(Device.parse(device).to_option())
     workspace = Workspace()
     for name, array in blobs.items():
         workspace.feed_blob(name, array)
-    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
+    with SimpleNet(NetDef(name="test", op=[placed]), workspace) as net:
         for step in fed:
             for name, array in step.items():
                 workspace.feed_blob(name, array)
             net.run()
-        return {name: workspace.fetch_blob(name).copy() for name in outputs}
+        return {name: workspace.fetch_blob(name).copy() for name in placed.output}
 
 
 def scalar(value: float) -> Array:
