@@ -1,8 +1,8 @@
 """CudaCapture: what a few streams of a CUDA device are asked for, as a CUDA graph that one launch replays.
 
-The capture begins on the first stream, the others join it by waiting for an event of its start, and at the end the first
-waits for each of them: so all of it is one graph. Replayed, the graph is launched on the first stream, after what is on
-the others, which wait for its end.
+The capture begins on the first stream, the others join it by waiting for an event of its start, and at the end the
+first waits for each of them: so all of it is one graph. Replayed, the graph is launched on the first stream, after what
+is on the others, which wait for its end.
 
 The mode of the capture is "relaxed". In the stricter modes CUDA ends a capture when a thread asks for memory or looks
 at an event meanwhile, which our own threads and libraries may do for work beside it. What must not be asked of
@@ -80,7 +80,7 @@ class CudaCapture:
                 raise device_error(runtime.device, error, "the start of a capture") from error
 
     def end(self) -> None:
-        """Leave the streams alone; afterwards `replay` can be called. Raises DeviceError for what cannot be captured."""
+        """Leave the streams alone; then `replay` can be called. Raises DeviceError for what cannot be captured."""
         runtime, (first, *others) = self._runtime, self._streams
         api = runtime.api
         with runtime.guard():
@@ -156,6 +156,12 @@ class CudaCapture:
             )
         if source is not stream:
             self._runtime.api.streamWaitEvent(stream.pointer, native.pointer)
+
+    def detach(self) -> None:
+        """Replays use the first stream alone, and record no event."""
+        self._marks += [native for _event, _stream, native in self._events.values()]
+        self._events.clear()
+        self._streams = self._streams[:1]
 
     def replay(self) -> None:
         """Launch it again. Raises DeviceError inside the capture, and for an event of a replay that is not done."""

@@ -1,12 +1,13 @@
 """Copies of a CUDA device: within it, from and to the host, from and to other CUDA devices; packed or strided.
 
-`issue` puts a copy on a stream. What the host has in memory that may move goes through pinned blocks: towards the device
-it is read as the copy is issued, towards the host it is written by a host function when the stream is there.
+`issue` puts a copy on a stream. What the host has in memory that may move goes through pinned blocks: towards the
+device it is read as the copy is issued, towards the host it is written by a host function when the stream is there.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -171,6 +172,7 @@ def runtime_at(index: int) -> CudaRuntime:
 def _from_host(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
     if is_pinned(source) and _is_packed(source) and _is_packed(destination):
         _memcpy(runtime, address(destination), address(source), source.nbytes, stream)
+        runtime.uses(source, stream, writes=False)
         return
     stream.check_not_captured("given a copy from memory of the host that is not pinned")
     runtime.finish_landings(source)
@@ -198,6 +200,7 @@ def _to_host(runtime: CudaRuntime, destination: Array, source: Array, stream: Cu
         source = packed
     if is_pinned(destination) and _is_packed(destination):
         _memcpy(runtime, address(destination), address(source), source.nbytes, stream)
+        runtime.uses(destination, stream, writes=True)
         return
     stream.check_not_captured("given a copy to memory of the host that is not pinned")
     block = runtime.staging.take(source.nbytes)
@@ -210,7 +213,7 @@ def _to_host(runtime: CudaRuntime, destination: Array, source: Array, stream: Cu
         runtime.staging.give(block)
 
     runtime.api.launchHostFunc(stream.pointer, land, 0)
-    runtime.lands(destination, stream.mark())
+    runtime.uses(destination, stream, writes=True)
 
 
 def fetch(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
@@ -231,32 +234,42 @@ def fetch(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaS
     stream.launch(Kernel(pack, label))
     direct = is_pinned(destination) and _is_packed(destination)
     into = _bytes_of(destination) if _is_packed(destination) else np.empty(source.nbytes, np.uint8)
-    waiting: list[Any] = []
-    for offset in range(0, source.nbytes, source.nbytes if direct else CHUNK):
-        size = source.nbytes if direct else min(CHUNK, source.nbytes - offset)
-        block = None if direct else runtime.staging.take(size)
-        to = address(destination) if block is None else block.pointer
+    waiting: deque[Any] = deque()
+    step = source.nbytes if direct else CHUNK
+    try:
+        for offset in range(0, source.nbytes, step):
+            size = min(step, source.nbytes - offset)
+            block = None if direct else runtime.staging.take(size)
+            to = address(destination) if block is None else block.pointer
 
-        def copy(to: int = to, offset: int = offset, size: int = size) -> None:
-            _memcpy(runtime, to, address(packed[0]) + offset, size, stream)
+            def copy(to: int = to, offset: int = offset, size: int = size) -> None:
+                _memcpy(runtime, to, address(packed[0]) + offset, size, stream)
 
-        stream.launch(Kernel(copy, label, copied_bytes=size))
-        event = runtime.event(label)
-        event.record(stream)
-        waiting.append((event, block, offset, size))
-        if len(waiting) > 1:
-            _empty(runtime, into, *waiting.pop(0))
-    while waiting:
-        _empty(runtime, into, *waiting.pop(0))
+            stream.launch(Kernel(copy, label, copied_bytes=size))
+            event = runtime.event(label)
+            event.record(stream)
+            waiting.append((event, block, offset, size))
+            if len(waiting) > 1:
+                _empty(runtime, into, *waiting.popleft())
+        while waiting:
+            _empty(runtime, into, *waiting.popleft())
+    finally:
+        for event, block, _offset, _size in waiting:
+            if block is not None:
+                runtime.staging.give_after(block, event.native)
     if not _is_packed(destination):
         np.copyto(destination, into.view(source.dtype).reshape(source.shape))
 
 
 def _empty(runtime: CudaRuntime, into: Array, event: Any, block: Any, offset: int, size: int) -> None:
-    event.finish()
-    if block is not None:
+    if block is None:
+        event.finish()
+        return
+    try:
+        event.finish()
         np.copyto(into[offset : offset + size], block.array[:size])
-        runtime.staging.give(block)
+    finally:  # when the stream has failed, the device may yet be at it
+        runtime.staging.give_after(block, event.native)
 
 
 def strided(destination: Array, source: Array) -> Launch:

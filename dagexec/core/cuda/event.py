@@ -1,7 +1,7 @@
 """CudaEvent: a mark in a stream of a CUDA device; and the pool of CUDA's own events that it takes one from.
 
-CUDA knows of errors of the device only. A stream that failed as it was launched to (a step raised) passes that on to the
-events recorded after it, so an event keeps the failure of its stream as it was when it was recorded.
+CUDA knows of errors of the device only. A stream that failed as it was launched to (a step raised) passes that on to
+the events recorded after it, so an event keeps the failure of its stream as it was when it was recorded.
 """
 
 from __future__ import annotations
@@ -98,18 +98,16 @@ class CudaEvent(Event):
             raise DeviceError(f"event of {self.owner} is a CUDA device's; it cannot be recorded on {stream.name}")
         place(self)
 
-    def placed(self, stream: Stream, native: NativeEvent, failure: StreamFailure | None) -> None:
-        """The event is where `native` was recorded on `stream`, which had failed with `failure` then."""
+    def placed(self, stream: Stream, native: NativeEvent | None, failure: StreamFailure | None) -> None:
+        """The event is where `native` was recorded on `stream`, which had failed with `failure` then.
+
+        None stands for a place on a device that is lost, where nothing is done any more.
+        """
         self.native = native
         self.failure = failure
         self.stream = stream
-        self._done = False
+        self._done = native is None
         self._recorded = True
-
-    @property
-    def is_recorded(self) -> bool:
-        """True from `record` to `reset`."""
-        return self._recorded
 
     @property
     def is_known_done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Landings: where host functions of CUDA are about to write, so that nobody reads it as if they had."""
+"""Landings: memory of the host that a device is about to write or read, kept till then and not read too early."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from dagexec.core.threads import reset_after_fork
 
 
 class Landings:
-    """Arrays of the host that copies from a device have yet to reach."""
+    """Arrays of the host that copies under way have to do with."""
 
     def __init__(self) -> None:
-        self._under_way: list[tuple[npt.NDArray[Any], NativeEvent]] = []
+        self._under_way: list[tuple[npt.NDArray[Any], NativeEvent, bool]] = []
         self._forked()
         reset_after_fork(self, Landings._forked)
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
 
-    def add(self, array: npt.NDArray[Any], native: NativeEvent) -> None:
-        """`array` is written to before `native`."""
+    def add(self, array: npt.NDArray[Any], native: NativeEvent, query: Callable[[int], int], *, writes: bool) -> None:
+        """`array` is written to, or read, before `native`; it is kept until then."""
         with self._lock:
-            self._under_way.append((array, native))
+            self._forget_done(query)
+            self._under_way.append((array, native, writes))
 
     def on(self, array: npt.NDArray[Any], query: Callable[[int], int]) -> list[NativeEvent]:
         """What to wait for before `array` is read."""
         with self._lock:
-            self._under_way = [row for row in self._under_way if query(row[1].pointer) == NOT_READY]
-            return [native for other, native in self._under_way if np.may_share_memory(other, array)]
+            self._forget_done(query)
+            return [native for other, native, writes in self._under_way if writes and np.may_share_memory(other, array)]
+
+    def _forget_done(self, query: Callable[[int], int]) -> None:
+        self._under_way = [row for row in self._under_way if query(row[1].pointer) == NOT_READY]

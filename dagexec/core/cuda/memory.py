@@ -1,8 +1,8 @@
 """The memory of a CUDA device: blocks from CUDA that are used again when nothing on the device can still use them.
 
-An array's memory is free when the last array on it is gone. Work that uses it may be under way by then, on any stream of
-any device (a peer copies from it). So a block that was freed is set aside with an event of every stream that is busy,
-recorded after it was freed, and is handed out when all of them are done: then so is all work launched before.
+An array's memory is free when the last array on it is gone. Work that uses it may be under way by then, on any stream
+of any device (a peer copies from it). So a block that was freed is set aside with an event of every stream that is
+busy, recorded after it was freed, and is handed out when all of them are done: then so is all work launched before.
 
 Finalisers may run anywhere, in a host function of CUDA as well, where CUDA must not be called. They only append to a
 queue, which the next allocation works off. Nothing is freed while the interpreter ends, or in a forked child.
@@ -248,7 +248,7 @@ class CudaMemory:
             free, total = self._runtime.api.memGetInfo()
         limit = "" if self.limit is None else f", the limit is {self.limit:,}"
         return (
-            f"{self._runtime.device}: out of memory: an allocation of {nbytes:,} bytes; of {total:,} bytes {free:,} are "
-            f"free, arrays of this process hold {self.held:,} and {self.cached:,} are kept for later use{limit}. Use "
-            "smaller batches or fewer replicas, or see who else uses the device with: nvidia-smi"
+            f"{self._runtime.device}: out of memory: an allocation of {nbytes:,} bytes; of {total:,} bytes {free:,} "
+            f"are free, arrays of this process hold {self.held:,} and {self.cached:,} are kept for later use{limit}. "
+            "Use smaller batches or fewer replicas, or see who else uses the device with: nvidia-smi"
         )

@@ -280,12 +280,13 @@ class CudaRuntime(DeviceRuntime):
         event.record(stream)
         event.finish()
 
-    def lands(self, destination: Array, native: NativeEvent) -> None:
-        """A host function writes to `destination`, before `native`."""
-        self._landings.add(destination, native)
+    def uses(self, array: Array, stream: CudaStream, *, writes: bool) -> None:
+        """What was put on `stream` last writes to, or reads, an array of the host: keep it. A capture keeps its own."""
+        if stream.capture is None:
+            self._landings.add(array, stream.mark(), self.api.eventQuery, writes=writes)
 
     def finish_landings(self, source: Array) -> None:
-        """Block until no host function writes to `source` any more."""
+        """Block until nothing writes to `source`, an array of the host, any more."""
         for native in self._landings.on(source, self.api.eventQuery):
             try:
                 self.api.eventSynchronize(native.pointer)

@@ -107,7 +107,11 @@ class CudaStream(Stream):
         if self.failing:
             return
         times = self.runtime.times
-        origin, start = times.origin(), times.mark(self)
+        try:
+            origin, start = times.origin(), times.mark(self)
+        except Exception as error:
+            self._kernel_failed(kernel, error)
+            return
         self.issue(kernel)
         if observer is not None and not self.failing:
             times.add(self, kernel, observer, start, origin)
@@ -200,29 +204,38 @@ class CudaStream(Stream):
         if self._capture is not None:
             self._capture.record(self, event)
             return
-        event.placed(self, self.mark(), self._failure)
+        native = self._mark_unless_lost()
+        event.placed(self, native, self._failure)
         if self._observer is not None:
             self._observer.recorded(self, event)
 
     def mark(self) -> NativeEvent:
-        """An event of CUDA, recorded at the present end of the stream."""
-        native = self.runtime.natives.take()
+        """An event of CUDA, recorded at the present end of the stream. Raises DeviceError when CUDA refuses."""
         try:
+            native = self.runtime.natives.take()
             self._api.eventRecord(native.pointer, self.pointer)
         except Exception as error:
-            if not is_sticky(status_of(error)):
-                raise device_error(self.device, error, f"{self.name}: an event") from error
-            self.runtime.device_failed(error, self.name)
+            failure = self.runtime.device_failed(error, f"{self.name}: the recording of an event")
+            raise failure.error from error
         self._tail = (self.launches, self._waits, native)
         return native
+
+    def _mark_unless_lost(self) -> NativeEvent | None:
+        if self.runtime.lost is None:
+            try:
+                return self.mark()
+            except DeviceError:
+                if self.runtime.lost is None:
+                    raise
+        return None
 
     def synchronize(self, timeout: float | None = None) -> bool:
         """Block the host until all is done. Raises DeviceError while the stream is captured."""
         self.check_not_captured("synchronized")
         if timeout is not None:
             event = self.runtime.event(f"the end of {self.name}")
-            event.placed(self, self.mark(), None)
-            if not event.wait(timeout):
+            event.placed(self, self._mark_unless_lost(), None)
+            if not event.is_done and not event.wait(timeout):
                 return False
         else:
             try:
