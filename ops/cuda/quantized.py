@@ -227,7 +227,7 @@ class CudaMatMulInteger(CudaOperator, MatMulInteger):
 class _CudaLinear(CudaQuantized):
     """What both directions share."""
 
-    def parameters(self, x: Array) -> dict[str, Array]:
+    def scale_and_zero(self, x: Array) -> dict[str, Array]:
         """The inputs of the kernel but X: scale and zero point as they broadcast to X."""
         self.check_constant_scales(1)
         view = along(self.call().axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0, x.ndim)
@@ -242,7 +242,7 @@ class CudaQuantizeLinear(_CudaLinear, QuantizeLinear):
 
     def prepare(self) -> Step:
         """One kernel."""
-        parameters = self.parameters(self.x(0))
+        parameters = self.scale_and_zero(self.x(0))
         zero = "(float)zero" if "zero" in parameters else "0.0f"
         formula = f"y = (decltype(y))saturated((float)x / (float)scale, {zero}, least, most);"
         inputs, scalars = {"x": self.x(0), **parameters}, _limits(self.output(0).meta)
@@ -254,7 +254,7 @@ class CudaDequantizeLinear(_CudaLinear, DequantizeLinear):
 
     def prepare(self) -> Step:
         """One kernel: the difference is exact, and rounded to float once."""
-        parameters = self.parameters(self.x(0))
+        parameters = self.scale_and_zero(self.x(0))
         zero = "(i64)zero" if "zero" in parameters else "0"
         formula = f"y = (float)((i64)x - {zero}) * (float)scale;"
         return elementwise(self, "dequantized", {"x": self.x(0), **parameters}, {"y": self.y(0)}, formula)
