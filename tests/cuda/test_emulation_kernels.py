@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from dagexec.core.cuda.kernels import Launch, compiled
+from tests.cuda.emulated import emulated
 from tests.cuda.emulated.compiler import CompileError, KernelError
 from tests.cuda.kernel_runs import run_kernel
+from tests.cuda.memory_copies import from_device, to_device
 
 TREE = r"""
 extern "C" __global__ void k(const float* x, float* y) {
@@ -33,15 +38,88 @@ def test_a_tree_in_shared_memory_sums_whatever_the_order_of_threads(
     assert y.tolist() == [x[:256].sum(), x[256:].sum()]
 
 
-def test_a_missing_barrier_shows_as_another_sum_in_one_of_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = np.arange(256, dtype=np.float32)
-    found = set()
-    for order in ("forward", "reverse", "shuffle"):
-        monkeypatch.setenv("DAGEXEC_EMULATED_ORDER", order)
-        y = np.zeros(1, np.float32)
+@pytest.mark.parametrize("order", ["forward", "reverse", "shuffle"])
+def test_a_missing_barrier_is_an_error_whatever_the_order_of_threads(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGEXEC_EMULATED_ORDER", order)
+    x, y = np.arange(256, dtype=np.float32), np.zeros(1, np.float32)
+    with pytest.raises(KernelError, match="with no barrier between"):
         run_kernel(TREE.replace("BARRIER", ""), x, y, block=(256, 1, 1))
-        found.add(y.tobytes())
-    assert len(found) > 1
+
+
+def test_a_barrier_of_one_warp_orders_its_threads_and_no_others() -> None:
+    source = r"""
+    extern "C" __global__ void k(int* y) {
+        __shared__ int part[64];
+        int t = threadIdx.x;
+        part[t] = t;
+        __syncwarp();
+        y[t] = part[t ^ DISTANCE];
+    }"""
+    y = np.zeros(64, np.int32)
+    run_kernel(source.replace("DISTANCE", "1"), y, block=(64, 1, 1))
+    assert (y == np.arange(64) ^ 1).all()
+    with pytest.raises(KernelError, match="a thread reads what another wrote"):
+        run_kernel(source.replace("DISTANCE", "32"), y, block=(64, 1, 1))
+
+
+def run_on_device(source: str, *arrays: np.ndarray[Any, Any], grid: int = 1, block: int = 32) -> list[Any]:
+    """The arrays after kernel `k` of `source`, on an emulated device."""
+    with emulated():
+        held = [to_device(array) for array in arrays]
+        Launch(compiled("k", source), held, blocks=grid, threads=block)()
+        return [from_device(array) for array in held]
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("y[0] = x[t];", "two threads write the same bytes"),
+        ("y[t] = x[t]; y[(t + 1) % 64] += 1;", "two threads write|a thread reads what another wrote"),
+        ("y[t] = y[63 - t];", "a thread writes what another read|a thread reads what another wrote"),
+        ("y[t] = x[t + 1];", "a read of memory that is not the device's"),
+        ("y[t - 1] = x[t];", "a write to memory that is not the device's"),
+        ("((char*)y)[4 * t + 253] = 0;", "a write to memory"),
+    ],
+)
+def test_a_kernel_whose_threads_meet_in_memory_or_leave_it_is_an_error(statement: str, message: str) -> None:
+    source = f"""
+    extern "C" __global__ void k(const float* x, float* y) {{
+        int t = blockIdx.x * blockDim.x + threadIdx.x;
+        {statement}
+    }}"""
+    x = np.arange(64, dtype=np.float32)
+    for grid, block in ((1, 64), (2, 32)):
+        with pytest.raises(KernelError, match=message):
+            run_on_device(source, x, x, grid=grid, block=block)
+
+
+def test_blocks_of_one_launch_have_no_order_though_their_threads_have() -> None:
+    source = r"""
+    extern "C" __global__ void k(float* y) {
+        y[threadIdx.x] = 1;
+        __syncthreads();
+        y[(threadIdx.x + 1) % 32] += 1;
+    }"""
+    (y,) = run_on_device(source, np.zeros(32, np.float32))
+    assert (y == 2).all()
+    with pytest.raises(KernelError, match="with no barrier between"):
+        run_on_device(source, np.zeros(32, np.float32), grid=2)
+
+
+def test_a_vector_of_four_is_watched_as_its_elements_are() -> None:
+    source = r"""
+    extern "C" __global__ void k(const float4* x, float* y) {
+        float4 v = x[threadIdx.x];
+        *(float4*)(y + 4 * threadIdx.x) = make_float4(v.w, v.z, v.y, v.x);
+        y[4 * threadIdx.x + WHERE] = 0;
+    }"""
+    x = np.arange(128, dtype=np.float32)
+    _, y = run_on_device(source.replace("WHERE", "3"), x, x)
+    assert (y.reshape(32, 4) == x.reshape(32, 4)[:, ::-1] * [1, 1, 1, 0]).all()
+    with pytest.raises(KernelError, match="with no barrier between|not the device's"):
+        run_on_device(source.replace("WHERE", "4"), x, x)
 
 
 def test_a_thread_that_leaves_while_others_wait_is_an_error() -> None:
@@ -95,21 +173,22 @@ def test_shuffles_and_votes_of_whole_and_partial_warps() -> None:
     assert partial[4, 39] == sum(i % 3 == 0 for i in range(32, 40))
 
 
-def test_shared_memory_begins_as_rubbish_in_every_block_and_its_dynamic_part_is_guarded() -> None:
+def test_shared_memory_that_nobody_wrote_and_what_lies_beyond_it_are_out_of_bounds() -> None:
     source = r"""
     extern "C" __global__ void k(int* y, int beyond) {
         __shared__ int fixed[4];
         extern __shared__ int dynamic[];
-        y[blockIdx.x * 2] = fixed[0];
-        y[blockIdx.x * 2 + 1] = dynamic[0];
+        y[0] = fixed[0] + dynamic[0];
         fixed[0] = 1;
         dynamic[beyond] = 1;
     }"""
-    y = np.zeros(4, np.int32)
-    run_kernel(source, y, np.int32(0), grid=(2, 1, 1), block=(1, 1, 1), shared_bytes=16)
-    assert (y.view(np.uint32) == 0xA5A5A5A5).all()
+    y = np.zeros(1, np.int32)
+    with pytest.raises(KernelError, match="shared memory is read that nobody wrote"):
+        run_kernel(source, y, np.int32(0), block=(1, 1, 1), shared_bytes=16)
+    written = source.replace("y[0] = fixed[0] + dynamic[0];", "")
+    run_kernel(written, y, np.int32(0), block=(1, 1, 1), shared_bytes=16)
     with pytest.raises(KernelError, match="beyond the dynamic shared memory"):
-        run_kernel(source, y, np.int32(4), block=(1, 1, 1), shared_bytes=16)
+        run_kernel(written, y, np.int32(4), block=(1, 1, 1), shared_bytes=16)
 
 
 def test_integer_atomics_count_and_there_are_none_of_floats() -> None:

@@ -1,5 +1,9 @@
 // Runs a kernel: the threads of a block one after another on one stack, until one waits at a barrier; then the others go
 // on, each on a stack of its own. A kernel without barriers so costs no switch at all.
+//
+// Kernels are compiled with -fsanitize=thread, which calls __tsan_read4(address) and the like before every access to
+// memory. Those calls are answered here: an access must lie in a block of memory of the device, or in shared memory, and
+// two threads that touch the same bytes, one writing, need a barrier between.
 #include <link.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -70,6 +74,8 @@ struct Block {
     Context scheduler;
     Fiber* running;
     char* dynamic;
+    std::vector<unsigned> block_epochs, warp_epochs;
+    unsigned long long first_thread;
     char* message;
     size_t room;
     bool failed;
@@ -79,6 +85,26 @@ struct Block {
 };
 
 thread_local Block block;
+
+struct Cell { unsigned writer, written, reader, read; };  // threads from 1 on, and their epochs
+const unsigned MANY_THREADS = 1u << 31, MANY_BLOCKS = 1u << 30, EPOCH = MANY_BLOCKS - 1;
+const unsigned ATOMIC = 1u << 31;
+const size_t MOST_CELLS = 4u << 20, GRAIN = 16;
+
+struct Range {
+    uintptr_t begin, end;
+    Cell* cells;
+    unsigned char* touched;  // a byte a grain: 1 read, 2 written
+};
+
+struct Watch {
+    Range* ranges;
+    size_t count;
+    Range* last;
+    Range shared, dynamic;
+    bool track, on;
+};
+LOCAL Watch watch;
 
 void place(unsigned t) {
     threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
@@ -173,6 +199,7 @@ bool run_one_block() {
     while (b.next < b.threads) {
         Fiber* f = free_fiber(waiting.size());
         resume(f);
+        if (b.failed) return false;
         if (f->state != FREE) waiting.push_back(f);
     }
     for (unsigned turn = 1; !waiting.empty(); ++turn) {
@@ -196,11 +223,137 @@ bool run_one_block() {
             Fiber* f = of_thread[t];
             if (!f) continue;
             if (f->state == READY) resume(f);
+            if (b.failed) return false;
             if (f->state != FREE) left.push_back(f);
         }
         waiting = left;
     }
     return true;
+}
+
+Cell* new_cells(size_t bytes) {
+    void* found = mmap(0, bytes * sizeof(Cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return found == MAP_FAILED ? 0 : (Cell*)found;
+}
+
+__attribute__((noinline)) void stop(const char* text, uintptr_t a, size_t size, const Range* range) {
+    Block& b = block;
+    if (!b.failed) {
+        fail(text, b.running->thread, 0);
+        size_t used = strlen(b.message);
+        if (range)
+            snprintf(b.message + used, b.room - used, ": %zu bytes at byte %zd of %zu", size, (ssize_t)(a - range->begin),
+                     (size_t)(range->end - range->begin));
+        else
+            snprintf(b.message + used, b.room - used, ": %zu bytes at address 0x%zx", size, (size_t)a);
+    }
+    b.running->state = AT_BLOCK;
+    change(b.running->context, b.scheduler);  // nobody comes back
+}
+
+// True when what thread `other` did at `epoch` is before what the running one does.
+inline bool before(unsigned other, unsigned epoch, unsigned own) {
+    Block& b = block;
+    unsigned long long first = b.first_thread;
+    if (other <= first || other > first + b.threads) return false;
+    unsigned theirs = other - first - 1, mine = own - first - 1;
+    if ((epoch >> 15) < (b.block_epochs[mine] & 0x7fff)) return true;
+    return theirs / 32 == mine / 32 && (epoch & 0x7fff) < (b.warp_epochs[mine] & 0x7fff);
+}
+
+inline bool of_this_block(unsigned other) {
+    return other > block.first_thread && other <= block.first_thread + block.threads;
+}
+
+enum Kind { READS = 0, WRITES = 1, ATOMICALLY = 2 };
+
+void visit(Range& r, uintptr_t a, size_t size, Kind kind, bool shared) {
+    Block& b = block;
+    unsigned t = b.running->thread, own = (unsigned)(b.first_thread + t + 1);
+    unsigned epoch = (b.block_epochs[t] & 0x7fff) << 15 | (b.warp_epochs[t] & 0x7fff);
+    size_t unit = size < 4 ? size : 4;
+    for (size_t at = a - r.begin, end = at + size; at < end; at += unit) {
+        Cell& c = r.cells[at];
+        bool stale_writer = shared && !of_this_block(c.writer & ~ATOMIC);
+        if (c.writer && !stale_writer) {
+            bool atomics = (c.writer & ATOMIC) && kind == ATOMICALLY;
+            unsigned other = c.writer & ~ATOMIC;
+            if (other != own && !atomics && !before(other, c.written, own))
+                return stop(kind == READS ? "a thread reads what another wrote, with no barrier between"
+                                          : "two threads write the same bytes, with no barrier between", a, size, &r);
+        } else if (shared && kind != WRITES) {
+            return stop("shared memory is read that nobody wrote", a, size, &r);
+        }
+        if (kind == READS) {
+            unsigned flags = 0;
+            if (c.reader && !(shared && !of_this_block(c.reader))) {
+                flags = c.read & (MANY_THREADS | MANY_BLOCKS);
+                if (c.reader != own) flags |= MANY_THREADS;
+                if (!of_this_block(c.reader)) flags |= MANY_BLOCKS;
+                if (c.reader != own && before(c.reader, c.read & EPOCH, own)) flags &= ~MANY_THREADS;
+            }
+            c.reader = own;
+            c.read = epoch | flags;
+        } else {
+            if (c.reader && !(shared && !of_this_block(c.reader))) {
+                bool alone = c.reader == own && !(c.read & (MANY_THREADS | MANY_BLOCKS));
+                bool ordered = !(c.read & MANY_BLOCKS) && before(c.reader, c.read & EPOCH, own);
+                if (!alone && !ordered)
+                    return stop("a thread writes what another read, with no barrier between", a, size, &r);
+            }
+            c.writer = own | (kind == ATOMICALLY ? ATOMIC : 0);
+            c.written = epoch;
+            c.reader = 0;
+            c.read = 0;
+        }
+    }
+}
+
+__attribute__((noinline)) Range* find(uintptr_t a) {
+    Watch& w = watch;
+    size_t low = 0, high = w.count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (w.ranges[middle].end <= a) low = middle + 1;
+        else high = middle;
+    }
+    if (low == w.count || a < w.ranges[low].begin) return 0;
+    Range* r = &w.ranges[low];
+    size_t size = r->end - r->begin;
+    if (!r->cells && size <= MOST_CELLS) r->cells = new_cells(size);
+    if (w.track && !r->touched) r->touched = (unsigned char*)calloc(size / GRAIN + 2, 1);
+    w.last = r;
+    return r;
+}
+
+inline void access(uintptr_t a, size_t size, Kind kind) {
+    Watch& w = watch;
+    if (!w.on) return;
+    if (w.last && a >= w.last->begin && a + size <= w.last->end) {
+    } else if (a - w.shared.begin < w.shared.end - w.shared.begin) {
+        if (w.shared.cells) visit(w.shared, a, size, kind, true);
+        return;
+    } else if (a - w.dynamic.begin < w.dynamic.end - w.dynamic.begin + 256) {
+        if (a + size > w.dynamic.end) return stop("an access beyond the dynamic shared memory of the launch", a, size, &w.dynamic);
+        visit(w.dynamic, a, size, kind, true);
+        return;
+    } else {
+        uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+        if (a - (here - STACK) < 2 * STACK || a - (uintptr_t)&threadIdx < sizeof(dim3_t) ||
+            a - (uintptr_t)&blockIdx < sizeof(dim3_t) || a - (uintptr_t)&blockDim < sizeof(dim3_t) ||
+            a - (uintptr_t)&gridDim < sizeof(dim3_t) || !w.ranges)
+            return;
+        Range* r = find(a);
+        if (!r || a + size > r->end) {
+            return stop(kind == READS ? "a read of memory that is not the device's" : "a write to memory that is not the device's", a, size, r);
+        }
+    }
+    Range* r = w.last;
+    if (r->cells) visit(*r, a, size, kind, false);
+    if (r->touched) {
+        unsigned char bit = kind == READS ? 1 : 2;
+        for (size_t g = (a - r->begin) / GRAIN, end = (a + size - 1 - r->begin) / GRAIN; g <= end; ++g) r->touched[g] |= bit;
+    }
 }
 
 struct Found { const void* address; size_t module, size; };
@@ -232,6 +385,7 @@ void emulated_syncthreads(int line) {
     f->state = AT_BLOCK;
     f->line = line;
     change(f->context, block.scheduler);
+    block.block_epochs[f->thread]++;
 }
 
 void emulated_syncwarp(unsigned mask, int line) {
@@ -240,6 +394,7 @@ void emulated_syncwarp(unsigned mask, int line) {
     f->mask = mask;
     f->line = line;
     change(f->context, block.scheduler);
+    block.warp_epochs[f->thread]++;
 }
 
 unsigned long long* emulated_slots() {
@@ -253,9 +408,18 @@ unsigned emulated_thread() { return block.running->thread; }
 unsigned emulated_threads() { return block.threads; }
 void* emulated_dynamic_shared() { return block.dynamic; }
 
+// What a launch may touch, as begin and end of each block in order, and what it did touch.
+struct Memory {
+    const unsigned long long* bounds;
+    unsigned long count;
+    int track;
+    unsigned long long* found;  // index of the block, begin, end, written
+    unsigned long most, number;
+};
+
 // 0, or 1 with a message. The shared variables of a block begin as rubbish.
 int run_blocks(void (*call)(void*, void**), void** parameters, const unsigned* grid, const unsigned* size,
-               unsigned shared_bytes, int order, unsigned seed, char* message, unsigned long room) {
+               unsigned shared_bytes, int order, unsigned seed, Memory* memory, char* message, unsigned long room) {
     Block& b = block;
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {size[0], size[1], size[2]};
@@ -270,6 +434,8 @@ int run_blocks(void (*call)(void*, void**), void** parameters, const unsigned* g
     b.slots.assign(b.warps * 64, 0xa5a5a5a5a5a5a5a5ull);
     b.message = message;
     b.room = room;
+    b.block_epochs.assign(b.threads, 0);
+    b.warp_epochs.assign(b.threads, 0);
     std::vector<char> dynamic(shared_bytes + 512);
     b.dynamic = (char*)(((uintptr_t)dynamic.data() + 127) / 128 * 128);
     Found found = {(const void*)call, 0, 0};
@@ -279,17 +445,65 @@ int run_blocks(void (*call)(void*, void**), void** parameters, const unsigned* g
         tls_index at = {found.module, 0};
         shared = (char*)__tls_get_addr(&at);
     }
+    std::vector<Range> ranges(memory ? memory->count : 0);
+    for (size_t i = 0; i < ranges.size(); ++i)
+        ranges[i] = {(uintptr_t)memory->bounds[2 * i], (uintptr_t)memory->bounds[2 * i + 1], 0, 0};
+    uintptr_t at_shared = (uintptr_t)shared, at_dynamic = (uintptr_t)b.dynamic;
+    watch = {memory ? ranges.data() : 0, ranges.size(), 0,
+             {at_shared, at_shared + (shared ? found.size : 0), shared ? new_cells(found.size + 64) : 0, 0},
+             {at_dynamic, at_dynamic + shared_bytes, shared_bytes ? new_cells(shared_bytes + 64) : 0, 0},
+             memory && memory->track, true};
+    int status = 0;
     unsigned long long count = (unsigned long long)grid[0] * grid[1] * grid[2];
-    for (unsigned long long i = 0; i < count; ++i) {
+    for (unsigned long long i = 0; i < count && !status; ++i) {
         unsigned long long n = order == 1 ? count - 1 - i : i;
         blockIdx = {(unsigned)(n % grid[0]), (unsigned)(n / grid[0] % grid[1]), (unsigned)(n / grid[0] / grid[1])};
+        b.first_thread = n * b.threads;
         if (shared) memset(shared, 0xa5, found.size);
         memset(dynamic.data(), 0xa5, dynamic.size());
-        if (!run_one_block()) return 1;
-        for (char* p = b.dynamic + shared_bytes; p < dynamic.data() + dynamic.size(); ++p)
-            if (*p != (char)0xa5) { fail("a write beyond the dynamic shared memory of the launch", 0, 0); return 1; }
+        status = !run_one_block();
     }
-    return 0;
+    watch.on = false;
+    if (memory) memory->number = 0;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+        Range& r = ranges[i];
+        size_t bytes = r.end - r.begin;
+        if (r.cells) munmap(r.cells, bytes * sizeof(Cell));
+        if (!r.touched) continue;
+        for (int bit = 1; bit <= 2; ++bit) {
+            size_t grains = bytes / GRAIN + 1;
+            for (size_t g = 0; g < grains;) {
+                if (!(r.touched[g] & bit)) { ++g; continue; }
+                size_t begin = g;
+                while (g < grains && (r.touched[g] & bit)) ++g;
+                uintptr_t from = r.begin + begin * GRAIN, to = r.begin + g * GRAIN;
+                if (to > r.end) to = r.end;
+                if (memory->number == memory->most) {  // no room: all up to here is one
+                    memory->found[4 * (memory->number - 1) + 2] = to;
+                    continue;
+                }
+                unsigned long long* one = memory->found + 4 * memory->number++;
+                one[0] = i; one[1] = from; one[2] = to; one[3] = bit == 2;
+            }
+        }
+        free(r.touched);
+    }
+    if (watch.shared.cells) munmap(watch.shared.cells, (found.size + 64) * sizeof(Cell));
+    if (watch.dynamic.cells) munmap(watch.dynamic.cells, (shared_bytes + 64) * sizeof(Cell));
+    watch = Watch();
+    return status;
 }
+
+void emulated_atomic(const void* a, unsigned size) { access((uintptr_t)a, size, ATOMICALLY); }
+
+void __tsan_init() {}
+#define ACCESSES(n) \
+    void __tsan_read##n(void* a) { access((uintptr_t)a, n, READS); } \
+    void __tsan_write##n(void* a) { access((uintptr_t)a, n, WRITES); } \
+    void __tsan_unaligned_read##n(void* a) { access((uintptr_t)a, n, READS); } \
+    void __tsan_unaligned_write##n(void* a) { access((uintptr_t)a, n, WRITES); }
+ACCESSES(1) ACCESSES(2) ACCESSES(4) ACCESSES(8) ACCESSES(16)
+void __tsan_read_range(void* a, unsigned long n) { access((uintptr_t)a, n, READS); }
+void __tsan_write_range(void* a, unsigned long n) { access((uintptr_t)a, n, WRITES); }
 
 }

@@ -13,20 +13,38 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from tests.cuda.emulated.errors import EmulationError
-from tests.cuda.emulated.memory import Memories
+from tests.cuda.emulated.memory import Block
 from tests.cuda.emulated.races import Touch
 
 _HERE = Path(__file__).parent
 _FOLDER = Path(os.environ.get("DAGEXEC_EMULATED_KERNELS", Path(tempfile.gettempdir()) / "dagexec-emulated-kernels"))
-_OPTIONS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+_OPTIONS = ["-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+_WATCHED = ["-O1", "-fsanitize=thread", "-nodefaultlibs", "--param", "tsan-instrument-func-entry-exit=0"]
+"""Every access to memory calls a function, which blocks.cpp has."""
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*)?(\w+)\s*\('
 )
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _MESSAGE_ROOM = 512
+_MOST_TOUCHES = 4096
 ORDERS = {"forward": 0, "reverse": 1, "shuffle": 2}
 _lock = threading.Lock()
+
+
+class _Memory(ctypes.Structure):
+    """As in blocks.cpp."""
+
+    _fields_ = [
+        ("bounds", ctypes.c_void_p),
+        ("count", ctypes.c_ulong),
+        ("track", ctypes.c_int),
+        ("found", ctypes.c_void_p),
+        ("most", ctypes.c_ulong),
+        ("number", ctypes.c_ulong),
+    ]
 
 
 class CompileError(Exception):
@@ -52,7 +70,7 @@ def build(source: str) -> ctypes.CDLL:
         for name in dict.fromkeys(_KERNEL.findall(source))
     )
     code = _DYNAMIC.sub(r"\1* \2 = (\1*)emulated_dynamic_shared();", source)
-    return _library(f'{_shim()}\n#line 1 "kernel"\n{code}\n{entries}', ["-fno-exceptions", "-fno-builtin-memcpy"])
+    return _library(f'{_shim()}\n#line 1 "kernel"\n{code}\n{entries}', [*_WATCHED, "-fno-exceptions"])
 
 
 @cache
@@ -66,7 +84,7 @@ def _engine() -> ctypes.CDLL:
     engine = _library((_HERE / "blocks.cpp").read_text(), ["-O2"], ctypes.RTLD_GLOBAL)
     engine.run_blocks.argtypes = [
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_uint,
-        ctypes.c_char_p, ctypes.c_ulong,
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_ulong,
     ]  # fmt: skip
     return engine
 
@@ -80,7 +98,7 @@ def _library(text: str, options: Sequence[str], mode: int = ctypes.DEFAULT_MODE)
             code, made = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
             code.write_text(text)
             result = subprocess.run(
-                ["g++", *_OPTIONS, *options, str(code), "-o", str(made), "-lm"],
+                ["g++", *_OPTIONS, *options, str(code), "-o", str(made), "-lm", "-lc"],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if result.returncode:
@@ -117,16 +135,31 @@ class EmulatedKernel:
         grid: Sequence[int],
         block: Sequence[int],
         shared_bytes: int = 0,
-        memories: Memories | None = None,
+        table: tuple[np.ndarray[Any, Any], list[Block]] | None = None,
         track: bool = False,
     ) -> list[Touch]:
-        """Run it over all blocks. Raises KernelError for what is undefined, as far as it is noticed."""
+        """Run it over all blocks; what it touched, if that is tracked. Raises KernelError for what is undefined.
+
+        `table` has the memory it may touch (see `Memories.table`); without one, all memory.
+        """
         held = [ctypes.create_string_buffer(value, len(value)) for value in arguments]
         pointers = (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))
         three = ctypes.c_uint * 3
         message = ctypes.create_string_buffer(_MESSAGE_ROOM)
+        memory, blocks = _Memory(), list[Block]()
+        if table is not None:
+            bounds, blocks = table
+            found = np.empty((_MOST_TOUCHES, 4) if track else (1, 4), np.uint64)
+            memory.bounds, memory.count, memory.track = bounds.ctypes.data, len(blocks), track
+            memory.found, memory.most = found.ctypes.data, len(found)
         if _engine().run_blocks(
-            self._call, pointers, three(*grid), three(*block), shared_bytes, order(), 0, message, _MESSAGE_ROOM
-        ):
+            self._call, pointers, three(*grid), three(*block), shared_bytes, order(), 0,
+            None if table is None else ctypes.byref(memory), message, _MESSAGE_ROOM,
+        ):  # fmt: skip
             raise KernelError(f"kernel {self.name}: {message.value.decode()}")
-        return []
+        if not track or table is None:
+            return []
+        return [
+            Touch(blocks[index], begin, end, bool(writes))
+            for index, begin, end, writes in found[: memory.number].tolist()
+        ]

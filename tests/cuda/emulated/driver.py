@@ -101,10 +101,10 @@ class Driver:
                 raise EmulationError(f"kernel {kernel.name}: pointer {number} ({pointer:#x}) is {what}")
 
     def _step(self, kernel: EmulatedKernel, arguments: list[bytes], grid: Any, block: Any, shared: int) -> Any:
-        machine = self._machine
+        track, table = self._machine.track, self._machine.memories.table()
 
         def run() -> list[Touch]:
-            return kernel.run(arguments, grid, block, shared, machine.memories, machine.track)
+            return kernel.run(arguments, grid, block, shared, table, track)
 
         return run
 

@@ -70,7 +70,7 @@ class Memories:
         self._blocks: list[Block] = []
         self._freed: deque[Block] = deque()
         self._freed_bytes = 0
-        self._table: np.ndarray[Any, Any] | None = None
+        self._table: tuple[np.ndarray[Any, Any], list[Block]] | None = None
 
     def add(self, block: Block) -> None:
         """`block` is new."""
@@ -116,9 +116,10 @@ class Memories:
             return [block for block in self._blocks if not block.freed]
 
     def table(self) -> tuple[np.ndarray[Any, Any], list[Block]]:
-        """Begin and end of every block there is, freed ones too, in order; and the blocks."""
+        """Begin and end of every block there is now, in order; and the blocks."""
         with self._lock:
             if self._table is None:
-                self._table = np.array([[b.ptr, b.end] for b in self._blocks], np.uint64).reshape(-1, 2)
-                self._listed = list(self._blocks)
-            return self._table, self._listed
+                blocks = [block for block in self._blocks if not block.freed and block.size]
+                bounds = np.array([[block.ptr, block.end] for block in blocks], np.uint64).reshape(-1, 2)
+                self._table = bounds, blocks
+            return self._table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -263,26 +264,30 @@ class Runtime:
         self._machine.synchronize(self._machine.stream(stream))
 
     def streamQuery(self, stream: int) -> int:
-        return _status(lambda: self._query_stream(stream))
-
-    def _query_stream(self, stream: int) -> None:
         machine = self._machine
-        machine.called("streamQuery", stream)
-        found = machine.stream(stream)
-        machine.refuse_capture(found)
-        machine.raise_failure(found.device)
+        try:
+            machine.called("streamQuery", stream)
+            found = machine.stream(stream)
+            machine.refuse_capture(found)
+        except CUDARuntimeError as error:
+            return error.status
+        failure = machine.devices[found.device].failure
+        if failure is not None:
+            return failure.status
         if found.sim is not None and not found.sim.is_idle:
-            raise CUDARuntimeError(600)
+            return 600
         machine.learn(found.clock)
+        return 0
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
         machine = self._machine
         machine.called("streamWaitEvent", stream, event)
         machine.wait_event(machine.stream(stream), machine.handle(event, EmulatedEvent))
 
-    def launchHostFunc(self, stream: int, callback: Callable[[Any], object], arg: Any) -> None:
+    def launchHostFunc(self, stream: int, callback: Callable[[int], object], arg: int) -> None:
         machine = self._machine
         machine.called("launchHostFunc", stream)
+        operator.index(arg)
         self._call_host(stream, "a host function", lambda: callback(arg))
 
     def streamAddCallback(

@@ -24,6 +24,7 @@ unsigned long long* emulated_slots();
 unsigned emulated_thread();
 unsigned emulated_threads();
 void* emulated_dynamic_shared();
+void emulated_atomic(const void*, unsigned);
 }
 const int warpSize = 32;
 
@@ -202,12 +203,13 @@ VECTORS(int, int) VECTORS(unsigned int, uint) VECTORS(float, float) VECTORS(long
 VECTORS(unsigned long long, ulonglong) VECTORS(double, double)
 
 // Barriers, and operations of a warp.
+#define UNWATCHED __attribute__((no_sanitize("thread"), noinline)) static
 #define __syncthreads() emulated_syncthreads(__LINE__)
 #define __syncwarp(...) emulated_syncwarp(mask_of(__VA_ARGS__), __LINE__)
 #define __threadfence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define __threadfence_block() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 inline unsigned mask_of(unsigned mask = 0xffffffffu) { return mask; }
-template <class T> inline T exchanged(unsigned mask, T value, int from, int line) {
+template <class T> UNWATCHED T exchanged(unsigned mask, T value, int from, int line) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     unsigned long long* slots = emulated_slots();
     unsigned lane = emulated_thread() % 32;
@@ -237,7 +239,7 @@ template <class T> inline T shuffled(int line, unsigned mask, T value, int lane,
 #define __shfl_down_sync(...) shuffled_down(__LINE__, __VA_ARGS__)
 #define __shfl_up_sync(...) shuffled_up(__LINE__, __VA_ARGS__)
 #define __shfl_sync(...) shuffled(__LINE__, __VA_ARGS__)
-inline unsigned ballot(int line, unsigned mask, int predicate) {
+UNWATCHED unsigned ballot(int line, unsigned mask, int predicate) {
     unsigned long long* slots = emulated_slots();
     unsigned thread = emulated_thread(), found = 0;
     slots[thread % 32] = predicate != 0;
@@ -251,41 +253,41 @@ inline unsigned ballot(int line, unsigned mask, int predicate) {
 #define __all_sync(mask, predicate) (ballot(__LINE__, mask, !(predicate)) == 0)
 #define __syncthreads_or(predicate) block_any(__LINE__, predicate)
 #define __syncthreads_and(predicate) (!block_any(__LINE__, !(predicate)))
-inline int block_any(int line, int predicate) {
-    static thread_local int found[1];
+UNWATCHED int block_any(int line, int predicate) {
+    static thread_local int found;
     emulated_syncthreads(line);
-    if (emulated_thread() == 0) found[0] = 0;
+    found = 0;
     emulated_syncthreads(line);
-    if (predicate) found[0] = 1;
+    if (predicate) found = 1;
     emulated_syncthreads(line);
-    return found[0];
+    return found;
 }
 
 // Atomics of integers. There are none of floats: sums in no certain order have no certain bytes.
 #define ATOMICS(T) \
-    inline T atomicAdd(T* p, T x) { return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); } \
-    inline T atomicExch(T* p, T x) { return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST); } \
-    inline T atomicAnd(T* p, T x) { return __atomic_fetch_and(p, x, __ATOMIC_SEQ_CST); } \
-    inline T atomicOr(T* p, T x) { return __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST); } \
-    inline T atomicXor(T* p, T x) { return __atomic_fetch_xor(p, x, __ATOMIC_SEQ_CST); } \
-    inline T atomicCAS(T* p, T expected, T x) { \
+    UNWATCHED T atomicAdd(T* p, T x) { emulated_atomic(p, sizeof *p); return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); } \
+    UNWATCHED T atomicExch(T* p, T x) { emulated_atomic(p, sizeof *p); return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST); } \
+    UNWATCHED T atomicAnd(T* p, T x) { emulated_atomic(p, sizeof *p); return __atomic_fetch_and(p, x, __ATOMIC_SEQ_CST); } \
+    UNWATCHED T atomicOr(T* p, T x) { emulated_atomic(p, sizeof *p); return __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST); } \
+    UNWATCHED T atomicXor(T* p, T x) { emulated_atomic(p, sizeof *p); return __atomic_fetch_xor(p, x, __ATOMIC_SEQ_CST); } \
+    UNWATCHED T atomicCAS(T* p, T expected, T x) { emulated_atomic(p, sizeof *p); \
         __atomic_compare_exchange_n(p, &expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
         return expected; \
     } \
-    inline T atomicMax(T* p, T x) { \
+    UNWATCHED T atomicMax(T* p, T x) { emulated_atomic(p, sizeof *p); \
         T held = *p; \
         while (held < x && !__atomic_compare_exchange_n(p, &held, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {} \
         return held; \
     } \
-    inline T atomicMin(T* p, T x) { \
+    UNWATCHED T atomicMin(T* p, T x) { emulated_atomic(p, sizeof *p); \
         T held = *p; \
         while (x < held && !__atomic_compare_exchange_n(p, &held, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {} \
         return held; \
     }
 ATOMICS(int) ATOMICS(unsigned int) ATOMICS(unsigned long long)
-inline int atomicSub(int* p, int x) { return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST); }
-inline unsigned int atomicSub(unsigned int* p, unsigned int x) { return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST); }
-inline unsigned int atomicInc(unsigned int* p, unsigned int most) {
+UNWATCHED int atomicSub(int* p, int x) { emulated_atomic(p, sizeof *p); return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST); }
+UNWATCHED unsigned int atomicSub(unsigned int* p, unsigned int x) { emulated_atomic(p, sizeof *p); return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST); }
+UNWATCHED unsigned int atomicInc(unsigned int* p, unsigned int most) { emulated_atomic(p, sizeof *p);
     unsigned int held = *p;
     while (!__atomic_compare_exchange_n(p, &held, held >= most ? 0 : held + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
     return held;
@@ -299,17 +301,17 @@ template <class T> struct plain { typedef T type; };
 template <class T> struct plain<const T> { typedef T type; };
 
 template <class... A, unsigned long... I>
-inline void call_kernel(void (*kernel)(A...), void** parameters, places<I...>) {
+UNWATCHED void call_kernel(void (*kernel)(A...), void** parameters, places<I...>) {
     kernel(*(typename plain<A>::type*)parameters[I]...);
 }
-template <class... A> inline void call_kernel(void (*kernel)(A...), void** parameters) {
+template <class... A> UNWATCHED void call_kernel(void (*kernel)(A...), void** parameters) {
     call_kernel(kernel, parameters, typename places_up_to<sizeof...(A)>::type());
 }
 // What a parameter is: a value, a pointer that is only read through, a pointer that may be written through.
 template <class T> struct kind_of { enum { value = 0 }; };
 template <class T> struct kind_of<const T*> { enum { value = 1 }; };
 template <class T> struct kind_of<T*> { enum { value = 2 }; };
-template <class... A> inline int describe_parameters(void (*)(A...), int* sizes, int* kinds) {
+template <class... A> UNWATCHED int describe_parameters(void (*)(A...), int* sizes, int* kinds) {
     int found[] = {(int)sizeof(A)..., 0}, sorts[] = {kind_of<typename plain<A>::type>::value..., 0};
     for (unsigned long i = 0; i < sizeof...(A); ++i) { sizes[i] = found[i]; kinds[i] = sorts[i]; }
     return (int)sizeof...(A);
