@@ -1,6 +1,6 @@
 """ScatterWeightedSum and ScatterAssign on CUDA.
 
-Indices are ordered first; then one thread has all that goes to one element, in the order of the indices.
+Indices are sorted first; then one thread has all that goes to one element, in the order of the indices.
 """
 
 from __future__ import annotations
@@ -11,55 +11,54 @@ from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, c_type_of
-from dagexec.ops.cuda.optimize.ordering import PAIRS, ordered
+from dagexec.ops.cuda.sorted_indices import sorted_indices
 from dagexec.ops.cuda.strided_copy import item_type
 from dagexec.ops.optimize.scatter import ScatterAssign, ScatterWeightedSum
 
-_ADD = (
-    PAIRS
-    + r"""
-extern "C" __global__ void scatter_scale(const u64* pairs, T* table, const W* weight, i64 count, i64 width) {
+_ADD = r"""
+extern "C" __global__ void scatter_scale(
+    const i64* keys, const int* numbers, T* table, const W* weight, i64 rows, i64 count, i64 width
+) {
     const T factor = (T)weight[0];
     FOR_EACH(i, count * width) {
         const i64 p = i / width, column = i - p * width;
-        const u64 pair = pairs[p];
-        if (pair == NO_PAIR || (p > 0 && row_of(pairs[p - 1]) == row_of(pair))) continue;
-        T* place = table + row_of(pair) * width + column;
+        const i64 row = keys[p];
+        if (row >= rows || (p > 0 && keys[p - 1] == row)) continue;
+        T* place = table + row * width + column;
         T value = *place;
-        for (i64 q = p; q < count && row_of(pairs[q]) == row_of(pair); ++q) value = value * factor;
+        for (i64 q = p; q < count && keys[q] == row; ++q) value = value * factor;
         *place = value;
     }
 }
-extern "C" __global__ void scatter_add(const u64* pairs, T* table, const T* values, const W* weight,
-                                       i64 count, i64 width) {
+extern "C" __global__ void scatter_add(
+    const i64* keys, const int* numbers, T* table, const T* values, const W* weight, i64 rows, i64 count, i64 width
+) {
     const T factor = (T)weight[0];
     FOR_EACH(i, count * width) {
         const i64 p = i / width, column = i - p * width;
-        const u64 pair = pairs[p];
-        if (pair == NO_PAIR || (p > 0 && row_of(pairs[p - 1]) == row_of(pair))) continue;
-        T* place = table + row_of(pair) * width + column;
+        const i64 row = keys[p];
+        if (row >= rows || (p > 0 && keys[p - 1] == row)) continue;
+        T* place = table + row * width + column;
         T sum = *place;
-        for (i64 q = p; q < count && row_of(pairs[q]) == row_of(pair); ++q)
-            sum = sum + values[place_of(pairs[q]) * width + column] * factor;
+        for (i64 q = p; q < count && keys[q] == row; ++q)
+            sum = sum + values[(i64)numbers[q] * width + column] * factor;
         *place = sum;
     }
 }
 """
-)
 
-_ASSIGN = (
-    PAIRS
-    + r"""
-extern "C" __global__ void scatter_assign(const u64* pairs, T* table, const T* values, i64 count, i64 width) {
+_ASSIGN = r"""
+extern "C" __global__ void scatter_assign(
+    const i64* keys, const int* numbers, T* table, const T* values, i64 rows, i64 count, i64 width
+) {
     FOR_EACH(i, count * width) {
         const i64 p = i / width, column = i - p * width;
-        const u64 pair = pairs[p];
-        if (pair == NO_PAIR || (p + 1 < count && row_of(pairs[p + 1]) == row_of(pair))) continue;
-        table[row_of(pair) * width + column] = values[place_of(pair) * width + column];
+        const i64 row = keys[p];
+        if (row >= rows || (p + 1 < count && keys[p + 1] == row)) continue;
+        table[row * width + column] = values[(i64)numbers[p] * width + column];
     }
 }
 """
-)
 
 
 @on_cuda(ScatterWeightedSum)
@@ -67,21 +66,21 @@ class CudaScatterWeightedSum(CheckedOperator):
     """Weighted sums into rows."""
 
     def prepare(self) -> Step:
-        """Order the indices, scale the rows, then add each tensor."""
+        """Sort the indices, scale the rows, then add each tensor."""
         table, indices = self.y(0), self.x(2).reshape(-1)
         if table.size == 0 or indices.size == 0:
             return nothing_to_do
         height, count = table.shape[0], int(indices.size)
         width = table.size // height
-        order, pairs = ordered(self, indices, height)
-        sizes = [np.int64(count), np.int64(width)]
-        steps = [order]
+        order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
+        sizes = [np.int64(height), np.int64(count), np.int64(width)]
+        steps = [order.sort]
         for value in (None, *range(3, len(self.input_blobs), 2)):
             weight: Array = self.x(1 if value is None else value + 1)
             types = {"T": c_type_of(table), "W": c_type_of(weight)}
             name = "scatter_scale" if value is None else "scatter_add"
             values = [] if value is None else [self.x(value)]
-            arguments = [pairs, table, *values, weight, *sizes]
+            arguments = [order.keys, order.numbers, table, *values, weight, *sizes]
             steps.append(self.launch(name, _ADD, arguments, elements=count * width, **types))
         return in_sequence(steps)
 
@@ -91,14 +90,15 @@ class CudaScatterAssign(CheckedOperator):
     """Rows replaced by index."""
 
     def prepare(self) -> Step:
-        """Order the indices; the last of equal ones writes."""
+        """Sort the indices; the last of equal ones writes."""
         table, indices = self.y(0), self.x(1).reshape(-1)
         if table.size == 0 or indices.size == 0:
             return nothing_to_do
         height, count = table.shape[0], int(indices.size)
         width = table.size // height
-        order, pairs = ordered(self, indices, height)
-        arguments = [pairs, table, self.x(2), np.int64(count), np.int64(width)]
+        order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
+        sizes = [np.int64(height), np.int64(count), np.int64(width)]
+        arguments = [order.keys, order.numbers, table, self.x(2), *sizes]
         types = {"T": item_type(table.itemsize)}
         assign = self.launch("scatter_assign", _ASSIGN, arguments, elements=count * width, **types)
-        return in_sequence([order, assign])
+        return in_sequence([order.sort, assign])

@@ -1,6 +1,6 @@
 """Updates by sparse gradients on CUDA.
 
-Indices are ordered first. Then one thread has all gradients of one element and applies them in the order of the
+Indices are sorted first. Then one thread has all gradients of one element and applies them in the order of the
 indices, or their sum with `deduplicate`; for rules that keep one number a row, a block has a row. So results are those
 of one thread that goes through the indices, whatever the grid.
 """
@@ -16,9 +16,9 @@ from dagexec.ops.cuda.formulas import FORMULAS
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, c_type_of
 from dagexec.ops.cuda.optimize import rules
-from dagexec.ops.cuda.optimize.ordering import PAIRS, ordered
 from dagexec.ops.cuda.optimize.rules import CudaRule
 from dagexec.ops.cuda.optimize.update import CudaUpdate
+from dagexec.ops.cuda.sorted_indices import sorted_indices
 from dagexec.ops.optimize.row_wise import RowWiseSparseAdagrad, RowWiseSparseAdam
 from dagexec.ops.optimize.sparse import (
     SparseAdadelta,
@@ -37,7 +37,7 @@ class CudaSparseUpdate(CudaUpdate, CheckedOperator):
     """Base of the updates of rows, mixed into classes made of the host's."""
 
     def prepare(self) -> Step:
-        """What is one number a run, the order of the indices, then the rule."""
+        """What is one number a run, the sorted indices, then the rule."""
         assert isinstance(self, SparseUpdate)
         parts, rule = self.parts, self.cuda_rule
         assert parts.indices is not None
@@ -48,7 +48,7 @@ class CudaSparseUpdate(CudaUpdate, CheckedOperator):
         height, count = param.shape[0], int(indices.size)
         width = param.size // height
         begin, settings = self.settings()
-        order, pairs = ordered(self, indices, height)
+        order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
         states = [self.target(source) for source in parts.state]
         extras = [self.y(index) if index < len(self.output_blobs) else None for index in parts.extras]
         numbers = self.numbers()
@@ -59,20 +59,20 @@ class CudaSparseUpdate(CudaUpdate, CheckedOperator):
             **{f"table{k}": state for k, state in enumerate(states)},
             **{f"extra{k}": extra for k, extra in enumerate(extras)},
         }
-        parameters = ["const u64* pairs", *(f"{c_type}* {name}" for name in tables)]
+        parameters = ["const i64* keys", "const int* numbers", *(f"{c_type}* {name}" for name in tables)]
         parameters += [f"const {c_type_of(array)}* {name}_p" for name, array in settings.items()]
         parameters += [f"{c_type_of_scalar(value)} {name}" for name, value in numbers.items()]
-        parameters += ["int deduplicate", "i64 count", "i64 width"]
+        parameters += ["int deduplicate", "i64 rows", "i64 count", "i64 width"]
         paired = [state.ndim > param.ndim for state in states]
         source = _source(type(self).schema.type, rule, parameters, list(settings), paired, len(extras))
-        sizes = [np.int32(self.arguments.bool("deduplicate")), np.int64(count), np.int64(width)]
-        arguments = [pairs, *tables.values(), *settings.values(), *numbers.values(), *sizes]
+        sizes = [np.int32(self.arguments.bool("deduplicate")), np.int64(height), np.int64(count), np.int64(width)]
+        arguments = [order.keys, order.numbers, *tables.values(), *settings.values(), *numbers.values(), *sizes]
         name = f"sparse_{type(self).schema.type}"
         if rule.by_row:
             update = self.launch(name, source, arguments, blocks=min(count, 65535), threads=ROW_BLOCK, T=c_type)
         else:
             update = self.launch(name, source, arguments, elements=count * width, T=c_type)
-        return in_sequence([begin, order, update])
+        return in_sequence([begin, order.sort, update])
 
 
 def _source(
@@ -82,7 +82,6 @@ def _source(
     body = _by_row(rule, extras) if rule.by_row else _by_element(rule, paired, extras)
     return f"""
 {FORMULAS}
-{PAIRS}
 extern "C" __global__ void sparse_{op_type}({", ".join(parameters)}) {{
     typedef T A;
     {begin}
@@ -111,20 +110,20 @@ def _by_element(rule: CudaRule, paired: list[bool], extras: int) -> str:
     return f"""
     FOR_EACH(i, count * width) {{
         const i64 p = i / width, column = i - p * width;
-        const u64 pair = pairs[p];
-        if (pair == NO_PAIR || (p > 0 && row_of(pairs[p - 1]) == row_of(pair))) continue;
-        const i64 element = row_of(pair) * width + column;
+        const i64 row = keys[p];
+        if (row >= rows || (p > 0 && keys[p - 1] == row)) continue;
+        const i64 element = row * width + column;
         A param = params[element]; {load}
         {declared}
         i64 q = p;
         do {{
-            i64 at = place_of(pairs[q]) * width + column;
+            i64 at = (i64)numbers[q] * width + column;
             A g = grad[at];
             ++q;
             if (deduplicate) {{
-                for (; q < count && row_of(pairs[q]) == row_of(pair); ++q) {{
+                for (; q < count && keys[q] == row; ++q) {{
                     const i64 first = at;
-                    at = place_of(pairs[q]) * width + column;
+                    at = (i64)numbers[q] * width + column;
                     g = g + grad[at];
                     {zero}
                     at = first;
@@ -133,7 +132,7 @@ def _by_element(rule: CudaRule, paired: list[bool], extras: int) -> str:
             {rule.code}
             {rule.takes}
             {given}
-        }} while (q < count && row_of(pairs[q]) == row_of(pair));
+        }} while (q < count && keys[q] == row);
         params[element] = param; {store}
     }}"""
 
@@ -148,17 +147,16 @@ def _by_row(rule: CudaRule, extras: int) -> str:
     store_row = " ".join(f"table{name[1]}[row] = {name};" for name in row_states)
     load = " ".join(f"A {name} = table{name[1]}[element];" for name in element_states)
     store = " ".join(f"table{name[1]}[element] = {name};" for name in element_states)
-    gradient = """A g = grad[place_of(pairs[q]) * width + column];
-                if (deduplicate) for (i64 k = q + 1; k < end; ++k) g = g + grad[place_of(pairs[k]) * width + column];"""
+    gradient = """A g = grad[(i64)numbers[q] * width + column];
+                if (deduplicate) for (i64 k = q + 1; k < end; ++k) g = g + grad[(i64)numbers[k] * width + column];"""
     return f"""
     __shared__ A sums[{ROW_BLOCK}];
     const int t = (int)threadIdx.x;
     for (i64 p = blockIdx.x; p < count; p += gridDim.x) {{
-        const u64 pair = pairs[p];
-        if (pair == NO_PAIR || (p > 0 && row_of(pairs[p - 1]) == row_of(pair))) continue;
-        const i64 row = row_of(pair);
+        const i64 row = keys[p];
+        if (row >= rows || (p > 0 && keys[p - 1] == row)) continue;
         i64 end = p + 1;
-        while (end < count && row_of(pairs[end]) == row) ++end;
+        while (end < count && keys[end] == row) ++end;
         {load_row}
         for (i64 q = p; q < (deduplicate ? p + 1 : end); ++q) {{
             A squares = A(0);
@@ -182,10 +180,10 @@ def _by_row(rule: CudaRule, extras: int) -> str:
                 {declared}
                 {rule.takes}
                 params[element] = param; {store}
-                i64 at = place_of(pairs[q]) * width + column;
+                i64 at = (i64)numbers[q] * width + column;
                 {given}
                 if (deduplicate) for (i64 k = q + 1; k < end; ++k) {{
-                    at = place_of(pairs[k]) * width + column;
+                    at = (i64)numbers[k] * width + column;
                     {zero}
                 }}
             }}
