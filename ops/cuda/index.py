@@ -29,7 +29,7 @@ extern "C" __global__ void gather(const T* data, const J* indices, T* y, int* fa
         if (g.wrap && picked < 0) picked += g.size;
         T value = {};
         if (picked >= 0 && picked < g.size) value = data[(rest * (I)g.size + (I)picked) * (I)g.inner.size + within];
-        else *fault = 1;
+        else atomicExch(fault, 1);
         y[i] = value;
     }
 }
@@ -43,7 +43,7 @@ extern "C" __global__ void one_hot(const J* indices, unsigned char* y, int* faul
     FOR_EACH(i, n) {
         I row = (I)i, column = split(row, size);
         i64 index = indices[row];
-        if (index < 0 || index >= size.size) *fault = 1;
+        if (index < 0 || index >= size.size) atomicExch(fault, 1);
         y[i] = index == column;
     }
 }
@@ -52,7 +52,7 @@ extern "C" __global__ void one_hot(const J* indices, unsigned char* y, int* faul
 
 _CHECK = r"""
 extern "C" __global__ void check_indices(const J* indices, int* fault, i64 low, i64 high, i64 n) {
-    FOR_EACH(i, n) if (indices[i] < low || indices[i] >= high) *fault = 1;
+    FOR_EACH(i, n) if (indices[i] < low || indices[i] >= high) atomicExch(fault, 1);
 }
 """
 

@@ -86,7 +86,8 @@ class Images:
         """N, C, spatial; in blocks of channels N * C / 16, 16, spatial."""
         if self.window.order == NCHW16C:
             array = array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
-        return channels_first_view(array, self.channels_last)
+        found: Array = channels_first_view(array, self.channels_last)
+        return found
 
     def geometry(self, *views: Array) -> list[Any]:
         """The argument w of a kernel, and the strides of each view."""
@@ -110,7 +111,8 @@ class Images:
 def lowest(array: Array) -> np.generic:
     """What a maximum over nothing is, in the type that elements are computed in."""
     if array.dtype.kind in "iu":
-        return np.asarray(np.iinfo(array.dtype).min, array.dtype)[()]
+        least: np.generic = array.dtype.type(np.iinfo(array.dtype).min)
+        return least
     return computed_scalar(array, -np.inf)
 
 

@@ -115,7 +115,7 @@ extern "C" __global__ void find_strays(
     FOR_EACH(i, n) {
         place_t p = window_at(i, w);
         const i64 place = mask[offset_of(p, in)];
-        if (place < -1 || place >= limit) *fault = 1;
+        if (place < -1 || place >= limit) atomicExch(fault, 1);
         if (place < 0 || place >= limit) continue;
         I rest = (I)place, pixel[3];
         for (int d = 0; d < 3; ++d) {
@@ -128,7 +128,7 @@ extern "C" __global__ void find_strays(
             inside = inside && pixel[d] + (I)w.axis[d].head >= p.at[d] * (I)w.axis[d].stride;
             inside = inside && tap >= 0 && tap < (I)w.axis[d].kernel;
         }
-        if (!inside) *stray = 1;
+        if (!inside) atomicExch(stray, 1);
     }
 }
 """

@@ -103,7 +103,7 @@ extern "C" __global__ void put_back(
                 i64 first, count, step = slice.step[d];
                 resolve(slice.size[d].size, starts[k], ends[k], step, slice.onnx != 0, first, count);
                 if (count != slice.kept[d]) {
-                    *fault = 1;
+                    atomicExch(fault, 1);
                     inside = false;
                 }
                 i64 distance = step > 0 ? at - first : first - at, pace = step > 0 ? step : -step;

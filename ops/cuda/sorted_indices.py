@@ -23,14 +23,10 @@ _DIGITS = 16
 _SCAN_THREADS = 1024
 
 _PLACES = r"""
-// The row an index means: after the last one for those out of range, which set the fault word.
-__device__ inline i64 row_of(i64 index, i64 rows, i64 wrap, int* fault) {
+// The row an index means; after the last one for those out of range.
+__device__ inline i64 row_of(i64 index, i64 rows, i64 wrap) {
     if (wrap && index < 0) index += rows;
-    if (index < 0 || index >= rows) {
-        *fault = 1;
-        return rows;
-    }
-    return index;
+    return index < 0 || index >= rows ? rows : index;
 }
 """
 
@@ -41,10 +37,10 @@ extern "C" __global__ void rank_indices(
     const J* indices, int* numbers, i64* keys, int* fault, i64 rows, i64 wrap, i64 n
 ) {
     FOR_EACH(i, n) {
-        i64 own = row_of(indices[i], rows, wrap, fault);
-        i64 rank = 0;
+        i64 own = row_of(indices[i], rows, wrap), rank = 0;
+        if (own == rows) atomicExch(fault, 1);
         for (i64 j = 0; j < n; ++j) {
-            i64 other = row_of(indices[j], rows, wrap, fault);
+            i64 other = row_of(indices[j], rows, wrap);
             rank += other < own || (other == own && j < i);
         }
         numbers[rank] = (int)i;
@@ -62,7 +58,8 @@ extern "C" __global__ void begin_sort(
 ) {
     FOR_EACH(i, n) {
         numbers[i] = (int)i;
-        keys[i] = row_of(indices[i], rows, wrap, fault);
+        keys[i] = row_of(indices[i], rows, wrap);
+        if (keys[i] == rows) atomicExch(fault, 1);
     }
 }
 """
