@@ -245,6 +245,8 @@ class CapturedRun:
             for stream, join in zip(members[1:], joins, strict=True):
                 join.record(stream)
                 self._main.wait(join)
+        self._capture.detach()
+        self._resets = not runtime.issues_at_launch  # there the events are part of a graph
         self._events = [fork, *joins, *self._turns.events]
         self._shared = {
             id(buffer): buffer.turns
@@ -258,9 +260,10 @@ class CapturedRun:
 
     def launch(self) -> None:
         """Put a run on the streams: inputs to the device, the replay, results to the host."""
-        self._launched.reset()
-        for event in self._events:
-            event.reset()
+        if self._resets:
+            self._launched.reset()
+            for event in self._events:
+                event.reset()
         for kernel in self._before:
             self._main.launch(kernel)
         with ExitStack() as held:

@@ -147,6 +147,9 @@ class HostCapture:
                 f"{stream.name} is captured and waits for the event of {event.owner}, which the capture did not record"
             )
 
+    def detach(self) -> None:
+        """Nothing changes: the streams do the work."""
+
     def replay(self) -> None:
         """Do all of it."""
         for command in self._commands:

@@ -100,6 +100,9 @@ class SimCapture:
             )
         self._commands.append(_Waiting(stream, event, order_only))
 
+    def detach(self) -> None:
+        """Nothing changes: the streams do the work."""
+
     def replay(self) -> None:
         """Launch it again, at the cost of one launch. Raises DeviceError inside the capture, or for a used event."""
         if self._is_open:
