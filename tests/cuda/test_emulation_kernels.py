@@ -118,7 +118,7 @@ def test_a_vector_of_four_is_watched_as_its_elements_are() -> None:
     x = np.arange(128, dtype=np.float32)
     _, y = run_on_device(source.replace("WHERE", "3"), x, x)
     assert (y.reshape(32, 4) == x.reshape(32, 4)[:, ::-1] * [1, 1, 1, 0]).all()
-    with pytest.raises(KernelError, match="with no barrier between|not the device's"):
+    with pytest.raises(KernelError, match=r"with no barrier between|not the device's"):
         run_on_device(source.replace("WHERE", "4"), x, x)
 
 

@@ -55,7 +55,7 @@ def new_cupy(machine: Machine) -> Any:
 def emulated(devices: int = 2, **settings: Any) -> Iterator[Machine]:
     """Within it, there are emulated CUDA devices; `settings` are a Machine's.
 
-    At the end writes beside blocks, errors of kernels that nobody met, and races that nobody asked about are raised.
+    At the end writes beside blocks are raised, and races that nobody asked about.
     """
     machine = Machine(devices, **settings)
     module = new_cupy(machine)

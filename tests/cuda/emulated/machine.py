@@ -581,7 +581,11 @@ class Machine:
         return []
 
     def check(self) -> None:
-        """Raises what was found and nobody has asked about: writes beside blocks, errors of kernels, races."""
+        """Raises what was found and nobody has asked about: writes beside blocks, and races."""
+        for state in self.devices:
+            for stream in self._streams_of(state.index):
+                if stream.sim is not None and stream.capture is None:
+                    stream.sim.synchronize()
         for block in self.memories.live():
             block.check_guards()
         self.races_found.raise_unasked()
