@@ -205,6 +205,9 @@ class Capture(Protocol):
     def replay(self) -> None:
         """Launch all of it again, on the streams it was captured on, at the cost of one launch."""
 
+    def detach(self) -> None:
+        """Nobody else uses the streams, and nobody looks at the events: a replay may leave alone all but the first."""
+
 
 @dataclass(frozen=True)
 class RuntimeStatistics:
