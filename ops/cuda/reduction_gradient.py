@@ -22,7 +22,7 @@ _FORMS: dict[type[ReductionGradient], tuple[str, tuple[str, ...], str]] = {
     reduction_gradient.ElementSumGradient: ("mean", ("dY",), "dX = dY / count;"),
     reduction_gradient.SquareSumGradient: ("squares", ("X", "dY"), "dX = X * (dY * scale);"),
     reduction_gradient.ExtremeGradient: ("extreme", ("X", "Y", "dY"), "dX = X == Y ? dY : A(0);"),
-    reduction_gradient.MagnitudeGradient: ("magnitudes", ("X", "dY"), "dX = (is_nan(X) ? X : A(A(X > 0) - A(X < 0))) * dY;"),
+    reduction_gradient.MagnitudeGradient: ("magnitudes", ("X", "dY"), "dX = sign_of(X) * dY;"),
     reduction_gradient.NormGradient: ("length", ("X", "Y", "dY"), "dX = (Y != A(0) ? X / Y : A(0)) * dY;"),
 }
 """By what a gradient computes: the name of its kernel, what it reads, and the expression."""
@@ -52,7 +52,7 @@ struct factors {
         normalize();
     }
     __device__ double without(double x) const {
-        const double nan = 0.0 * INFINITY;
+        const double nan = (double)float_of(0x7fc00000u), infinity = (double)float_of(0x7f800000u);
         const bool is_infinite = x == x && x - x != 0.0;
         if (nans > (x != x ? 1 : 0)) return nan;
         const int zero = zeros - (x == 0.0 ? 1 : 0), infinite = infinities - (is_infinite ? 1 : 0);
@@ -62,7 +62,7 @@ struct factors {
         const double rest = mantissa / own;
         if (infinite) {
             const int flips = negative - (is_infinite && x < 0.0 ? 1 : 0);
-            return ((rest < 0.0) != (flips % 2 != 0)) ? -INFINITY : INFINITY;
+            return ((rest < 0.0) != (flips % 2 != 0)) ? -infinity : infinity;
         }
         const i64 scale = exponent - power;
         return ldexp(rest, scale > 4000 ? 4000 : scale < -4000 ? -4000 : (int)scale);

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from dagexec.core.errors import ShapeError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.cuda.expression import c_type_of_scalar
+from dagexec.ops.cuda.formulas import FORMULAS
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
 
 MOST_AXES = 8
@@ -375,7 +376,7 @@ class _Source:
         axes = f"[{MOST_AXES}]"
         lines = "\n    ".join([*self._prologue(), *body])
         return (
-            f"{STATES}typedef computed<{first}>::type A;\ntypedef accumulated<{first}>::type W;\n"
+            f"{FORMULAS}{STATES}typedef computed<{first}>::type A;\ntypedef accumulated<{first}>::type W;\n"
             f"{self._groups.helpers}\n{states}"
             f"struct layout_t {{ i64 fast, kept{axes}, slow{axes}; }};\n"
             "struct walk_t { i64 outputs, length, piece, pieces, lanes, row, kept_axes, slow_axes, fast, "
@@ -451,16 +452,16 @@ class _Source:
     def _loop(self, statements: str) -> Iterator[str]:
         """Statements for each element of a thread."""
         layouts = range(len(self._walk.layouts))
-        yield "{ i64 p = (first + lane) % w.fast, q = (first + lane) / w.fast;"
-        yield "const i64 next_p = lanes % w.fast, next_q = lanes / w.fast;"
+        yield "{ i64 fast = (first + lane) % w.fast, slow = (first + lane) / w.fast;"
+        yield "const i64 next_fast = lanes % w.fast, next_slow = lanes / w.fast;"
         yield "for (i64 r = first + lane; r < end; r += lanes) {"
         for index in layouts:
-            yield f"    i64 at{index} = base{index} + p * w.of[{index}].fast;"
+            yield f"    i64 at{index} = base{index} + fast * w.of[{index}].fast;"
         moves = " ".join(f"at{index} += digit * w.of[{index}].slow[d];" for index in layouts)
-        yield "    { i64 rest = q;"
+        yield "    { i64 rest = slow;"
         yield "    for (int d = (int)w.slow_axes - 1; d >= 0; --d) { const i64 digit = d ? rest % w.slow[d] : rest;"
         yield f"    if (d) rest /= w.slow[d]; {moves} }} }}"
-        yield "    p += next_p; q += next_q; if (p >= w.fast) { p -= w.fast; ++q; }"
+        yield "    fast += next_fast; slow += next_slow; if (fast >= w.fast) { fast -= w.fast; ++slow; }"
         for key, index in self._walk.layout_of.items():
             if re.search(rf"\b{key}(_at)?\b", statements):
                 yield f"    const i64 {key}_at = at{index};"

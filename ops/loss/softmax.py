@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -246,28 +247,36 @@ class _Forward(_SoftmaxLoss):
 
     def _check_distribution(self, sizes: ClassView) -> Step:
         """A step that raises FeedError unless every row of labels is a distribution."""
-        labels, name = self.x(1), self.definition.input[1]
-        given = labels.reshape(sizes.shape)
-        work = np.dtype(np.float64) if given.dtype == np.float64 else np.dtype(np.float32)
-        totals = self.scratch((sizes.outer, sizes.inner), work)
-        tolerance = 1e-2 if is_narrow(given.dtype) else 1e-5
+        labels = self.x(1)
+        totals = self.scratch((sizes.outer, sizes.inner), total_dtype(labels.dtype))
+        return partial(check_distribution, labels, sizes, totals, self.label, self.definition.input[1])
 
-        def check() -> None:
-            if not given.min() >= 0:
-                place = [int(axis[0]) for axis in np.nonzero(~(labels >= 0))]
-                value = float(labels[tuple(place)])
-                raise FeedError(
-                    f"{self.label}: probability {value:g} at position {place} of blob {name!r} must be at least 0"
-                )
-            np.add.reduce(given, axis=1, dtype=work, out=totals)
-            if not (totals.min() >= 1 - tolerance and totals.max() <= 1 + tolerance):
-                row = int(np.flatnonzero(~(abs(totals - 1) <= tolerance))[0])
-                found = float(totals.reshape(-1)[row])
-                raise FeedError(
-                    f"{self.label}: the probabilities of row {row} of blob {name!r} must sum to 1, found {found:g}"
-                )
 
-        return check
+def total_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """In what the probabilities of a row are added up."""
+    return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
+
+
+def distribution_tolerance(dtype: np.dtype[Any]) -> float:
+    """How far from 1 the probabilities of a row may sum to."""
+    return 1e-2 if is_narrow(dtype) else 1e-5
+
+
+def check_distribution(labels: Array, sizes: ClassView, totals: Array, label: str, name: str) -> None:
+    """Raise FeedError, naming the operator `label` and the blob `name`, unless each row of `labels` is a distribution.
+
+    `totals` is memory for a sum a row.
+    """
+    given, tolerance = labels.reshape(sizes.shape), distribution_tolerance(labels.dtype)
+    if not given.min() >= 0:
+        place = [int(axis[0]) for axis in np.nonzero(~(labels >= 0))]
+        value = float(labels[tuple(place)])
+        raise FeedError(f"{label}: probability {value:g} at position {place} of blob {name!r} must be at least 0")
+    np.add.reduce(given, axis=1, dtype=totals.dtype, out=totals)
+    if not (totals.min() >= 1 - tolerance and totals.max() <= 1 + tolerance):
+        row = int(np.flatnonzero(~(abs(totals - 1) <= tolerance))[0])
+        found = float(totals.reshape(-1)[row])
+        raise FeedError(f"{label}: the probabilities of row {row} of blob {name!r} must sum to 1, found {found:g}")
 
 
 class _Backward(_SoftmaxLoss):

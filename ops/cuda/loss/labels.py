@@ -1,0 +1,32 @@
+"""Class labels on CUDA: one that is out of range makes what depends on it NaN or 0, and is told to who asks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dagexec.ops.cuda.faults import CheckedOperator
+from dagexec.ops.cuda.operator import Array
+from dagexec.ops.loss.labels import check_labels
+
+LABELS = r"""
+template <class I> __device__ inline bool is_class(I label, i64 classes, int* fault) {
+    if (label >= 0 && label < classes) return true;
+    *fault = 1;
+    return false;
+}
+"""
+"""`is_class(label, classes, fault)`: a label is in range; otherwise the fault word is set."""
+
+
+class LabelledOperator(CheckedOperator):
+    """An operator that reads class labels on the device.
+
+    A label out of range is neither read nor written at. `check` raises the host's error.
+    """
+
+    def label_fault(self, index: int, classes: int, least: int = 0) -> Array:
+        """The word that kernels set when a label of input `index` is not in [least, classes)."""
+        return self.fault_word(partial(self._check_labels, self.x(index), classes, least, self.definition.input[index]))
+
+    def _check_labels(self, labels: Array, classes: int, least: int, name: str) -> None:
+        check_labels(self.fetched(labels), classes, least, self.label, name)
