@@ -141,13 +141,17 @@ def test_bias_residual_and_relu_are_one_graph_or_one_kernel_behind_it(
     compare("FusedConv", given, 1, np.float32, 1, kernel=3, pad=1, bias=bias, post_ops=post_ops)
 
 
-def test_what_is_summed_into_the_output_in_place_is_read_before_it_is_written() -> None:
+@pytest.mark.parametrize("bias", [0, 1])
+def test_what_is_summed_into_the_output_in_place_is_read_before_it_is_written(bias: int) -> None:
     x, filters, old = (image(shape, "NCHW").astype(np.float32) for shape in ((1, 2, 4, 4), (2, 2, 1, 1), (1, 2, 4, 4)))
-    definition = operator_def("FusedConv", ["x", "w", "y"], ["y"], kernel=1, post_ops=["sum:2", "relu"])
+    names, post_ops = ["x", "w", *["b"] * bias, "y"], [f"sum:{2 + bias}", "relu"]
+    definition = operator_def("FusedConv", names, ["y"], kernel=1, bias=bias, post_ops=post_ops)
     definition.engine = "CUDNN"
-    with emulated_cudnn():
-        (found,) = on_device(CUDA, definition, {"x": x, "w": filters, "y": old})
-    (product,) = run_operator("Conv", [x, filters], kernel=1)
+    shift = np.array([0.5, -0.5], np.float32)
+    with emulated_cudnn() as (machine, _):
+        (found,) = on_device(CUDA, definition, {"x": x, "w": filters, "b": shift, "y": old})
+        assert len(executed(machine)) == 1
+    (product,) = run_operator("Conv", [x, filters, *[shift] * bias], kernel=1)
     np.testing.assert_allclose(found, np.maximum(product + old, 0), atol=1e-5)
 
 
@@ -327,9 +331,9 @@ def test_work_given_up_is_waited_for_as_it_cannot_be_taken_back() -> None:
             state, runtime = library_state(CUDA, 1), cuda_runtime(CUDA)
             first, second = runtime.lease(), runtime.lease()
             with state.use(second) as launch:
-                launch(Kernel(lambda: None, "nothing"))
-            with state.use(first) as launch:
                 launch(Kernel(step, "held"))
+            with state.use(first) as launch:
+                launch(Kernel(lambda: None, "behind it"))
             assert started.wait(30)
             state.give_up([first], told.set)
             assert not told.wait(0.05)

@@ -162,7 +162,7 @@ def windows_of(axes: Sequence[Axis], label: str) -> Windows:
 
 def _behind(axis: Axis, label: str) -> int:
     """Pixels of padding behind an axis."""
-    for tail in (axis.head, axis.tail, max(0, axis.covered - axis.head - axis.size)):
+    for tail in (axis.head, max(0, axis.covered - axis.head - axis.size)):
         room = axis.size + axis.head + tail - axis.extent
         if axis.head >= 0 and tail >= 0 and room >= 0 and room // axis.stride + 1 == axis.out:
             return tail
