@@ -23,6 +23,7 @@ from dagexec.core.errors import DeviceError, UnsupportedFeatureError
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.runtime import Kernel
 from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.captured import CapturedNet
 from tests.cuda.emulated.cudnn import CudnnModule, Engine, emulated_cudnn, numerical_note
 from tests.cuda.emulated.machine import Machine
 from tests.ops.running import Array, on_device, operator_def, run_operator
@@ -372,6 +373,27 @@ def test_a_state_that_hangs_refuses_whoever_comes_next() -> None:
             with state.use(second) as launch:
                 launch(Kernel(lambda: None, "nothing"))
             assert state.stream.failure is None
+
+
+@pytest.mark.parametrize("states", [[1, 1, 1], [None] * 3, [0, 1, None]])
+def test_a_captured_net_replays_what_cudnn_was_asked_for(states: list[int | None]) -> None:
+    with emulated_cudnn(asynchronous=True) as (machine, _):
+        nets = [branches(states) for _ in range(2)]
+        with (
+            CapturedNet(*nets[0], num_workers=2) as first,
+            CapturedNet(*nets[1], num_workers=2) as second,
+        ):
+            for running in (first, second, first, second):  # once as it is, once captured
+                running.run(timeout=60)
+            asked = len(executed(machine))
+            for number, (running, (_, workspace)) in enumerate(zip((first, second), nets, strict=True)):
+                x = np.random.default_rng(number).standard_normal((1, 4, 6, 6)).astype(np.float32)
+                workspace.feed_blob("x", x, device=CUDA)
+                running.run(timeout=60)
+                for index in range(len(states)):
+                    (expected,) = run_operator("Conv", [x, workspace.fetch_blob(f"w{index}")], kernel=3, pad=1)
+                    np.testing.assert_allclose(workspace.fetch_blob(f"y{index}"), expected, atol=1e-4)
+            assert len(executed(machine)) == asked
 
 
 # Handles

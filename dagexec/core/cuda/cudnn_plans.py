@@ -244,7 +244,7 @@ class PlanCache:
             stop.record(self._stream.native)
             stop.synchronize()
             found.append(cuda.get_elapsed_time(start, stop) / _CALLS)
-        return statistics.median(found)
+        return float(statistics.median(found))
 
     def _key(self, graph: ConvGraph, options: PlanOptions) -> str:
         """What a measured choice depends on, as text."""

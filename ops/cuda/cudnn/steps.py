@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 
 from dagexec.core.cuda.arrays import address
-from dagexec.core.cuda.cudnn_handle import ThreadHandles
+from dagexec.core.cuda.cudnn_handle import CudnnHandle, ThreadHandles
 from dagexec.core.cuda.cudnn_plans import Plan
 from dagexec.core.cuda.current import current
 from dagexec.core.exclusive import LibraryState
@@ -66,6 +66,6 @@ class StateStep:
             if not self._kept or self._kept[-1] is not memory:
                 self._kept.append(memory)
             workspace = address(memory)
-        with state.handle as handle:
+        with cast(CudnnHandle, state.handle) as handle:
             handle.work_on(current.stream_pointer)
             self.plan.execute(self._addresses, workspace, handle)
