@@ -30,7 +30,7 @@ struct pad_t {
     divider walked[8];
     i64 head[8], tail[8], first[8], stop[8], stride[8];
 };
-const int CONSTANT = 0, REFLECT = 1, EDGE = 2;
+enum { CONSTANT, REFLECT, EDGE };
 """
 )
 

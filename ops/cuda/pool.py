@@ -23,6 +23,7 @@ from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.cuda.windows import (
     MOST_AXES,
     WINDOWS,
+    ImagesOperator,
     channels_first_view,
     image_argument,
     window_index_type,
@@ -199,7 +200,7 @@ def whole_step(
 
 
 @on_cuda(*(kind for kind in registered_kinds(MaxPooling) if not issubclass(kind, IndexedMaxPooling)))
-class _CudaMaxPooling(CudaOperator):
+class _CudaMaxPooling(ImagesOperator):
     """The maximum of each window; padding never wins."""
 
     def prepare(self) -> Step:
@@ -214,7 +215,7 @@ class _CudaMaxPooling(CudaOperator):
 
 
 @on_cuda(*registered_kinds(AveragePooling))
-class _CudaAveragePooling(CudaOperator):
+class _CudaAveragePooling(ImagesOperator):
     """The mean of each window, over the pixels inside the image or (count_include_pad=1) inside the padded image."""
 
     def prepare(self) -> Step:
@@ -229,7 +230,7 @@ class _CudaAveragePooling(CudaOperator):
 
 
 @on_cuda(*registered_kinds(NormPooling))
-class _CudaNormPooling(CudaOperator):
+class _CudaNormPooling(ImagesOperator):
     """The p-norm of each window; padding counts as zeros."""
 
     def prepare(self) -> Step:
@@ -246,7 +247,7 @@ class _CudaNormPooling(CudaOperator):
 
 
 @on_cuda(*registered_kinds(IndexedMaxPooling))
-class _CudaIndexedMaxPooling(CudaOperator):
+class _CudaIndexedMaxPooling(ImagesOperator):
     """The maximum of each window, and where it is."""
 
     def prepare(self) -> Step:

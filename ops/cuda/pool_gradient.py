@@ -19,7 +19,7 @@ from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.operator import CudaOperator, c_type_of
 from dagexec.ops.cuda.pool import COUNTS, POWERS, Images, index_numbers, launched
-from dagexec.ops.cuda.windows import WINDOWS
+from dagexec.ops.cuda.windows import WINDOWS, ImagesOperator
 from dagexec.ops.pool.average import AveragePoolingGradient
 from dagexec.ops.pool.maximum import MaxPoolingGradient
 from dagexec.ops.pool.maximum_index import IndexedMaxPoolingGradient
@@ -148,7 +148,7 @@ def pixels_step(
 
 
 @on_cuda(*registered_kinds(AveragePoolingGradient))
-class _CudaAveragePoolingGradient(CudaOperator):
+class _CudaAveragePoolingGradient(ImagesOperator):
     """Each pixel gets, of every window that it is in, dY divided by the number of pixels that the mean counts."""
 
     def prepare(self) -> Step:
@@ -160,7 +160,7 @@ class _CudaAveragePoolingGradient(CudaOperator):
 
 
 @on_cuda(*registered_kinds(MaxPoolingGradient))
-class _CudaMaxPoolingGradient(CudaOperator):
+class _CudaMaxPoolingGradient(ImagesOperator):
     """Each pixel gets dY of every window whose maximum it equals, one of several or not, as Caffe2's."""
 
     def prepare(self) -> Step:
@@ -172,7 +172,7 @@ class _CudaMaxPoolingGradient(CudaOperator):
 
 
 @on_cuda(*registered_kinds(NormPoolingGradient))
-class _CudaNormPoolingGradient(CudaOperator):
+class _CudaNormPoolingGradient(ImagesOperator):
     """dX = sign(x) |x|^(p-1) * the sum over the pixel's windows of dY / Y^(p-1)."""
 
     def prepare(self) -> Step:
@@ -185,7 +185,7 @@ class _CudaNormPoolingGradient(CudaOperator):
 
 
 @on_cuda(*registered_kinds(IndexedMaxPoolingGradient))
-class _CudaIndexedMaxPoolingGradient(CheckedOperator):
+class _CudaIndexedMaxPoolingGradient(CheckedOperator, ImagesOperator):
     """Each pixel gets dY of the windows whose index is its own, in the order of the windows.
 
     An index out of range gives nothing to any pixel, see `dagexec.ops.cuda.faults`.

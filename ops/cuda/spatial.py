@@ -16,6 +16,7 @@ from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.strided_copy import item_type, strided_copy
+from dagexec.ops.cuda.windows import ImagesOperator
 from dagexec.ops.layout import NHWC, channel_axis, image_order
 from dagexec.ops.spatial import ChannelShuffle, ResizeNearest, nearest_pixels, resize_scales
 from dagexec.ops.spatial_gradient import ChannelShuffleGradient, ResizeNearestGradient
@@ -71,7 +72,7 @@ def shown_pixels(out: int, size: int, scale: float) -> npt.NDArray[np.int32]:
 
 
 @on_cuda(ResizeNearest)
-class _CudaResizeNearest(CudaOperator):
+class _CudaResizeNearest(ImagesOperator):
     """Rows and columns repeated or left out, by a table for each axis."""
 
     def prepare(self) -> Step:
@@ -94,7 +95,7 @@ class _CudaResizeNearest(CudaOperator):
 
 
 @on_cuda(ResizeNearestGradient)
-class _CudaResizeNearestGradient(CudaOperator):
+class _CudaResizeNearestGradient(ImagesOperator):
     """Sums over the pixels that show one, along the columns first; 16-bit floats are summed in float."""
 
     def prepare(self) -> Step:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dagexec.ops.cuda.indices import INDICES, Integers, by_value, divider, element_strides, index_type, reach
+from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.geometry import Axis
+from dagexec.ops.layout import ORDERS
 
 MOST_AXES = 3
 
@@ -80,6 +82,12 @@ __device__ inline I tap_of(I pixel, I window, const axis_t& a) {
 )
 """C++ that stands before a kernel over windows, with I the type of its indices: `window_at` and `pixel_at` say which
 window of which channel and image, or which pixel, a thread's number means: those that follow one another in memory."""
+
+
+class ImagesOperator(CudaOperator):
+    """An operator on image tensors in any order."""
+
+    orders = ORDERS
 
 
 def windows_argument(axes: Sequence[Axis], channels: int, channels_last: bool) -> Integers:

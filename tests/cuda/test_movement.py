@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
+from dagexec.core.cuda.context import cuda_runtime
 from dagexec.core.device import Device
 from dagexec.core.errors import ShapeError
 from dagexec.ops.cuda import indices as indices_module
 from dagexec.ops.cuda import sorted_indices as sorting_module
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.indices import divider, index_type
+from dagexec.ops.cuda.operator import CudaOperator
+from dagexec.ops.cuda.pieces import in_place
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import on_device, operator_def
@@ -246,3 +249,51 @@ def test_no_elements_are_no_launch() -> None:
     assert dx.tolist() == [[0, 0]] * 3
     (y,) = run("Pad", [empty], pads=[0, 1, 0, 0, 1, 0], value=2.0)
     assert y.tolist() == np.full((2, 2, 3), 2.0).tolist()
+
+
+def test_pieces_that_lie_where_they_belong_are_seen() -> None:
+    memory = cuda_runtime(CUDA).allocate(64).view(np.float32).reshape(4, 4)
+    other = cuda_runtime(CUDA).allocate(32).view(np.float32).reshape(2, 4)
+    assert in_place(memory, [memory[:1], other, memory[3:]], 0) == (0, 2)
+    assert in_place(memory.reshape(1, 4, 4), [memory[:1], other, memory[2:3]], 1) == (0,)
+    assert in_place(memory, [memory[:, :2], memory[:, 2:]], 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "kernel"),
+    [
+        ((2, 40, 50), [0, 2, 1], "tiled_copy"),
+        ((40, 3, 50), [2, 1, 0], "tiled_copy"),
+        ((2, 3, 50), [0, 2, 1], "strided_copy"),
+        ((5, 6, 7), [1, 0, 2], "strided_copy"),
+    ],
+)
+def test_tiles_serve_transposes_of_long_axes(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axes: list[int], kernel: str
+) -> None:
+    names: list[str] = []
+    launch = CudaOperator.launch
+
+    def watched(self: CudaOperator, name: str, *rest: Any, **options: Any) -> Any:
+        names.append(name)
+        return launch(self, name, *rest, **options)
+
+    monkeypatch.setattr(CudaOperator, "launch", watched)
+    run("Transpose", [numbers(shape)], axes=axes)
+    assert names == [kernel]
+
+
+@pytest.mark.parametrize("scales", [(2.0, 3.0), (1.5, 0.6)])
+def test_images_in_blocks_of_channels_are_resized(scales: tuple[float, float]) -> None:
+    x = numbers((2, 32, 5, 6))
+
+    def blocked(array: Array) -> Array:
+        split = array.reshape(2, 2, 16, *array.shape[2:])
+        return np.ascontiguousarray(np.moveaxis(split, 2, -1))
+
+    arguments: dict[str, Any] = {"height_scale": scales[0], "width_scale": scales[1]}
+    (y,) = run("ResizeNearest", [x], **arguments)
+    np.testing.assert_array_equal(run("ResizeNearest", [blocked(x)], order="NCHW16c", **arguments)[0], blocked(y))
+    (dx,) = run("ResizeNearestGradient", [y, x], **arguments)
+    (found,) = run("ResizeNearestGradient", [blocked(y), blocked(x)], order="NCHW16c", **arguments)
+    np.testing.assert_array_equal(found, blocked(dx))
