@@ -18,6 +18,7 @@ from tests.cuda.emulated.cublas import CublasLibrary, CublasModule
 from tests.cuda.emulated.driver import Driver, Function, RawKernel, raw_module
 from tests.cuda.emulated.errors import OutOfMemoryError
 from tests.cuda.emulated.machine import Machine
+from tests.cuda.emulated.nccl import NcclModule
 from tests.cuda.emulated.runtime import Runtime
 from tests.cuda.emulated.streams import Classes
 
@@ -37,6 +38,7 @@ def new_cupy(machine: Machine) -> Any:
     memory = Namespace(OutOfMemoryError=OutOfMemoryError, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer)
     cuda = Namespace(
         runtime=runtime, driver=Driver(machine), cublas=CublasModule(library, classes), memory=memory,
+        nccl=NcclModule(machine),
         Device=classes.Device, Stream=classes.Stream, ExternalStream=classes.ExternalStream, Event=classes.Event,
         Graph=classes.Graph, Memory=classes.Memory, PinnedMemory=classes.PinnedMemory, UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer, PinnedMemoryPointer=PinnedMemoryPointer, Function=Function,
@@ -63,6 +65,7 @@ def emulated(devices: int = 2, **settings: Any) -> Iterator[Machine]:
         _forget(devices)
         try:
             yield machine
+            module.cuda.nccl.check()
             machine.check()
         finally:
             _forget(devices)
