@@ -10,6 +10,13 @@ STATUS = {
     400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
     600: ("cudaErrorNotReady", "device not ready"),
     700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
+    35: ("cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"),
+    214: ("cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
+    701: ("cudaErrorLaunchOutOfResources", "too many resources requested for launch"),
+    702: ("cudaErrorLaunchTimeout", "the launch timed out and was terminated"),
+    710: ("cudaErrorAssert", "device-side assert triggered"),
+    716: ("cudaErrorMisalignedAddress", "misaligned address"),
+    999: ("cudaErrorUnknown", "unknown error"),
     704: ("cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"),
     705: ("cudaErrorPeerAccessNotEnabled", "peer access has not been enabled"),
     719: ("cudaErrorLaunchFailure", "unspecified launch failure"),
@@ -33,7 +40,7 @@ class CUDARuntimeError(RuntimeError):
     """An error of the CUDA runtime."""
 
     def __init__(self, status: int) -> None:
-        name, text = STATUS[status]
+        name, text = STATUS.get(status, (f"cudaError{status}", "unrecognized error code"))
         super().__init__(f"{name}: {text}")
         self.status = status
 
@@ -42,7 +49,7 @@ class CUDADriverError(RuntimeError):
     """An error of the CUDA driver."""
 
     def __init__(self, status: int) -> None:
-        name, text = STATUS[status]
+        name, text = STATUS.get(status, (f"cudaError{status}", "unrecognized error code"))
         super().__init__(f"{name.replace('cudaError', 'CUDA_ERROR_').upper()}: {text}")
         self.status = status
 

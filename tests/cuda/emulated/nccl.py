@@ -24,8 +24,11 @@ _OPERATIONS: dict[int, Callable[[Any, Any], Any]] = {
     0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum, 4: np.add
 }  # fmt: skip
 _AVERAGE = 4
-_ERRORS = {1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error", 4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument",
-           5: "NCCL_ERROR_INVALID_USAGE: invalid usage"}  # fmt: skip
+_ERRORS = {
+    1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error",
+    4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument",
+    5: "NCCL_ERROR_INVALID_USAGE: invalid usage",
+}
 _ID_BYTES = 128
 
 

@@ -1,0 +1,54 @@
+"""Every operator has a class for CUDA, or stands in the list of those that are the host's, with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+import dagexec.ops  # registers the operators  # noqa: F401
+from dagexec.core.registry import registered_engines, registered_operators
+
+COUNTERS = "a counter, a rate, a lock: a few bytes that the host decides by"
+QUEUES = "queues hand tensors from one thread of the host to another"
+FILES = "files and databases are read and written by the host"
+PROCESSES = "processes meet through the host (MPI)"
+
+HOST = {
+    "AtomicIter": COUNTERS,
+    "CreateMutex": COUNTERS,
+    "Iter": COUNTERS,
+    "LearningRate": COUNTERS,
+    "CloseBlobsQueue": QUEUES,
+    "CreateBlobsQueue": QUEUES,
+    "DequeueBlobs": QUEUES,
+    "EnqueueBlobs": QUEUES,
+    "SafeDequeueBlobs": QUEUES,
+    "SafeEnqueueBlobs": QUEUES,
+    "Checkpoint": FILES,
+    "CreateDB": FILES,
+    "DBExists": FILES,
+    "Load": FILES,
+    "Save": FILES,
+    "Snapshot": FILES,
+    "TensorProtosDBInput": FILES,
+    "Allgather": PROCESSES,
+    "Allreduce": PROCESSES,
+    "Barrier": PROCESSES,
+    "Broadcast": PROCESSES,
+    "CreateCommonWorld": PROCESSES,
+    "DestroyCommonWorld": PROCESSES,
+    "Reduce": PROCESSES,
+    "GivenTensorStringFill": "strings are not tensors of a device",
+}
+
+
+@pytest.mark.parametrize("operator_type", registered_operators())
+def test_an_operator_runs_on_cuda_or_is_the_hosts(operator_type: str) -> None:
+    on_cuda = bool(registered_engines(operator_type, "cuda"))
+    if operator_type in HOST:
+        assert not on_cuda, f"{operator_type} has a class for CUDA: take it off the list"
+    else:
+        assert on_cuda, f"{operator_type} has no class for CUDA, and no reason is given"
+
+
+def test_the_list_names_operators_that_are_there() -> None:
+    assert sorted(set(HOST) - set(registered_operators())) == []
