@@ -26,6 +26,7 @@ from dagexec.core.proto import DeviceOption
 _KIND_NUMBERS = {"cpu": 0, "cuda": 1, "sim": 20901}
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
 _MOST_ELEMENTS = (1 << 63) - 1
+_MOST_INDEX = (1 << 31) - 1  # as a DeviceOption holds it
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
@@ -45,7 +46,10 @@ class Device:
         match = re.fullmatch(r"([a-z]+)(?::(\d+))?", text)
         if match is None or match[1] not in _KIND_NUMBERS:
             raise DeviceError(f"device {text!r} is unknown; expected one of cpu, cuda:N, sim:N")
-        return Device(match[1], int(match[2] or 0))
+        index = int(match[2] or 0)
+        if index > _MOST_INDEX:
+            raise DeviceError(f"device {text!r} is unknown; the largest index is {_MOST_INDEX}")
+        return Device(match[1], index)
 
     @staticmethod
     def from_option(option: DeviceOption) -> Device:

@@ -216,7 +216,7 @@ def test_a_lost_device_fails_all_its_streams_and_ends_every_wait() -> None:
         gate.set()
         assert called.wait(30)
         assert event.query() is EventState.FAILED
-        with pytest.raises(DeviceError, match="illegal memory access.*the process has to be restarted.*BLOCKING=1"):
+        with pytest.raises(DeviceError, match=r"illegal memory access.*the process has to be restarted.*BLOCKING=1"):
             event.finish()
         assert one.failing
         assert two.failing

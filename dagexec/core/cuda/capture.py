@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagexec.core.cuda.errors import device_error
 from dagexec.core.cuda.event import CudaEvent, NativeEvent
 from dagexec.core.cuda.memory import captures
 from dagexec.core.errors import DeviceError
@@ -65,19 +64,19 @@ class CudaCapture:
         runtime, (first, *others) = self._runtime, self._streams
         api = runtime.api
         start = self._mark()
-        with runtime.guard(), captures.begin():
-            api.streamBeginCapture(first.pointer, api.streamCaptureModeRelaxed)
-            self._is_open = True
-            for stream in self._streams:
-                stream.capture = self
         with runtime.guard():
             try:
+                with captures.begin():
+                    api.streamBeginCapture(first.pointer, api.streamCaptureModeRelaxed)
+                    self._is_open = True
+                    for stream in self._streams:
+                        stream.capture = self
                 api.eventRecord(start.pointer, first.pointer)
                 for stream in others:
                     api.streamWaitEvent(stream.pointer, start.pointer)
             except Exception as error:
                 self.cancel()
-                raise device_error(runtime.device, error, "the start of a capture") from error
+                raise runtime.device_failed(error, "the start of a capture").error from error
 
     def end(self) -> None:
         """Leave the streams alone; then `replay` can be called. Raises DeviceError for what cannot be captured."""
@@ -93,7 +92,7 @@ class CudaCapture:
                 self._executable = api.graphInstantiate(self._graph)
             except Exception as error:
                 self.cancel()
-                raise device_error(runtime.device, error, f"a capture of {len(self)} launches") from error
+                raise runtime.device_failed(error, f"a capture of {len(self)} launches").error from error
         runtime.keep_graph(self, self._graph, self._executable)
 
     def cancel(self) -> None:

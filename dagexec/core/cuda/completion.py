@@ -76,8 +76,9 @@ class Completions:
             self._pending[number] = _Pending(event.owner, stream, native, callback, announcer)
         try:
             api = self._runtime.api
-            api.streamWaitEvent(announcer.native.ptr, native.pointer)
-            api.launchHostFunc(announcer.native.ptr, self._due.put, number)
+            with self._runtime.guard():
+                api.streamWaitEvent(announcer.native.ptr, native.pointer)
+                api.launchHostFunc(announcer.native.ptr, self._due.put, number)
         except Exception as error:  # of the device: the watcher finds it, too
             self._runtime.device_failed(error, f"event of {event.owner}")
         self._watched.put(number)

@@ -54,9 +54,15 @@ class NativeEvents:
         try:
             pointer = free.pop()
         except IndexError:
-            with self._runtime.guard():
-                pointer = self._create(self._flags[timed])
+            pointer = self._new(timed)
         return NativeEvent(pointer, free)
+
+    def _new(self, timed: bool) -> int:
+        try:
+            with self._runtime.guard():
+                return int(self._create(self._flags[timed]))
+        except Exception as error:
+            raise self._runtime.device_failed(error, "a new event").error from error
 
     def close(self) -> None:
         """Destroy those that are not on loan."""

@@ -198,7 +198,7 @@ class CudaRuntime(DeviceRuntime):
         The failure to go by.
         """
         found = new_failure(label, device_error(self.device, error, label))
-        if is_sticky(status_of(error)) or status_of(error) is None:
+        if is_sticky(status_of(error)):
             self._lose(found)
         return self.lost or found
 
