@@ -195,7 +195,11 @@ class Walk:
                 continue
             steps = [kind[axis] for kind in kinds]
             kind = axis in reduced
-            if sizes and is_reduced[-1] == kind and all(row[-1] == step * size for row, step in zip(rows, steps, strict=True)):
+            if (
+                sizes
+                and is_reduced[-1] == kind
+                and all(row[-1] == step * size for row, step in zip(rows, steps, strict=True))
+            ):
                 sizes[-1] *= size
                 for row, step in zip(rows, steps, strict=True):
                     row[-1] = step

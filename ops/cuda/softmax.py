@@ -24,9 +24,13 @@ class _CudaSoftmax(CudaOperator):
         """One kernel."""
         shape = grouping(self.call())
         logarithm = isinstance(self, LogSoftmax)
-        name, each = ("log_softmax", "y = A(x - top) - log(sum);") if logarithm else ("softmax", "y = exp(A(x - top)) / sum;")
+        name, each = (
+            ("log_softmax", "y = A(x - top) - log(sum);") if logarithm else ("softmax", "y = exp(A(x - top)) / sum;")
+        )
         groups = Groups([GREATEST, EXPONENTIALS], each=each)
-        return by_groups(self, name, shape, (1,), groups, {"x": self.x(0).reshape(shape)}, {"y": self.y(0).reshape(shape)})
+        return by_groups(
+            self, name, shape, (1,), groups, {"x": self.x(0).reshape(shape)}, {"y": self.y(0).reshape(shape)}
+        )
 
 
 @on_cuda(SoftmaxGradient, LogSoftmaxGradient)

@@ -8,9 +8,7 @@ from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.unit_norm import Normalize, NormalizeGradient, NormalizeL1, vectors_view
 
-_LENGTH = Phase(
-    "sum_of<W>", "s.add((W)A(x * x));", "const A length = larger(sqrt((A)total0.total), A(1e-12));"
-)
+_LENGTH = Phase("sum_of<W>", "s.add((W)A(x * x));", "const A length = larger(sqrt((A)total0.total), A(1e-12));")
 _ALONG = Phase("sum_of<W>", "s.add((W)A(dy * A(x / length)));", "const A along = (A)total1.total;")
 _SIZE = Phase(
     "sum_of<W>",
@@ -28,7 +26,10 @@ class _CudaVectors(CudaOperator):
         view = vectors_view(self.call())
         inputs = {name: self.x(index).reshape(view) for name, index in zip(("x", "dy"), range(len(self.input_blobs)))}
         if isinstance(self, NormalizeGradient):
-            name, groups = "normalize_gradient", Groups([_LENGTH, _ALONG], each="y = A(dy - A(x / length) * along) / length;")
+            name, groups = (
+                "normalize_gradient",
+                Groups([_LENGTH, _ALONG], each="y = A(dy - A(x / length) * along) / length;"),
+            )
         elif isinstance(self, NormalizeL1):
             name, groups = "normalize_l1", Groups([_SIZE], each="y = x / size;")
         else:

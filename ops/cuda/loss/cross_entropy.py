@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dagexec.core.operator import Step
 from dagexec.ops.cuda.expression import elementwise
 from dagexec.ops.cuda.kinds import on_cuda
@@ -14,8 +16,6 @@ from dagexec.ops.loss.cross_entropy import (
     MakeTwoClass,
     MakeTwoClassGradient,
 )
-
-import numpy as np
 
 _NAN = "A(float_of(0x7fc00000u))"
 

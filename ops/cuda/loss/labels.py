@@ -11,7 +11,7 @@ from dagexec.ops.loss.labels import check_labels
 LABELS = r"""
 template <class I> __device__ inline bool is_class(I label, i64 classes, int* fault) {
     if (label >= 0 && label < classes) return true;
-    *fault = 1;
+    atomicExch(fault, 1);
     return false;
 }
 """

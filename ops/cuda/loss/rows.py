@@ -55,8 +55,7 @@ _GRADIENTS: dict[type[RowGradient], tuple[tuple[str, ...], tuple[str, ...], str]
     distance.L1DistanceGradient: (
         ("x", "y"),
         ("dx", "dy"),
-        "const A d = x - y; "
-        "dx = sign_of(d) * A(magnitude(d) > A(1e-12)) * dz; dy = -dx;",
+        "const A d = x - y; dx = sign_of(d) * A(magnitude(d) > A(1e-12)) * dz; dy = -dx;",
     ),
     distance.DotProductGradient: (("x", "y"), ("dx", "dy"), "dx = y * dz; dy = x * dz;"),
     cross_entropy.CrossEntropyGradient: (

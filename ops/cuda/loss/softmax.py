@@ -90,7 +90,9 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
         phases, check = [GREATEST, EXPONENTIALS], ""
         if "target" in labels:
             before, name = "", "distribution"
-            check = "if (!(total2.least >= W(0) && fabs((double)total2.all - 1.0) <= tolerance)) *fault_p = 1;"
+            check = (
+                "if (!(total2.least >= W(0) && fabs((double)total2.all - 1.0) <= tolerance)) atomicExch(fault_p, 1);"
+            )
             logarithm = "larger(A(A(x - top) - log(sum)), A(least_log))"
             phases.append(Phase("probabilities<W>", f"s.add((W)A({logarithm} * A(target)), (W)target);", size=24))
             loss = "-(double)(A)total2.total"
@@ -102,7 +104,10 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
                 "const bool known = label >= 0 && label < w.length; "
                 "const A own = known ? get(x_p, x_base + label * class_stride) : A(float_of(0x7fc00000u));"
             )
-            name, loss = "label", f"(known{ignored} || is_class(label, w.length, fault_p)) ? (double)A(log(sum) - A(own - top)) : (double)own"
+            name, loss = (
+                "label",
+                f"(known{ignored} || is_class(label, w.length, fault_p)) ? (double)A(log(sum) - A(own - top)) : (double)own",
+            )
             if ignored:
                 loss = f"label == -1 ? 0.0 : ({loss})"
             scalars["class_stride"] = np.int64(sizes.inner)
@@ -143,7 +148,6 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
             ]
         )
 
-
     def _tolerance(self) -> float:
         return distribution_tolerance(self.x(1).dtype)
 
@@ -175,9 +179,7 @@ class _CudaSoftmaxWithLossGradient(_CudaSoftmaxLoss):
         else:
             whole = "(double)w.outputs"
         p = self.x(inputs - 2).reshape(shape)
-        before = (
-            f"const A factor = {whole} != 0.0 ? (A)({weight} * (scale * (double)dloss / {whole})) : A(0);"
-        )
+        before = f"const A factor = {whole} != 0.0 ? (A)({weight} * (scale * (double)dloss / {whole})) : A(0);"
         if "target" in labels:
             each, last = "dx = A(p - A(target)) * factor;", ""
         else:
