@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dagexec.core.cuda.arrays import address
+from functools import partial
+
+from dagexec.core.cuda.arrays import address, is_on_device
 from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.copies import issue, place_of, runtime_at
 from dagexec.core.cuda.current import current
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.registry import operator
@@ -16,6 +19,9 @@ def copy_step(destination: Array, source: Array) -> Step:
     """A step that copies between packed arrays of one size, each on the host or a device."""
     if not source.nbytes:
         return nothing_to_do
+    if not is_on_device(destination) or place_of(destination) != place_of(source):
+        device = source if is_on_device(source) else destination
+        return partial(issue, runtime_at(place_of(device).index), destination, source)
     runtime = cupy().cuda.runtime
     to, of, nbytes, kind = address(destination), address(source), int(source.nbytes), runtime.memcpyDefault
     kept = (destination, source)

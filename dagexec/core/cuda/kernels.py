@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,9 @@ class Launch:
     elements does nothing.
     """
 
-    __slots__ = ("_kept", "_packed", "_parameters", "blocks", "function", "shared_bytes", "threads")
+    __slots__ = (
+        "_address", "_kept", "_packed", "_parameters", "_put", "blocks", "function", "shared_bytes", "threads"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -120,17 +123,16 @@ class Launch:
         self._packed = [_packed(function.name, argument) for argument in arguments]
         addresses = [piece.ctypes.data for piece in self._packed]
         self._parameters = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        self._address = ctypes.addressof(self._parameters)
+        x, y, z = self.blocks
+        launch = cupy().cuda.driver.launchKernel
+        put = partial(launch, function.pointer, x, y, z, threads, 1, 1, shared_bytes)
+        self._put = put if x and y and z else None
 
     def __call__(self) -> None:
-        """Launch it."""
-        x, y, z = self.blocks
-        if not (x and y and z):
-            return
-        launch = cupy().cuda.driver.launchKernel
-        parameters = ctypes.addressof(self._parameters)
-        launch(
-            self.function.pointer, x, y, z, self.threads, 1, 1, self.shared_bytes, current.stream_pointer, parameters, 0
-        )
+        """Launch it. Every operator of a run comes through here."""
+        if self._put is not None:
+            self._put(current.stream_pointer, self._address, 0)
 
 
 def _packed(kernel: str, argument: Any) -> np.ndarray[Any, Any]:
