@@ -25,7 +25,7 @@ from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.cuda.pieces import in_place
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
-from tests.ops.running import on_device, operator_def
+from tests.ops.running import on_device, operator_def, run_operator
 
 Array = npt.NDArray[Any]
 
@@ -121,7 +121,7 @@ def test_slices_of_more_elements_than_a_grid_has_threads(steps: list[int]) -> No
     np.testing.assert_array_equal(dx, wide)
 
 
-def test_index_arithmetic_of_64_bits_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_of_64_bits_give_what_those_of_32_give_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     x, picks = numbers((2, 16, 9, 10)), np.array([3, 0, 3, 1, -1])
     pooled = numbers((2, 16, 5, 5))
     calls: list[tuple[str, list[Array], int, dict[str, Any]]] = [
@@ -144,6 +144,9 @@ def test_index_arithmetic_of_64_bits_gives_the_same(monkeypatch: pytest.MonkeyPa
         ("AveragePoolGradient", [x, pooled, pooled], 1, {"kernel": 3, "stride": 2, "pad": 1}),
     ]
     expected = [run(op_type, inputs, outputs, **arguments) for op_type, inputs, outputs, arguments in calls]
+    for (op_type, inputs, outputs, arguments), arrays in zip(calls, expected, strict=True):
+        for one, other in zip(arrays, run_operator(op_type, list(inputs), outputs, **arguments), strict=True):
+            np.testing.assert_allclose(one, other, 1e-6, err_msg=op_type)
     monkeypatch.setattr(indices_module, "INT_LIMIT", 0)
     assert index_type(0) == "i64"
     for (op_type, inputs, outputs, arguments), arrays in zip(calls, expected, strict=True):

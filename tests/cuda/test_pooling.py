@@ -57,7 +57,7 @@ def gradient_of(op_type: str, x: Array, found: list[Array], dy: Array, **argumen
 @pytest.mark.parametrize("op_type", FORWARD)
 def test_more_windows_than_a_grid_has_threads(op_type: str, order: str) -> None:
     x = pixels((2, 3, 60, 61) if order == "NCHW" else (2, 60, 61, 3))
-    arguments = {"kernel": 3, "stride": 1, "pad": 1, "order": order}
+    arguments: dict[str, Any] = {"kernel": 3, "stride": 1, "pad": 1, "order": order}
     found = run(op_type, [x], outputs_of(op_type), **arguments)
     expected = run_operator(op_type, [x], outputs_of(op_type), **arguments)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
@@ -65,7 +65,7 @@ def test_more_windows_than_a_grid_has_threads(op_type: str, order: str) -> None:
         np.testing.assert_array_equal(found[1], expected[1])
     dy = pixels(found[0].shape, seed=1)
     dx = gradient_of(op_type, x, found, dy, **arguments)
-    inputs = [x, dy, expected[1]] if "Index" in op_type else [x, expected[0], dy]
+    inputs: list[npt.ArrayLike] = [x, dy, expected[1]] if "Index" in op_type else [x, expected[0], dy]
     (wanted,) = run_operator(f"{op_type}Gradient", inputs, **arguments)
     np.testing.assert_allclose(dx, wanted, rtol=1e-5, atol=1e-4)
 
