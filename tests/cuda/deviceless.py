@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dagexec.core.cuda.cudnn_graph import ConvGraph
@@ -134,8 +135,8 @@ def ask(
 ) -> list[dict[str, Any]]:
     """For each request what the real cuDNN says of it for `device`, in a process of its own.
 
-    `engines`: how many there are, `plan` and `workspace` of the first that can be built; or `refused`, why there is
-    none.
+    `engines`: how many there are, `plan` and `workspace` of the first that can be built, and what comes of it when it
+    is `executed` without a handle; or `refused`, why there is none.
     """
     found = interpreter()
     assert found is not None
@@ -153,11 +154,23 @@ def ask(
     return answers
 
 
+def _executed(plan: Any) -> str:
+    """What comes of executing a plan with a handle that is none."""
+    import cudnn
+
+    handle = SimpleNamespace(native=cudnn.Handle(0, 0, 0))
+    try:
+        plan.execute({number: number << 20 for number in range(1, 6)}, 1 << 30, handle)
+    except Exception as error:
+        return f"{'direct' if plan.direct else 'not direct'}: {type(error).__name__}: {error}"
+    return "done"
+
+
 def _answer(folder: Path) -> None:
     """The other process."""
     import cudnn
 
-    from dagexec.core.cuda.cudnn_plans import planned
+    from dagexec.core.cuda.cudnn_plans import built, planned
 
     device, requests = pickle.loads((folder / "requests").read_bytes())
     description = cudnn.create_device_properties(json.dumps(device))
@@ -165,9 +178,9 @@ def _answer(folder: Path) -> None:
     for graph, options in requests:
         try:
             native = planned(graph, options, device_property=description)
-            count = native.get_execution_plan_count()
-            native.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
-            answers.append({"engines": count, "workspace": native.get_workspace_size()})
+            plan = built(native, options.limit)
+            count, nbytes = native.get_execution_plan_count(), plan.workspace_nbytes
+            answers.append({"engines": count, "workspace": nbytes, "plan": plan.engine, "executed": _executed(plan)})
         except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
             answers.append({"refused": f"{type(error).__name__}: {error}"[:300]})
     (folder / "answers").write_text(json.dumps(answers))

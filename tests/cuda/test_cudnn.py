@@ -542,18 +542,35 @@ def test_a_geometry_without_an_engine_is_said_once(caplog: pytest.LogCaptureFixt
         assert (y == 18).all()
 
 
-def test_a_plan_that_cannot_be_built_for_another_reason_is_tried_again() -> None:
-    with emulated_cudnn() as (_, module):
+def test_a_graph_that_fails_for_another_reason_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with emulated_cudnn():
         plans = plan_cache(cuda_runtime(CUDA))
 
-        def fail(_what: str) -> None:
+        def fail(_graph: object) -> None:
             raise RuntimeError("out of memory")
 
-        module.pause = fail
-        with pytest.raises(UnsupportedFeatureError, match=r"cuDNN fails at .* out of memory"):
-            plans.get(conv_graph(), PlanOptions(LIMIT))
-        module.pause = lambda _what: None
+        with monkeypatch.context() as patched:
+            patched.setattr("tests.cuda.emulated.cudnn.Graph.check_support", fail)
+            with pytest.raises(UnsupportedFeatureError, match=r"cuDNN fails at .* out of memory"):
+                plans.get(conv_graph(), PlanOptions(LIMIT))
         assert plans.get(conv_graph(), PlanOptions(LIMIT)).workspace_nbytes == 1 << 16
+
+
+def test_a_plan_that_cannot_be_built_gives_way_to_the_next() -> None:
+    with emulated_cudnn() as (_, module):
+        plans = plan_cache(cuda_runtime(CUDA))
+        failing = [1]
+
+        def fail(_what: str) -> None:
+            if failing:
+                failing.pop()
+                raise RuntimeError("this one is broken")
+
+        module.pause = fail
+        assert plans.get(conv_graph(), PlanOptions(LIMIT)).engine == "eng1"
+        failing += [1] * 9
+        with pytest.raises(UnsupportedFeatureError, match="none of its plans can be built: this one is broken"):
+            plans.get(conv_graph(size=7), PlanOptions(LIMIT))
 
 
 def test_a_search_measures_the_engines_and_its_choice_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -577,9 +594,9 @@ def test_a_search_measures_the_engines_and_its_choice_is_kept(monkeypatch: pytes
             module.engines = engines
             plans = plan_cache(cuda_runtime(CUDA))
             assert plans.get(conv_graph(), options).engine == "fast"
-            assert plans.get(conv_graph(), PlanOptions(LIMIT)).engine == "first"
+            assert plans.get(conv_graph(), PlanOptions(LIMIT)).engine == "slow"
             deterministic = PlanOptions(LIMIT, deterministic=True, exhaustive=True)
-            assert plans.get(conv_graph(), deterministic).engine == "first"
+            assert plans.get(conv_graph(), deterministic).engine == "slow"
             assert not executed(machine)
     finally:
         choices.forget()

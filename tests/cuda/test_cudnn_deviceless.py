@@ -132,6 +132,9 @@ def test_options_take_engines_out_and_leave_some(device: str, tmp_path: Path) ->
     requests.append((graphs(found[0])["forward"], options[3]))
     answers = ask(tmp_path, device, requests)
     assert all("refused" not in answer for answer in answers[:-1])
+    for answer in answers[:-1]:
+        assert answer["executed"].startswith("direct: RuntimeError")
+        assert "handle" in answer["executed"]
     assert answers[-1].get("workspace", 0) <= 1
 
 

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,20 +83,40 @@ class Plan:
     Attributes:
         engine: cuDNN's name of the engine and its settings.
         workspace_nbytes: the workspace it needs.
+        direct: executions go around the front end's own reading of tensors, which takes many times what a launch may.
     """
 
-    __slots__ = ("_graph", "_lock", "engine", "workspace_nbytes")
+    __slots__ = ("_execute", "_graph", "_lock", "_place", "direct", "engine", "workspace_nbytes")
 
-    def __init__(self, graph: Any, engine: str, workspace_nbytes: int) -> None:
+    def __init__(self, graph: Any, index: int, workspace_nbytes: int) -> None:
+        """The plan that was built as number `index` of the graph."""
         self._graph = graph
         self._lock = threading.Lock()  # a graph's own tables are not for two threads
-        self.engine = engine
+        self.engine = str(graph.get_plan_name_at_index(index))
         self.workspace_nbytes = workspace_nbytes
+        found = _binding(graph, index)
+        self.direct = found is not None
+        self._execute, self._place = found or (graph.execute, index)
 
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: CudnnHandle) -> None:
         """Launch it on the handle's stream; `addresses` are those of the tensors, by number."""
         with self._lock:
-            self._graph.execute(addresses, workspace, handle=handle.native)
+            if self.direct:
+                self._execute(addresses, workspace, self._place, handle.native.backend_handle)
+            else:
+                self._execute(addresses, workspace, handle=handle.native)
+
+
+def _binding(graph: Any, index: int) -> tuple[Callable[..., object], int] | None:
+    """The binding that a front end executes graphs with, and the plan's number there; None where it is another one.
+
+    `execute` of front end 1.32 describes every tensor in Python, as engines written in Python want it: some 40 us of
+    the host for one convolution. Addresses are all that the binding needs.
+    """
+    native = getattr(graph, "_lowered_graph", None)
+    execute = getattr(native, "_execute_plan_at_index", None)
+    place = getattr(graph.plans[index], "cpp_index", None) if execute is not None else None
+    return None if execute is None or place is None else (execute, place)
 
 
 class PlanCache:
@@ -170,12 +190,8 @@ class PlanCache:
 
     def _plan(self, graph: ConvGraph, options: PlanOptions, handle: CudnnHandle) -> Plan:
         native = planned(graph, options, handle=handle.native)
-        index = self._chosen(native, graph, options, handle)
-        if index is None:
-            native.build_plans(cudnn().build_plan_policy.HEURISTICS_CHOICE)
-            return Plan(native, "first", int(native.get_workspace_size()))
-        native.build_plan_at_index(index)
-        return Plan(native, native.get_plan_name_at_index(index), int(native.get_workspace_size_plan_at_index(index)))
+        chosen = self._chosen(native, graph, options, handle)
+        return built(native, options.limit, chosen)
 
     def _chosen(self, native: Any, graph: ConvGraph, options: PlanOptions, handle: CudnnHandle) -> int | None:
         """The plan that was chosen by measurement; None to take the first that can be built."""
@@ -272,12 +288,39 @@ def planned(graph: ConvGraph, options: PlanOptions, **native_options: Any) -> An
     return native
 
 
+def built(native: Any, limit: int, chosen: int | None = None) -> Plan:
+    """The plan number `chosen`, or the first that can be built, of a graph that `planned` gave.
+
+    Raises `cudnn.cudnnGraphNotSupportedError` when none can be built.
+    """
+    refusal: Exception | None = None
+    for index in range(native.get_execution_plan_count()) if chosen is None else (chosen,):
+        try:
+            nbytes = _build(native, index)
+        except _refusals() as error:
+            refusal = error
+            continue
+        if nbytes <= limit:
+            return Plan(native, index, nbytes)
+    raise cudnn().cudnnGraphNotSupportedError(f"none of its plans can be built: {refusal}")
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What is raised for a plan that cannot be built, or may not be used."""
+    return (cudnn().cudnnGraphNotSupportedError, RuntimeError, ValueError)
+
+
+def _build(native: Any, index: int) -> int:
+    """Build plan `index`. Returns the bytes of its workspace."""
+    native.build_plan_at_index(index)
+    return int(native.get_workspace_size_plan_at_index(index))
+
+
 def _buildable(native: Any, index: int) -> int | None:
     """Bytes of workspace of plan `index`, built now; None when it cannot be built or may not be used."""
     try:
-        native.build_plan_at_index(index)
-        return int(native.get_workspace_size_plan_at_index(index))
-    except (cudnn().cudnnGraphNotSupportedError, RuntimeError, ValueError):
+        return _build(native, index)
+    except _refusals():
         return None
 
 

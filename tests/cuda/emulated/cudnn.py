@@ -43,7 +43,7 @@ numerical_note = enum.Enum(
 )
 
 
-class cudnnGraphNotSupportedError(RuntimeError):
+class cudnnGraphNotSupportedError(Exception):
     """No engine takes the graph."""
 
 
