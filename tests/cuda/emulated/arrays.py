@@ -78,7 +78,8 @@ class ndarray:
     def view(self, dtype: Any = None) -> ndarray:
         return self._derived(self._host.view() if dtype is None else self._host.view(dtype))
 
-    def ravel(self) -> ndarray:
+    def ravel(self, order: str = "C") -> ndarray:
+        assert order == "C"
         return self.reshape(-1)
 
     def transpose(self, *axes: Any) -> ndarray:

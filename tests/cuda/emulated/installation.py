@@ -65,7 +65,7 @@ def emulated(devices: int = 2, **settings: Any) -> Iterator[Machine]:
         _forget(devices)
         try:
             yield machine
-            module.cuda.nccl.check()
+            module.cuda.nccl._check()
             machine.check()
         finally:
             _forget(devices)

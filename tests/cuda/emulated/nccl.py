@@ -250,7 +250,7 @@ class NcclModule:
                 del clique.waiting[number]
                 self._launch([parts[rank] for rank in range(clique.size)])
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises EmulationError when a rank waits for a collective that others never asked for."""
         for clique in self._all:
             for number, parts in clique.waiting.items():
