@@ -122,6 +122,8 @@ def _strides(array: Array) -> tuple[int, ...]:
 
 def _order(rows: int, columns: int, by_row: int, by_column: int) -> tuple[bool, int] | None:
     """Whether a matrix with these strides is stored by columns, and its leading stride; None when it is neither."""
+    if not rows or not columns:
+        return False, columns
     if (by_column == 1 or columns == 1) and (rows == 1 or by_row >= columns):
         return False, by_row if rows > 1 else columns
     if (by_row == 1 or rows == 1) and (columns == 1 or by_column >= rows):
