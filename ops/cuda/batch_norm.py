@@ -88,6 +88,7 @@ class _CudaSpatialBN(_ChannelOperator):
             return self.by_channels("bn_inference", groups, inputs, {"y": self.y(0)}, epsilon=epsilon)
         if inputs["x"].size == 0:
             return in_sequence([zero_step(self.y(3)), zero_step(self.y(4))])
+        inputs |= {"old_mean": inputs.pop("mean"), "old_var": inputs.pop("var")}
         names = ("y", "new_mean", "new_var", "saved_mean", "saved_inverse")
         outputs = dict(zip(names, map(self.y, range(5)), strict=True))
         settled = (
@@ -110,8 +111,8 @@ class _CudaSpatialBN(_ChannelOperator):
             phases,
             before=before,
             each="y = A(x - centre) * factor + shift;",
-            last="new_mean = (double)mean * momentum + average * (1.0 - momentum); "
-            "new_var = (double)var * momentum + variance * (1.0 - momentum); "
+            last="new_mean = (double)old_mean * momentum + average * (1.0 - momentum); "
+            "new_var = (double)old_var * momentum + variance * (1.0 - momentum); "
             "saved_mean = average; saved_inverse = inverse;",
             helpers=_MOMENTS,
         )

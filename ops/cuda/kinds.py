@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dagexec.core.operator import Operator
 from dagexec.core.registry import operator
@@ -11,9 +11,9 @@ from dagexec.core.registry import operator
 T = TypeVar("T", bound=Operator)
 
 
-def registered_kinds(base: type[T]) -> list[type[T]]:
+def registered_kinds(base: type[Any]) -> list[type[Operator]]:
     """The classes made from `base`, itself included, that compute an operator type."""
-    found = [base] if "schema" in vars(base) else []
+    found: list[type[Operator]] = [base] if "schema" in vars(base) else []
     return found + [kind for child in base.__subclasses__() for kind in registered_kinds(child)]
 
 

@@ -96,7 +96,7 @@ template <class A> struct place_of_least {
     __device__ void join(const place_of_least& other) { if (other.place >= 0) add(other.value, other.place); }
 };
 """
-"""States of phases: `accumulated<T>` is what elements of type T are summed in. Integers wrap, as unsigned numbers do."""
+"""States of phases. `accumulated<T>` is what elements of type T are summed in; integers wrap, as unsigned ones do."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Phase:
 class Groups:
     """The statements of a computation by groups.
 
-    In all of them an operand's name is its element, `name_p` its pointer, `A` and `W` are the types in which elements of
-    the first operand are computed and summed, `o` is the number of the group, `w.length` the elements in it. Where
+    In all of them an operand's name is its element, `name_p` its pointer, `A` and `W` are the types in which elements
+    of the first operand are computed and summed, `o` is the number of the group, `w.length` the elements in it. Where
     there is an element, `r` is its number in the group and `name_at` its place. Outside, operands with an element a
     group have their names, and `name_base` is the place of a group's first element.
 
@@ -284,7 +284,7 @@ class _Cut:
 
     @classmethod
     def of(cls, outputs: int, length: int, row: bool, chain: int | None) -> _Cut:
-        """For groups of `length`; they are cut where a thread would get more than `chain` elements, if that is given."""
+        """For groups of `length`, cut where a thread would get more than `chain` elements, if that is given."""
         if row:
             lanes = min(THREADS, _power_of_two(length))
         else:
@@ -385,7 +385,8 @@ class _Source:
             f"struct layout_t {{ i64 fast, kept{axes}, slow{axes}; }};\n"
             "struct walk_t { i64 outputs, length, piece, pieces, lanes, row, kept_axes, slow_axes, fast, "
             f"kept{axes}, slow{axes}; layout_t of[{len(self._walk.layouts)}]; }};\n"
-            f'extern "C" __global__ void {kernel}({", ".join([*parameters, *memory, "walk_t w"])}) {{\n    {lines}\n}}\n'
+            f'extern "C" __global__ void {kernel}({", ".join([*parameters, *memory, "walk_t w"])}) {{\n'
+            f"    {lines}\n}}\n"
         )
 
     def _prologue(self) -> Iterator[str]:
@@ -405,13 +406,17 @@ class _Source:
         yield f"if (d) rest /= w.kept[d]; {moves} }} }}"
         for key, index in self._walk.layout_of.items():
             yield f"const i64 {key}_base = base{index};"
-        groups = self._groups
-        texts = [groups.before, groups.each, groups.last]
-        texts += [text for phase in groups.phases for text in (phase.absorb, phase.after)]
         for key in self._inputs:
-            if key in self._of_groups and _mentions(" ".join(texts), key):
+            if key in self._of_groups and _mentions(self._before_last, key):
                 yield f"const auto {key} = get({key}_p, {key}_base);"
-        yield groups.before
+        yield self._groups.before
+
+    @property
+    def _before_last(self) -> str:
+        """All statements but those for every group at the end."""
+        groups = self._groups
+        texts = [text for phase in groups.phases for text in (phase.absorb, phase.after)]
+        return " ".join([groups.before, *texts, groups.each])
 
     def _whole(self) -> Iterator[str]:
         """All phases, the map and the end, by a block that has whole groups."""
@@ -450,7 +455,9 @@ class _Source:
         yield from absorbing
         yield f"{own} = s; }}"
         yield "__syncthreads();"
-        yield f"for (int half = lanes / 2; half; half /= 2) {{ if (lane < half) {own}.join({other}); __syncthreads(); }}"
+        yield "for (int half = lanes / 2; half; half /= 2) {"
+        yield f"if (lane < half) {own}.join({other});"
+        yield "__syncthreads(); }"
         yield f"const state{number} total{number} = shared{number}[column];"
 
     def _loop(self, statements: str) -> Iterator[str]:
@@ -479,6 +486,9 @@ class _Source:
         """Statements for each group, by one thread."""
         if self._groups.last:
             yield "if (live && lane == 0 && blockIdx.y == 0) {"
+            for key in self._inputs:
+                if _mentions(self._groups.last, key) and not _mentions(self._before_last, key):
+                    yield f"    const auto {key} = get({key}_p, {key}_base);"
             yield from self._assigned(self._groups.last, "base")
             yield "}"
 

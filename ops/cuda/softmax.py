@@ -23,14 +23,12 @@ class _CudaSoftmax(CudaOperator):
     def prepare(self) -> Step:
         """One kernel."""
         shape = grouping(self.call())
-        logarithm = isinstance(self, LogSoftmax)
-        name, each = (
-            ("log_softmax", "y = A(x - top) - log(sum);") if logarithm else ("softmax", "y = exp(A(x - top)) / sum;")
-        )
+        name, each = "softmax", "y = exp(A(x - top)) / sum;"
+        if isinstance(self, LogSoftmax):
+            name, each = "log_softmax", "y = A(x - top) - log(sum);"
         groups = Groups([GREATEST, EXPONENTIALS], each=each)
-        return by_groups(
-            self, name, shape, (1,), groups, {"x": self.x(0).reshape(shape)}, {"y": self.y(0).reshape(shape)}
-        )
+        inputs, outputs = {"x": self.x(0).reshape(shape)}, {"y": self.y(0).reshape(shape)}
+        return by_groups(self, name, shape, (1,), groups, inputs, outputs)
 
 
 @on_cuda(SoftmaxGradient, LogSoftmaxGradient)

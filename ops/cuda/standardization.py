@@ -1,4 +1,4 @@
-"""InstanceNorm, GroupNorm and LayerNorm on CUDA, and their gradients: mean, then deviation, then the map, in one kernel."""
+"""InstanceNorm, GroupNorm and LayerNorm on CUDA, and their gradients: mean, deviation and the map in one kernel."""
 
 from __future__ import annotations
 

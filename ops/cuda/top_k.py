@@ -145,27 +145,27 @@ class _CudaTopK(CudaOperator):
         vectors, padded = x.size // size, 1 << (size - 1).bit_length()
         sizes = np.array([size, k, inner, padded], np.int64)
         results = [values, self.y(1), self.y(2) if len(self.output_blobs) == 3 else None]
-        types = {"T": c_type_of(x)}
+        kind = c_type_of(x)
         if k <= FEW:
             source = f"#define THREADS {THREADS}\n{_PICK}"
-            return self.launch("pick", source, [x, *results, sizes], blocks=vectors, threads=THREADS, **types)
+            return self.launch("pick", source, [x, *results, sizes], blocks=vectors, threads=THREADS, T=kind)
         if size <= COUNTED:
             arguments = [x, *results, sizes, np.int64(x.size)]
-            return self.launch("count_before", _COUNT, arguments, elements=x.size, **types)
+            return self.launch("count_before", _COUNT, arguments, elements=x.size, T=kind)
         items, count = self.scratch((vectors * padded * 16,), np.uint8), vectors * padded
         begin = [x, items, sizes, np.int64(count)]
-        steps = [self.launch("sort_begin", _SORT, begin, elements=count, **types)]
+        steps = [self.launch("sort_begin", _SORT, begin, elements=count, T=kind)]
         run = 2
         while run <= padded:
             stride = run // 2
             while stride:
                 numbers = (run if run < padded else 0, stride, padded, count // 2)
                 arguments = [items, *map(np.int64, numbers)]
-                steps.append(self.launch("sort_step", _SORT, arguments, elements=count // 2, **types))
+                steps.append(self.launch("sort_step", _SORT, arguments, elements=count // 2, T=kind))
                 stride //= 2
             run *= 2
         end = [x, items, *results, sizes, np.int64(vectors * k)]
-        return in_sequence([*steps, self.launch("sort_end", _SORT, end, elements=vectors * k, **types)])
+        return in_sequence([*steps, self.launch("sort_end", _SORT, end, elements=vectors * k, T=kind)])
 
 
 _PLACE = r"""

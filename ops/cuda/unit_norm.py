@@ -24,12 +24,11 @@ class _CudaVectors(CudaOperator):
     def prepare(self) -> Step:
         """One kernel."""
         view = vectors_view(self.call())
-        inputs = {name: self.x(index).reshape(view) for name, index in zip(("x", "dy"), range(len(self.input_blobs)))}
+        inputs = {"x": self.x(0).reshape(view)}
         if isinstance(self, NormalizeGradient):
-            name, groups = (
-                "normalize_gradient",
-                Groups([_LENGTH, _ALONG], each="y = A(dy - A(x / length) * along) / length;"),
-            )
+            inputs["dy"] = self.x(1).reshape(view)
+            name = "normalize_gradient"
+            groups = Groups([_LENGTH, _ALONG], each="y = A(dy - A(x / length) * along) / length;")
         elif isinstance(self, NormalizeL1):
             name, groups = "normalize_l1", Groups([_SIZE], each="y = x / size;")
         else:

@@ -30,7 +30,11 @@ _PROBABILITIES = r"""
 template <class W> struct probabilities {
     W total, all, least;
     __device__ void begin() { total = W(0); all = W(0); least = W(0); }
-    __device__ void add(W term, W probability) { total += term; all += probability; least = smaller(least, probability); }
+    __device__ void add(W term, W probability) {
+        total += term;
+        all += probability;
+        least = smaller(least, probability);
+    }
     __device__ void join(const probabilities& other) {
         total += other.total;
         all += other.all;
@@ -87,35 +91,30 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
         labels, fault = self.labels()
         given, weight = self.row_weight(2 if len(self.input_blobs) == 3 else None)
         scalars: dict[str, np.generic] = {}
-        phases, check = [GREATEST, EXPONENTIALS], ""
+        phases = [GREATEST, EXPONENTIALS]
         if "target" in labels:
             before, name = "", "distribution"
-            check = (
-                "if (!(total2.least >= W(0) && fabs((double)total2.all - 1.0) <= tolerance)) atomicExch(fault_p, 1);"
-            )
+            right = "total2.least >= W(0) && fabs((double)total2.all - 1.0) <= tolerance"
             logarithm = "larger(A(A(x - top) - log(sum)), A(least_log))"
             phases.append(Phase("probabilities<W>", f"s.add((W)A({logarithm} * A(target)), (W)target);", size=24))
             loss = "-(double)(A)total2.total"
             scalars |= {"least_log": np.float64(LEAST_LOG), "tolerance": np.float64(self._tolerance())}
             fault = {"fault": self.fault_word(self._check_distribution)}
         else:
-            ignored = " || label == -1" if self.least == IGNORED else ""
             before = (
                 "const bool known = label >= 0 && label < w.length; "
                 "const A own = known ? get(x_p, x_base + label * class_stride) : A(float_of(0x7fc00000u));"
             )
-            name, loss = (
-                "label",
-                f"(known{ignored} || is_class(label, w.length, fault_p)) ? (double)A(log(sum) - A(own - top)) : (double)own",
-            )
-            if ignored:
-                loss = f"label == -1 ? 0.0 : ({loss})"
+            name, right, loss = "label", "known", "(double)A(log(sum) - A(own - top))"
+            if self.least == IGNORED:
+                name, right, loss = "pixel_label", f"known || label == {IGNORED}", f"label == {IGNORED} ? 0.0 : {loss}"
             scalars["class_stride"] = np.int64(sizes.inner)
         groups = Groups(
             phases,
             before=before,
             each="y = exp(A(x - top)) / sum;",
-            last=f"{check} const double share = {weight}; weighted = share; loss = ({loss}) * share;",
+            last=f"if (!({right})) atomicExch(fault_p, 1); "
+            f"const double share = {weight}; weighted = share; loss = ({loss}) * share;",
             helpers=LABELS + _PROBABILITIES,
         )
         total = Groups(
