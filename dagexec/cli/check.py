@@ -25,7 +25,7 @@ def check_command(
     model: ModelArgument,
     net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "async_dag",
     device: Annotated[
-        str, typer.Option("--device", help="cpu or sim:N, for operators that do not name one.")
+        str, typer.Option("--device", help="cpu, sim:N or cuda:N, for operators that do not name one.")
     ] = "sim:0",
     num_workers: Annotated[
         int | None, typer.Option("--num-workers", min=1, help="Workers that launch. Default: the cores.")

@@ -27,7 +27,7 @@ def stress_command(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Decides which cases are run.")] = 0,
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu or sim:N; with sim:N, other devices take part. Default: cpu.")
+        str | None, typer.Option("--device", help="cpu, sim:N (other devices take part) or cuda:N. Default: cpu.")
     ] = None,
     net_type: Annotated[
         str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: each case has its own.")

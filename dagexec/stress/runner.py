@@ -1,9 +1,10 @@
 """Running a case: everyone calls at once, and every result and every error is judged.
 
 A result must have SimpleNet's bytes on the host, or those values, and the same bytes each time, when the net is
-rewritten for speed. An error must be one that the caller asked for: the failure of an
-operator that was told to fail, a timeout that was set, a feed that was wrong, an executor that was closed, a device
-that was made to fail. Afterwards the executor must serve clean runs on all its replicas, and nothing may be lost.
+rewritten for speed; of a CUDA device, whose arithmetic is its own, SimpleNet's bytes there. An error must be one that
+the caller asked for: the failure of an operator that was told to fail, a timeout that was set, a feed that was wrong,
+an executor that was closed, a device that was made to fail. Afterwards the executor must serve clean runs on all its
+replicas, and nothing may be lost.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import dagexec
 from dagexec import transfers
 from dagexec.compilation import PASSES
+from dagexec.core.device import CPU, Device
 from dagexec.core.errors import (
     ClosedError,
     DagexecError,
@@ -102,15 +104,18 @@ class Reference:
 
 
 class HostNet:
-    """A net under SimpleNet on the host, which keeps what it writes."""
+    """A net under SimpleNet on the host, or on CUDA devices where they are, which keeps what it writes."""
 
     def __init__(self, net: RandomNet) -> None:
         self._net = net
         self.workspace = Workspace()
-        create_shared_buffer(self.workspace)
+        places = {Device.from_option(op.device_option) for op in (net.net, *net.net.op)}
+        there = any(place.kind == "cuda" for place in places)
+        for place in places if there else {CPU}:
+            create_shared_buffer(self.workspace, place)
         feed_all(self.workspace, net.parameters)
         feed_all(self.workspace, net.feeds(0))
-        self._simple = SimpleNet(without_devices(net.net), self.workspace)
+        self._simple = SimpleNet(net.net if there else without_devices(net.net), self.workspace)
 
     def __enter__(self) -> HostNet:
         return self

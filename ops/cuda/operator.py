@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dagexec.core import dtypes
 from dagexec.core.cuda.context import CudaContext
+from dagexec.core.cuda.current import current
 from dagexec.core.cuda.kernels import BLOCK, Launch, compiled
 from dagexec.core.cuda.prelude import c_type
 from dagexec.core.operator import Operator, Step
@@ -41,8 +42,11 @@ class CudaOperator(Operator):
             return super().bind(types, as_view=as_view, placed=placed)
 
     def host_value(self, index: int) -> Array:
-        """See Operator: a copy, made after what computes the values."""
-        return self.input(index).fetch()
+        """See Operator: a copy, made after what computes the values; within a run the host waits for its stream."""
+        found = self.input(index).fetch()
+        if current.stream is not None:
+            current.stream.synchronize()
+        return found
 
     def launch(
         self,
