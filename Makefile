@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CUDA_VENV := .venv-cuda
 
-.PHONY: compare test stress lint proto benchmark benchmark-cnn fuzz clean
+.PHONY: compare test stress lint proto benchmark benchmark-cnn fuzz cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -48,11 +49,16 @@ benchmark-cnn: $(VENV)/.installed-bench
 fuzz: $(VENV)/.installed-test
 	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest tests/ops
 
+# The CUDA code against the real CuPy, NVRTC and cuDNN, in an environment of its own; a device is not needed.
+cuda-check: $(CUDA_VENV)/.installed
+	$(CUDA_VENV)/bin/python -m pytest tests/cuda/test_conformance.py tests/cuda/test_nvrtc.py tests/cuda/test_cudnn_deviceless.py
+	$(CUDA_VENV)/bin/python -m tests.cuda.check_kernels
+
 proto: $(VENV)/.installed-dev
 	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(CUDA_VENV) dist build
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -71,4 +77,9 @@ $(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(CUDA_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,cuda12]'
 	touch $@

@@ -14,6 +14,33 @@ from dagexec.cli import main
 from tests.command_line import Cli
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--device cuda:0`: every operator that the tests run on the host runs there, too, and is compared."""
+    parser.addoption("--device", help="cuda:0: run every operator there, too; emulated where there is no GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported: tests/ops/running.py reads the share of operators that run on CUDA."""
+    device = config.getoption("--device")
+    if device is None:
+        return
+    if device != "cuda:0":
+        raise pytest.UsageError(f"--device {device}: only cuda:0 is offered")
+    os.environ["DAGEXEC_ON_CUDA_EVERY"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    from tests.cuda.emulated import has_gpu
+
+    if not has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run the command line in this process: exit status, standard output, standard error."""

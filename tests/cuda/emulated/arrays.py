@@ -85,8 +85,8 @@ class ndarray:
     def transpose(self, *axes: Any) -> ndarray:
         return self._derived(self._host.transpose(*axes))
 
-    def swapaxes(self, first: int, second: int) -> ndarray:
-        return self._derived(self._host.swapaxes(first, second))
+    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
+        return self._derived(self._host.swapaxes(axis1, axis2))
 
     def squeeze(self, axis: Any = None) -> ndarray:
         return self._derived(self._host.squeeze(axis))
