@@ -253,7 +253,7 @@ class CapturedRun:
             for operator in operators
             if (buffer := operator.shared_buffer) is not None and buffer.turns is not None
         }
-        self._kept = self._turns.take_workspaces()
+        self._kept = [*self._turns.take_workspaces(), *self._turns.buffers.values()]
         for stream in members:
             if stream.failure is not None:
                 raise stream.failure.error
@@ -285,6 +285,7 @@ class _CapturedTurns:
         self.events: list[Event] = []
         self._ends: dict[str, tuple[Stream, Event]] = {}
         self._states: dict[int, Any] = {}
+        self.buffers: dict[int, Array] = {}  # what shared buffers held: they may grow, and let go of it
 
     def launch(self, operator: Operator, kernel: Kernel, guards: Sequence[str]) -> Launch:
         """Puts `kernel` on a stream after all that took turns under one of `guards` before."""
@@ -304,6 +305,8 @@ class _CapturedTurns:
                 if state is not None:
                     held.enter_context(state.captured())
                 stream.launch(kernel)
+                if buffer is not None:
+                    self.buffers[id(buffer.memory)] = buffer.memory
 
         return launch
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -103,15 +103,6 @@ class StreamMutex:
                     stream.synchronize()  # nobody could be told to wait for this turn
                     raise
                 self._ends[stream] = event
-
-    def wait_for_turns(self) -> None:
-        """Block the host until no turn is working on the device any more. Call it within a turn, or where none begins.
-
-        A turn that failed is over, too.
-        """
-        for end in self._ends.values():
-            with suppress(Exception):
-                end.finish()
 
     @contextmanager
     def captured(self) -> Iterator[None]:

@@ -40,7 +40,6 @@ class SharedBuffer:
         name: "shared buffer of cpu".
         turns: on a device that works on its own, the mutex under which users are launched; None on the host, where
             `use` blocks.
-        moves: how often the memory has been another since it was made; what was captured before holds the old one.
     """
 
     def __init__(self, context: Context) -> None:
@@ -51,7 +50,6 @@ class SharedBuffer:
         self._use = TurnLock(self.name)
         self._announce = threading.Lock()
         self._needed = 0
-        self.moves = 0
         self._memory = context.allocate(0)
         self._bound: weakref.WeakSet[_SharedStep] = weakref.WeakSet()  # read and changed by whoever holds `_use`
 
@@ -59,6 +57,11 @@ class SharedBuffer:
     def nbytes(self) -> int:
         """Bytes of memory it holds at present."""
         return int(self._memory.nbytes)
+
+    @property
+    def memory(self) -> Array:
+        """The memory that it holds at present: for what has been captured over it, and must not outlive it."""
+        return self._memory
 
     @property
     def in_use(self) -> bool:
@@ -78,27 +81,19 @@ class SharedBuffer:
     def use(self) -> Iterator[Array]:
         """The memory, as bytes for a step to work on, for this thread alone until the block ends. Undefined content.
 
-        When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one. On
-        CUDA, where steps are run while they are launched, the host then waits for the turns that still work on the old
-        one. Nobody is waited for on a device otherwise: raises DeviceError when another kernel is using the memory,
-        launched without `turns`.
+        When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one; what a
+        stream of CUDA still does in the old one goes on, as a device hands no memory out again before all is done that
+        was launched before it was freed. On a device nobody is waited for here: raises DeviceError when another kernel
+        is using it, launched without `turns`.
         """
         if self.turns is not None and self._use.locked():
             raise DeviceError(f"the {self.name} is used by two kernels at once")
         with self._use:
             if self._memory.nbytes < self._needed:
-                if self.turns is not None and self._launches_at_once:
-                    self.turns.wait_for_turns()
                 self._memory = self._context.allocate(0)
                 self._unbind_all()
-                self.moves += 1
                 self._memory = self._context.allocate(self._needed)
             yield self._context.host_view(self._memory)
-
-    @property
-    def _launches_at_once(self) -> bool:
-        """True where a step puts work on a stream when it is called, which may use the memory after it has returned."""
-        return self._context.device.kind == "cuda"
 
     def stand_in(self, nbytes: int) -> Array:
         """What stands for `nbytes` of the memory, and is never touched, while a step is made that needs as many."""

@@ -310,7 +310,7 @@ class CudaGRUGradient(CudaOperator, GRUGradient):
                 self._step(work, number, step, earlier[step], None if behind is None else behind[step], dh, of_reset)
             work.keep_states(number, [dh])
             rows = None if behind is None else behind.reshape(sizes.rows, sizes.width)
-            self._recurrent_gradient(work, number, earlier.reshape(sizes.rows, sizes.hidden), rows)
+            self._state_gradient(work, number, earlier.reshape(sizes.rows, sizes.hidden), rows)
             work.bias_gradients(number, rows)
         work.input_gradients()
         return in_sequence(work.steps)
@@ -332,7 +332,7 @@ class CudaGRUGradient(CudaOperator, GRUGradient):
         work.multiply(sums[:, :opened], recurrent[:opened], dh, added=True)
 
     @staticmethod
-    def _recurrent_gradient(work: BackwardWork, number: int, states: Array, behind: Array | None) -> None:
+    def _state_gradient(work: BackwardWork, number: int, states: Array, behind: Array | None) -> None:
         """dR of one direction, where it is wanted."""
         sizes, target, opened = work.sizes, work.wanted(2), 2 * work.sizes.hidden
         if target is None:

@@ -14,9 +14,12 @@ import pytest
 from dagexec import NetDef, OperatorDef, Workspace, create_shared_buffer
 from dagexec.core.device import Device
 from dagexec.core.exclusive import StreamMutex
+from dagexec.core.operator import Step, in_sequence
 from dagexec.core.runtime import Kernel, Stream, runtime_of
-from dagexec.core.shared_buffer import SharedBuffer, shared_step
+from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
+from dagexec.ops.cuda.copy import copy_step
 from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.scheduler.captured import CapturedNet
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, emulated
 from tests.ops.running import on_device, operator_def
@@ -191,35 +194,78 @@ def test_without_turns_the_shared_buffer_is_raced_for(monkeypatch: pytest.Monkey
     assert any(run_sharing(seed)[1] for seed in range(5))
 
 
-def test_a_buffer_that_grows_waits_for_the_streams_that_use_the_old_one() -> None:
-    with emulated(asynchronous=True, kernel_seconds=0.05):
-        workspace = Workspace()
-        buffer: SharedBuffer = create_shared_buffer(workspace, CUDA)
-        runtime = runtime_of(CUDA)
+def test_a_buffer_grows_while_a_stream_works_in_the_old_memory_and_nobody_waits() -> None:
+    with emulated(asynchronous=True, kernel_seconds=0.05, copy_seconds=0.05) as machine:
+        buffer: SharedBuffer = create_shared_buffer(Workspace(), CUDA)
+        runtime, turns = runtime_of(CUDA), buffer.turns
+        assert turns is not None
         first, second = runtime.lease(), runtime.lease()
-        assert buffer.turns is not None
-        source = runtime.allocate(1 << 16)
+        source, target = runtime.allocate(1 << 16), runtime.allocate(1 << 16)
+        runtime.copy_now(source, np.full(1 << 16, 7, np.uint8))
 
-        def copy_of(nbytes: int) -> Any:
-            from dagexec.ops.cuda.copy import copy_step
+        def through(nbytes: int, result: Array) -> Any:
+            """Copy so many bytes to the buffer, and on to `result`."""
 
-            return shared_step(buffer, lambda allocate: copy_step(allocate((nbytes,), np.uint8), source[:nbytes]), "it")
+            def build(allocate: Allocate) -> Step:
+                middle = allocate((nbytes,), np.uint8)
+                return in_sequence([copy_step(middle, source[:nbytes]), copy_step(result, middle)])
 
-        small, large = copy_of(1 << 10), None
-        with buffer.turns.turn(first):
+            return shared_step(buffer, build, "it")
+
+        small = through(1 << 12, target[: 1 << 12])
+        with turns.turn(first):
             first.launch(Kernel(small, "small"))
-        moves = buffer.moves
-        large = copy_of(1 << 16)
-        with buffer.turns.turn(second):
+        assert buffer.nbytes == 1 << 12
+        before = len(machine.calls)
+        large = through(1 << 15, target[1 << 15 :])
+        with turns.turn(second):
             second.launch(Kernel(large, "large"))
-        assert first.is_idle
-        assert buffer.moves == moves + 1
-        assert buffer.nbytes == 1 << 16
-        with buffer.turns.turn(first):
+        others = [runtime.allocate(1 << 12) for _ in range(8)]  # none of them is the old memory
+        for array in others:
+            runtime.copy(array, np.zeros(1 << 12, np.uint8), second)
+        assert buffer.nbytes == 1 << 15
+        later = {call.name for call in machine.calls[before:]}
+        assert not later & {"streamSynchronize", "eventSynchronize", "deviceSynchronize"}
+        with turns.turn(first):
             first.launch(Kernel(small, "small"))
-        for stream in (first, second):
-            stream.synchronize()
-            assert stream.failure is None
+        runtime.synchronize()
+        assert machine.races == []
+        found = np.empty(1 << 16, np.uint8)
+        runtime.copy_now(found, target)
+        assert (found[: 1 << 12] == 7).all()
+        assert (found[1 << 15 :] == 7).all()
+
+
+def test_a_captured_net_keeps_the_buffer_it_was_captured_with_when_that_grows() -> None:
+    x, wide = normal((2, 4, 8, 8), np.float32, 0), normal((2, 8, 24, 24), np.float32, 1)
+    larger = operator_def("Conv", ["wide", "v"], ["z"], kernel=3, shared_buffer=1)
+    with emulated(asynchronous=True) as machine:
+        workspace = Workspace()
+        buffer = create_shared_buffer(workspace, CUDA)
+        arrays = {"x": x, "wide": wide, "v": normal((4, 8, 3, 3), np.float32, 2)}
+        arrays |= {f"w{number}": normal((6, 4, 3, 3), np.float32, number) for number in range(4)}
+        for name, array in arrays.items():
+            workspace.feed_blob(name, array)
+        other = NetDef(name="larger", op=[larger], device_option=CUDA.to_option())
+        with CapturedNet(sharing(), workspace, num_workers=2) as net:
+            for number in range(4):
+                net.run()
+                if number == 2:
+                    before = buffer.nbytes
+                    with SimpleNet(other, workspace) as grows:
+                        grows.run()
+                    assert buffer.nbytes > before
+                    kept = [runtime_of(CUDA).allocate(before) for _ in range(4)]
+                    for array in kept:
+                        runtime_of(CUDA).copy_now(array, np.full(before, 255, np.uint8))
+        assert [call.name for call in machine.calls].count("graphLaunch") >= 2
+        assert machine.races == []
+        for number in range(4):
+            expected = convolved(x, arrays[f"w{number}"], 1, 1, 1, 1 + number)
+            close(workspace.fetch_blob(f"y{number}"), expected, 2e-5)
+        found = np.empty(before, np.uint8)
+        runtime_of(CUDA).copy_now(found, kept[0])
+        assert (found == 255).all()
 
 
 def test_the_shared_buffer_gives_the_bytes_of_private_memory() -> None:
