@@ -317,7 +317,7 @@ def region_of(blob: Blob) -> Region | None:
     array = tensor.array
     if array.size == 0:
         return None
-    if is_on_device(array):
+    if tensor.device.kind == "cuda" and is_on_device(array):
         return _region_of_array(array)
     where: object = tensor.device if isinstance(array, np.ndarray) else array.device
     if isinstance(where, Device):

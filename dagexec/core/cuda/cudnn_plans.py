@@ -96,6 +96,7 @@ class Plan:
         self.workspace_nbytes = workspace_nbytes
         found = _binding(graph, index)
         self.direct = found is not None
+        self._execute: Callable[..., object]
         self._execute, self._place = found or (graph.execute, index)
 
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: CudnnHandle) -> None:
