@@ -102,7 +102,7 @@ class PowGradient(CudaOperandGradients):
 
     expressions = {
         "A": (("dC", "A", "B"), "dc * (b == 0 ? A(0) : A(b) * pow(a, A(b) - A(1)))"),
-        "B": (("dC", "A", "C"), "dc * (a != A(0) || c == A(INFINITY) ? c * log(a) : A(0))"),
+        "B": (("dC", "A", "C"), "dc * (a != A(0) || c == A(float_of(0x7f800000u)) ? c * log(a) : A(0))"),
     }
 
     def cuda_form(self, name: str) -> tuple[tuple[str, ...], str, Mapping[str, np.generic]]:

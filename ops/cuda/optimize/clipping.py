@@ -59,7 +59,7 @@ _FACTOR = r"""
     double length = sqrt(squares), factor_found = 1.0;
     if (length > 0.0) {
         double divisor = sqrt(slopes) / length + (double)decay + offset;
-        factor_found = divisor != 0.0 ? (double)trust / divisor : (double)INFINITY;
+        factor_found = divisor != 0.0 ? (double)trust / divisor : (double)float_of(0x7f800000u);
     }
     if (limits) {
         if (factor_found > (double)most) factor_found = (double)most;

@@ -11,8 +11,6 @@
 #define __constant__ static const
 #define __shared__ static thread_local
 #define NULL 0
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
 
 struct dim3_t { unsigned int x, y, z; };
 typedef unsigned long size_t;
