@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
 
-.PHONY: compare test stress lint proto benchmark benchmark-cnn fuzz cuda-check clean
+.PHONY: compare test stress lint proto benchmark benchmark-cnn benchmark-cuda fuzz cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -44,6 +44,10 @@ benchmark: $(VENV)/.installed-test
 # Whole networks against onnxruntime and OpenVINO, in about an hour; PyTorch takes part where .venv has it.
 benchmark-cnn: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/cnn.py --write-docs
+
+# Whole networks on the GPU, beside PyTorch where .venv has it; without a GPU it says so and measures nothing.
+benchmark-cuda: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/cuda.py --json benchmarks/results/cuda.json
 
 # The operators on drawn geometries, twenty times as many as in `make test`.
 fuzz: $(VENV)/.installed-test

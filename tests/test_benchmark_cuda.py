@@ -1,0 +1,61 @@
+"""The benchmark on CUDA devices: its logic, on emulated ones."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dagexec.core.device import Device
+from tests.cuda.emulated import emulated, has_gpu
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark's script."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return import_module("cuda")
+
+
+def test_it_runs_to_its_end_on_emulated_devices_and_says_that_it_measures_nothing(
+    benchmark: ModuleType, tmp_path: Path
+) -> None:
+    assert benchmark.main(["--devices", "emulated", "--quick", "--json", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "emulated" in found["note"]
+    assert found["versions"]["device"] == "emulated device"
+    [case] = found["cases"]
+    assert set(case["contenders"]) == set(benchmark.OURS)
+    assert all(row["milliseconds"] > 0 and row["over_floor"] > 0 for row in case["contenders"].values())
+    assert found["launch_microseconds"] > 0
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a device")
+def test_without_a_device_it_measures_nothing_and_says_what_to_install(
+    benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    assert benchmark.main(["--quick"]) == 1
+    assert "nothing is measured: CuPy cannot be imported" in capsys.readouterr().err
+
+
+def test_what_differs_is_not_timed_and_ratios_are_within_rounds(benchmark: ModuleType) -> None:
+    wanted = np.array([1.0, 2.0])
+    contenders = {"dag": lambda: wanted, "torch eager": lambda: wanted, "simple": lambda: wanted + 0.1}
+    found = benchmark.measure(contenders, wanted, 1e-3, rounds=2, seconds=0.001)
+    assert "milliseconds" not in found["simple"]
+    assert "differs by 5.00e-02" in found["simple"]["refused"]
+    assert found["dag"]["ratio"]["torch eager"] > 0
+    assert "torch eager" not in found["torch eager"]["ratio"]
+
+
+def test_the_floor_counts_arithmetic_and_bytes(benchmark: ModuleType) -> None:
+    with emulated(record=False):
+        slow = benchmark.floor_of("lenet", 1, "float32", "cuda:0", {"operations_a_second": 1e6, "bytes_a_second": 1e12})
+        fast = benchmark.floor_of("lenet", 1, "float32", "cuda:0", {"operations_a_second": 2e6, "bytes_a_second": 1e12})
+        assert slow == pytest.approx(2 * fast, rel=0.01)
+        assert benchmark.launch_microseconds(Device("cuda", 0), 10) > 0
