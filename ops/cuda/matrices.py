@@ -13,6 +13,7 @@ import numpy as np
 from dagexec.core.cuda.cublas import matrix_product, multiplies
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.blocks import compute_dtype
+from dagexec.ops.cuda.indices import require_axes
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.post_ops import filled
 
@@ -149,8 +150,7 @@ def tiled_product(
     if not c.size:
         return nothing_to_do
     batch = tuple(c.shape[:-2])
-    if len(batch) > _MOST_AXES:
-        raise ValueError(f"stacks of matrices over {len(batch)} axes; at most {_MOST_AXES}")
+    require_axes(len(batch), _MOST_AXES, f"{owner.label}: stacks of matrices")
     (m, k), n, count = a.shape[-2:], b.shape[-1], math.prod(batch)
     empty = [0] * (_MOST_AXES - len(batch))
     sizes = np.array([m, n, k, count, *_steps(a)[-2:], *_steps(b)[-2:], *_steps(c)[-2:]], np.int64)
@@ -232,6 +232,7 @@ extern "C" __global__ void stretched_sums(const T* x, S* y, axes_t kept, axes_t 
 
 def stretched_sums(owner: CudaOperator, x: Array, shape: tuple[int, ...], target: Array) -> Step:
     """The step that sums `x` over the axes where `shape`, of as many axes, has size 1, into the packed `target`."""
+    require_axes(x.ndim, 8, f"{owner.label}: sums over stretched axes")
     steps = _steps(x)
     summed = [axis for axis, size in enumerate(x.shape) if size != shape[axis]]
     kept = [axis for axis in range(x.ndim) if axis not in summed]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -29,6 +30,9 @@ Array = npt.NDArray[Any]
 DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 """The math mode (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION) in which parts of a sum are never 16-bit floats."""
 
+WORKSPACE, LARGE_WORKSPACE = 4 << 20, 32 << 20
+"""Bytes that NVIDIA recommends for a handle; the larger one from compute capability 9 on."""
+
 MOST_CALLS = 256
 """Products of stacks that take more calls of cuBLAS than this are another kernel's."""
 
@@ -37,24 +41,41 @@ _LARGEST = (1 << 31) - 1
 _HANDLE = "cuBLAS handle"
 
 
+class Handle:
+    """A handle of cuBLAS for one stream, with a workspace of its own, so that a capture needs no memory for it.
+
+    Attributes:
+        pointer: the cublasHandle_t.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        """Raises DeviceError when cuBLAS gives none."""
+        runtime = stream.runtime
+        try:
+            with runtime.guard():
+                major = cupy().cuda.runtime.getDeviceProperties(runtime.device.index)["major"]
+                self.pointer = cublas.create()
+            self._workspace = runtime.allocate(LARGE_WORKSPACE if major >= 9 else WORKSPACE)
+            cublas.setStream(self.pointer, stream.pointer)
+            cublas.setWorkspace(self.pointer, address(self._workspace), self._workspace.nbytes)
+            cublas.setPointerMode(self.pointer, cublas.CUBLAS_POINTER_MODE_HOST)
+            cublas.setMathMode(self.pointer, DISALLOW_REDUCED_PRECISION_REDUCTION)
+        except cublas.CUBLASError as error:
+            raise DeviceError(f"{stream.name}: cuBLAS cannot be used: {error}") from error
+
+    def close(self) -> None:
+        """Give the handle up; of a device that has failed it is gone already."""
+        with suppress(cublas.CUBLASError):
+            cublas.destroy(self.pointer)
+
+
 def current_handle() -> int:
     """The handle of the calling thread's current stream, made at its first use. Raises DeviceError without a stream."""
     stream = current.stream
     if stream is None:
         raise DeviceError("a matrix product is asked for outside of any CUDA stream")
-    return int(stream.once(_HANDLE, lambda: _new_handle(stream)))
-
-
-def _new_handle(stream: Any) -> int:
-    try:
-        with stream.runtime.guard():
-            handle = cublas.create()
-        cublas.setStream(handle, stream.pointer)
-        cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
-        cublas.setMathMode(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
-    except cublas.CUBLASError as error:
-        raise DeviceError(f"{stream.name}: cuBLAS cannot be used: {error}") from error
-    return int(handle)
+    handle: Handle = stream.once(_HANDLE, lambda: Handle(stream))
+    return handle.pointer
 
 
 def multiplies(a: Array, b: Array, c: Array) -> bool:
