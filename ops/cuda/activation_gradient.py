@@ -97,9 +97,7 @@ class PReluGradient(CudaOperator):
             target = self.y(index)
             if name == "X":
                 code = "value = x > A(0) ? dy : slope * dy;"
-                step = reduced(
-                    self, "prelu_input", x.shape, {**inputs, "slope": slope.reshape(view)}, target, code
-                )
+                step = reduced(self, "prelu_input", x.shape, {**inputs, "slope": slope.reshape(view)}, target, code)
             else:
                 code = "value = smaller(x, A(0)) * dy;"
                 step = reduced(self, "prelu_slope", x.shape, inputs, target.reshape(view), code)

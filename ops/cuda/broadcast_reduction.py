@@ -1,4 +1,4 @@
-"""Sums over the axes along which a tensor was stretched, of an expression of broadcast tensors: gradients of broadcasts.
+"""Sums of an expression of broadcast tensors, over the axes along which one was stretched: gradients of broadcasts.
 
 A block has `depth` rows of threads that share the terms of `width` sums; what each thread has added up is added in a
 tree. Long sums are cut into segments of a length that only the sizes decide, and the segments' sums are added the same
@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from dagexec.core import dtypes
+from dagexec.core.cuda.arrays import address
 from dagexec.core.cuda.kernels import BLOCK, block_count
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.cuda.copy import copy_step
@@ -54,7 +55,7 @@ def reduced(
     first = next(iter(inputs.values()))
     if not expression:
         if first.shape == kept == shape and first.dtype == target.dtype:
-            return nothing_to_do if first.data.ptr == target.data.ptr else copy_step(target, first)
+            return nothing_to_do if address(first) == address(target) else copy_step(target, first)
         expression = f"value = {next(iter(inputs))};"
     if kept == shape:
         return elementwise(operator, name, inputs, {"value": target}, expression, scalars)

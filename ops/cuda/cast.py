@@ -1,12 +1,13 @@
 """Conversions of element types on CUDA, as NumPy converts on x86-64.
 
-A float beyond an integer's range, and NaN, become the least int32 or int64, of which smaller integers keep the low bits;
-CUDA's own conversion would saturate. float64 is rounded to float16 once, not by way of float32.
+A float beyond an integer's range, and NaN, become the least int32 or int64, of which smaller integers keep the low
+bits; CUDA's own conversion would saturate. float64 is rounded to float16 once, not by way of float32.
 """
 
 from __future__ import annotations
 
 from dagexec.core import dtypes
+from dagexec.core.cuda.arrays import address
 from dagexec.core.dtypes import BOOL, FLOAT16, FLOAT64
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.cast import Cast, CastLike, FloatToHalf, HalfToFloat
@@ -40,7 +41,7 @@ class CudaConversion(CudaOperator):
         """One kernel; a copy when the type stays."""
         x, y = self.x(0), self.y(0)
         if x.dtype == y.dtype:
-            return nothing_to_do if x.data.ptr == y.data.ptr else copy_step(y, x)
+            return nothing_to_do if address(x) == address(y) else copy_step(y, x)
         source, target = dtypes.from_numpy(x.dtype), dtypes.from_numpy(y.dtype)
         value = "x"
         if target is BOOL:

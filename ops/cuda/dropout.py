@@ -11,6 +11,7 @@ import secrets
 
 import numpy as np
 
+from dagexec.core.cuda.arrays import address
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.cuda.copy import copy_step
 from dagexec.ops.cuda.expression import computed_scalar, elementwise
@@ -87,4 +88,4 @@ class CudaDropoutGrad(CudaOperator):
         dy, dx = self.x(0), self.y(0)
         if not self.arguments.bool("is_test"):
             return masked(self, dy, self.x(1), dx, self.arguments.float("ratio", 0.5))
-        return nothing_to_do if dy.data.ptr == dx.data.ptr else copy_step(dx, dy)
+        return nothing_to_do if address(dy) == address(dx) else copy_step(dx, dy)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core import dtypes
+from dagexec.core.cuda.arrays import address
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.broadcasting import operand_views
@@ -105,7 +106,7 @@ def folded(
     """
     name = type(operator).schema.type.lower()
     if len(arrays) == 1 and (not finish or divisor in (None, 1)):
-        return nothing_to_do if arrays[0].data.ptr == y.data.ptr else copy_step(y, arrays[0])
+        return nothing_to_do if address(arrays[0]) == address(y) else copy_step(y, arrays[0])
     narrow = compute_dtype(y.dtype) if dtypes.from_numpy(y.dtype).is_float else y.dtype
     pieces = [arrays[start : start + MOST_INPUTS] for start in range(0, len(arrays), MOST_INPUTS)]
     total = y if len(pieces) == 1 else operator.scratch(y.shape, narrow)

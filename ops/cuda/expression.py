@@ -64,7 +64,8 @@ def elementwise(
     source = (
         f"typedef {places.index_type} ix;\n{FORMULAS}{helpers}\n{places.declarations}"
         f'extern "C" __global__ void {kernel}({", ".join(parameters)}) {{\n'
-        f"    for (ix i = (ix)first_index(), step = (ix)index_step(); i < elements; i += step) {{\n        {body}\n    }}\n}}\n"
+        "    for (ix i = (ix)first_index(), step = (ix)index_step(); i < elements; i += step) {\n"
+        f"        {body}\n    }}\n}}\n"
     )
     arguments = [*inputs.values(), *outputs.values(), *scalars.values(), places.number(size), *places.arguments]
     return operator.launch(kernel, source, arguments, elements=size)
@@ -75,7 +76,7 @@ def computed_scalar(array: Array, value: float) -> np.generic:
     meta = dtypes.from_numpy(array.dtype)
     kind = np.float32 if meta.is_float and array.itemsize == 2 else array.dtype.type
     with np.errstate(over="ignore"):
-        return np.asarray(value, kind)[()]
+        return np.array([value], kind)[0]  # type: ignore[no-any-return]
 
 
 def c_type_of_scalar(value: np.generic) -> str:

@@ -46,7 +46,9 @@ template <class A> __device__ inline A swish(A x, A alpha) {
 }
 template <class A> __device__ inline A softplus(A x) { return larger(x, A(0)) + log1p(exp(-fabs(x))); }
 template <class A> __device__ inline A clipped(A x, A low, A high) { return smaller(larger(x, low), high); }
-template <class A> __device__ inline A hard_sigmoid(A x, A alpha, A beta) { return clipped(alpha * x + beta, A(0), A(1)); }
+template <class A> __device__ inline A hard_sigmoid(A x, A alpha, A beta) {
+    return clipped(alpha * x + beta, A(0), A(1));
+}
 template <class A> __device__ inline A hard_swish(A x) { return x * hard_sigmoid(x, A(1.0 / 6), A(0.5)); }
 template <class A> __device__ inline A elu(A x, A alpha) { return x > A(0) ? x : alpha * expm1(x); }
 template <class A> __device__ inline A leaky_relu(A x, A alpha) { return x > A(0) ? x : alpha * x; }

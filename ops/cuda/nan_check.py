@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core import dtypes
+from dagexec.core.cuda.arrays import address
 from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.cuda.broadcast_reduction import reduced
 from dagexec.ops.cuda.copy import copy_step
@@ -39,6 +40,6 @@ class CudaNanCheck(CudaOperator):
                     check_finite(host, np.empty(x.shape, np.bool_), name, producer, self.label)
 
             steps.append(check)
-        if x.data.ptr != y.data.ptr:
+        if address(x) != address(y):
             steps.append(copy_step(y, x))
         return in_sequence(steps)

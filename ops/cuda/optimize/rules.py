@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from dagexec.core.arguments import Arguments
@@ -94,7 +95,7 @@ def _ftrl_numbers(arguments: Arguments, dtype: np.dtype[np.generic]) -> Numbers:
         "beta": arguments.float("beta", 1.0),
         "lambda1": arguments.float("lambda1", 0.001),
         "lambda2": arguments.float("lambda2", 0.001),
-        "tiny": float(np.finfo(dtype).tiny),  # type: ignore[arg-type]
+        "tiny": float(ml_dtypes.finfo(dtype).tiny),  # type: ignore[no-untyped-call]
     }
 
 

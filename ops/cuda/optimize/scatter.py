@@ -77,11 +77,12 @@ class CudaScatterWeightedSum(CheckedOperator):
         steps = [order.sort]
         for value in (None, *range(3, len(self.input_blobs), 2)):
             weight: Array = self.x(1 if value is None else value + 1)
-            types = {"T": c_type_of(table), "W": c_type_of(weight)}
             name = "scatter_scale" if value is None else "scatter_add"
             values = [] if value is None else [self.x(value)]
             arguments = [order.keys, order.numbers, table, *values, weight, *sizes]
-            steps.append(self.launch(name, _ADD, arguments, elements=count * width, **types))
+            steps.append(
+                self.launch(name, _ADD, arguments, elements=count * width, T=c_type_of(table), W=c_type_of(weight))
+            )
         return in_sequence(steps)
 
 
@@ -99,6 +100,5 @@ class CudaScatterAssign(CheckedOperator):
         order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
         sizes = [np.int64(height), np.int64(count), np.int64(width)]
         arguments = [order.keys, order.numbers, table, self.x(2), *sizes]
-        types = {"T": item_type(table.itemsize)}
-        assign = self.launch("scatter_assign", _ASSIGN, arguments, elements=count * width, **types)
+        assign = self.launch("scatter_assign", _ASSIGN, arguments, elements=count * width, T=item_type(table.itemsize))
         return in_sequence([order.sort, assign])

@@ -60,7 +60,7 @@ class CudaUpdate(CudaOperator):
         assert parts.iteration is not None
         memory = self.scratch((len(SETTINGS),), like.dtype)
         found = {name: memory[index : index + 1] for index, name in enumerate(SETTINGS)}
-        scalars = {
+        scalars: dict[str, np.generic] = {
             "beta1": np.float64(self.arguments.float("beta1", 0.9)),
             "beta2": np.float64(self.arguments.float("beta2", 0.999)),
             "decay": np.float64(self.arguments.float("decoupled_weight_decay", 0.0)),
