@@ -21,9 +21,11 @@ from dagexec.core.cuda.cudnn_plans import PlanOptions, plan_cache
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError, UnsupportedFeatureError
 from dagexec.core.exclusive import LibraryState, library_state
+from dagexec.core.graph import build_graph
 from dagexec.core.runtime import Kernel
 from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.captured import CapturedNet
+from dagexec.scheduler.hazards import check_net, named_accesses
 from tests.cuda.emulated.cudnn import CudnnModule, Engine, emulated_cudnn, numerical_note
 from tests.cuda.emulated.machine import Machine
 from tests.ops.running import Array, on_device, operator_def, run_operator
@@ -373,6 +375,20 @@ def test_a_state_that_hangs_refuses_whoever_comes_next() -> None:
             with state.use(second) as launch:
                 launch(Kernel(lambda: None, "nothing"))
             assert state.stream.failure is None
+
+
+@pytest.mark.parametrize(("state", "guards"), [(2, {"library state 2 of cuda:0": 3}), (None, {})])
+def test_the_static_check_accepts_the_plan_and_knows_who_takes_turns(state: int | None, guards: dict[str, int]) -> None:
+    with emulated_cudnn():
+        net, workspace = branches([state] * 3)
+        names = {resource.name for resource in named_accesses(build_graph(net)).resources}
+        assert names >= set(guards)
+        assert guards or not any("library state" in name for name in names)
+        with AsyncDAGNet(net, workspace, num_workers=2) as running:
+            running.run(timeout=60)
+            proof = check_net(running)
+        assert proof.holds
+        assert proof.guards == guards
 
 
 @pytest.mark.parametrize("states", [[1, 1, 1], [None] * 3, [0, 1, None]])
