@@ -97,7 +97,7 @@ class Plan:
         found = _binding(graph, index)
         self.direct = found is not None
         self._execute: Callable[..., object]
-        self._execute, self._place = found or (graph.execute, index)
+        self._execute, self._place = found or (graph.execute_plan_at_index, index)
 
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: CudnnHandle) -> None:
         """Launch it on the handle's stream; `addresses` are those of the tensors, by number."""
@@ -105,7 +105,7 @@ class Plan:
             if self.direct:
                 self._execute(addresses, workspace, self._place, handle.native.backend_handle)
             else:
-                self._execute(addresses, workspace, handle=handle.native)
+                self._execute(addresses, workspace, self._place, handle=handle.native)
 
 
 def _binding(graph: Any, index: int) -> tuple[Callable[..., object], int] | None:
