@@ -497,6 +497,7 @@ int run_blocks(void (*call)(void*, void**), void** parameters, const unsigned* g
 void emulated_atomic(const void* a, unsigned size) { access((uintptr_t)a, size, ATOMICALLY); }
 
 void __tsan_init() {}
+void __tsan_atomic_thread_fence(int) {}
 #define ACCESSES(n) \
     void __tsan_read##n(void* a) { access((uintptr_t)a, n, READS); } \
     void __tsan_write##n(void* a) { access((uintptr_t)a, n, WRITES); } \

@@ -11,6 +11,7 @@
 #define __constant__ static const
 #define __shared__ static thread_local
 #define NULL 0
+#define NULL 0
 
 struct dim3_t { unsigned int x, y, z; };
 typedef unsigned long size_t;
