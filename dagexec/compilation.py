@@ -28,7 +28,7 @@ from dagexec.ops.layout import NCHW, NHWC
 from dagexec.ops.onednn.binding import library
 from dagexec.parameters import initialised
 from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
-from dagexec.passes.cudnn_engine import CUDNN_ENGINE
+from dagexec.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.passes.engine import ENGINE
 from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
@@ -64,6 +64,7 @@ class CompileOptions:
         keep: blobs that can be asked for beside the model's outputs.
         calibration: inputs, each for one run, that ranges for int8 are taken from.
         capture: runs on the device are captured and replayed.
+        library_states: operators of cuDNN take turns at the device's library states.
         layout: of images, one of `passes.layout.LAYOUTS`; on a device NCHW where it is left open.
     """
 
@@ -81,6 +82,7 @@ class CompileOptions:
     calibration: tuple[Feeds, ...] = ()
     capture: bool = False
     layout: str | None = None
+    library_states: bool = False
 
     def __post_init__(self) -> None:
         """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing, else ValueError.
@@ -171,7 +173,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
-    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, *PRECISION_PASSES))
+    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, CUDNN_STATES, *PRECISION_PASSES))
     if not options.optimize:
         return _as_given(model, options)
     if options.device != CPU:
@@ -195,7 +197,8 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
     """On a device, the passes that are not for oneDNN; on CUDA those for cuDNN instead."""
     start = time.perf_counter()
     layout = options.layout or NCHW
-    of_device = (CUDNN_ENGINE, layout_pass(layout)) if options.device.kind == "cuda" else ()
+    states = (CUDNN_STATES,) if options.library_states else ()
+    of_device = (CUDNN_ENGINE, *states, layout_pass(layout)) if options.device.kind == "cuda" else ()
     passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration)
     passed = _run(_with_kept(initialised(model), options), passes, options)
     seconds = {"passes": time.perf_counter() - start}

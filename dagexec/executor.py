@@ -63,6 +63,7 @@ def compile(
     stream_priority: str = "normal",
     capture: bool = False,
     layout: str | None = None,
+    library_states: bool = False,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     max_queued: int | None = None,
     when_full: WhenFull = "wait",
@@ -94,6 +95,8 @@ def compile(
             on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
         layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes; None to have it
             chosen on cpu, and NCHW on devices.
+        library_states: on CUDA, operators of cuDNN take turns at the four library states of the device, in place of
+            working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
         max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
@@ -122,6 +125,7 @@ def compile(
         calibration=_calibration(calibration),
         capture=capture,
         layout=layout,
+        library_states=library_states,
     )
     make_context(options.device)
     if stream_priority not in ("normal", "high"):

@@ -1,8 +1,9 @@
-"""Pass `cudnn-engine`: on CUDA, operators that cuDNN can compute name its engine, and the library state they use.
+"""Pass `cudnn-engine`: on CUDA, operators that cuDNN can compute name its engine; where it is absent nothing changes.
 
-Each state has a stream, a handle and a workspace of its own (`core.exclusive.LibraryState`), so branches of a net that
-are to overlap must not share one. An operator goes on with the state of what it reads, if that has nobody else behind
-it; every other one takes the next state in turn. Where cuDNN is absent nothing changes.
+Pass `cudnn-states`, done when it is asked for, gives them the library states of the device, each with a stream, a
+handle and a workspace (`core.exclusive.LibraryState`): that bounds the memory of workspaces. Branches that are to
+overlap must not share a state, so an operator goes on with the state of what it reads, if nobody else does, and every
+other one takes the next in turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CUDNN = "CUDNN"
 
 
 def assign_cudnn(model: Model) -> Rewritten:
-    """`model` with engine CUDNN, and argument cudnn_state, on the operators that have it, if the library is there.
+    """`model` with engine CUDNN on the operators that have it, if the library is there.
 
     An engine that a def names already, and one that is preferred for its type (`set_engine_preference`), stay.
     """
@@ -35,24 +36,32 @@ def assign_cudnn(model: Model) -> Rewritten:
     net.CopyFrom(model.net)
     preferred = {kind for (device, kind), engines in engine_preferences().items() if device == "cuda" and engines}
     changed: Counter[str] = Counter()
-    states = _States()
     for definition in net.op:
-        free = not definition.engine and not definition.device_option.device_type
-        if (
-            free
-            and not preferred & {definition.type, ANY_OPERATOR}
-            and CUDNN in registered_engines(definition.type, "cuda")
-        ):
+        kind = definition.type
+        free = not (definition.engine or definition.device_option.device_type or preferred & {kind, ANY_OPERATOR})
+        if free and CUDNN in registered_engines(kind, "cuda"):
             definition.engine = CUDNN
-            if all(argument.name != "cudnn_state" for argument in definition.arg):
-                definition.arg.append(make_argument("cudnn_state", states.of(definition)))
-            changed[definition.type] += 1
-        states.passed_on(definition)
+            changed[kind] += 1
     if not changed:
         return Rewritten(model)
     return Rewritten(
         replace(model, net=net), tuple(f"{count} {kind} by cuDNN" for kind, count in sorted(changed.items()))
     )
+
+
+def spread_states(model: Model) -> Rewritten:
+    """`model` with argument cudnn_state on the operators of engine CUDNN that have none."""
+    net = NetDef()
+    net.CopyFrom(model.net)
+    states, count = _States(), 0
+    for definition in net.op:
+        if definition.engine == CUDNN and all(argument.name != "cudnn_state" for argument in definition.arg):
+            definition.arg.append(make_argument("cudnn_state", states.of(definition)))
+            count += 1
+        states.passed_on(definition)
+    if not count:
+        return Rewritten(model)
+    return Rewritten(replace(model, net=net), (f"{count} operators over {STATES_PER_DEVICE} library states",))
 
 
 class _States:
@@ -80,3 +89,5 @@ class _States:
 
 
 CUDNN_ENGINE = Pass("cudnn-engine", "on CUDA, operators that cuDNN can compute name its engine", assign_cudnn)
+
+CUDNN_STATES = Pass("cudnn-states", "when asked for: operators of cuDNN take turns at library states", spread_states)

@@ -28,6 +28,7 @@ from dagexec.scheduler.simple import SimpleNet
 from dagexec.scheduler.synchronisation import Synchronisation
 from dagexec.scheduler.trace import Trace
 from tests.cuda.emulated import cuda_devices, emulated
+from tests.cuda.emulated.cudnn import emulated_cudnn
 from tests.cuda.emulated.machine import Fault
 from tests.ops.running import operator_def
 
@@ -289,3 +290,24 @@ def test_a_wait_that_is_left_out_is_found_by_the_proof_by_the_detector_and_in_th
 def test_errors_say_what_mends_them() -> None:
     with emulated(devices=1), pytest.raises(DagexecError, match="cuda:3"):
         dagexec.compile("zoo:lenet", device="cuda:3")
+
+
+@pytest.mark.parametrize("options", [{}, {"library_states": True}, {"layout": "NHWC"}, {"capture": True}], ids=str)
+def test_convolutions_are_given_to_cudnn(options: dict[str, Any]) -> None:
+    with dagexec.compile(inception(), optimize=False, net_type="simple") as host:
+        feeds = feeds_of(host.inputs)
+        wanted = host.run(feeds)["y"]
+    chosen: dict[str, Any] = {"net_type": "async_dag", "num_workers": 2, "streams_per_worker": 2} | options
+    with emulated_cudnn() as (machine, _), dagexec.compile(inception(), device="cuda:0", **chosen) as executor:
+        for _ in range(3):
+            np.testing.assert_allclose(executor.run(feeds)["y"], wanted, rtol=1e-4)
+        operators = executor.net().operators
+        engines = [operator.definition.engine for operator in operators if "Conv" in operator.definition.type]
+        assert engines == ["CUDNN"] * len(engines)
+        assert engines
+        states = {operator.library_state for operator in operators} - {None}
+        assert bool(states) == options.get("library_states", False)
+        assert len(states) != 1
+        assert any(call.name == "cudnn.execute" for call in machine.calls)
+        if "layout" in options:
+            assert any(operator.arguments.string("order", "") == "NHWC" for operator in operators)
