@@ -109,7 +109,8 @@ class HostNet:
     def __init__(self, net: RandomNet) -> None:
         self._net = net
         self.workspace = Workspace()
-        places = {Device.from_option(op.device_option) for op in (net.net, *net.net.op)}
+        options = [net.net.device_option, *(operator.device_option for operator in net.net.op)]
+        places = set(map(Device.from_option, options))
         there = any(place.kind == "cuda" for place in places)
         for place in places if there else {CPU}:
             create_shared_buffer(self.workspace, place)

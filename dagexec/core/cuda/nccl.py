@@ -67,12 +67,13 @@ class Communicators:
         """Raises DeviceError when NCCL cannot connect them. `forget` is called when they are of no use any
         more."""
         self.devices = tuple(devices)
-        self._library: Any = nccl()
+        library: Any = nccl()
+        self._library = library
         self._forget = forget
         self._lock = threads().lock()
         try:
-            self._members = self._library.NcclCommunicator.initAll([device.index for device in devices])
-        except self._library.NcclError as error:
+            self._members = library.NcclCommunicator.initAll([device.index for device in devices])
+        except library.NcclError as error:
             raise DeviceError(f"NCCL cannot connect {', '.join(map(str, devices))}: {error}") from error
         self._runtimes: list[DeviceRuntime] = [runtime_of(device) for device in devices]
         self.streams: list[Stream] = [runtime.lease() for runtime in self._runtimes]
