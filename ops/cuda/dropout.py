@@ -66,8 +66,8 @@ class CudaDropout(CudaOperator):
             )
         option = self.definition.device_option
         seed = option.random_seed if option.HasField("random_seed") else secrets.randbits(64)
-        keys = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))
-        key0, key1 = (np.uint64(key) for key in keys)
+        key = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))
+        key0, key1 = np.random.Philox(key=key).state["state"]["key"]  # as NumPy reads a pair of numbers
         arguments = [self.x(1), mask, key0, key1, last, np.int64(mask.size)]
         return self.launch("dropout_mask", _MASK, arguments, elements=-(-mask.size // 8))
 
