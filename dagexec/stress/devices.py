@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dagexec.core.cuda import CudaRuntime
 from dagexec.core.device import Device
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of
@@ -33,7 +34,10 @@ class Holdings:
         return Holdings(
             threads=frozenset(threading.enumerate()),
             leased=tuple((name, moment.leased) for name, moment in statistics),
-            allocated=tuple((name, moment.allocated_bytes) for name, moment in statistics),
+            allocated=tuple(
+                (name, moment.allocated_bytes - _kept_by_streams(runtime))
+                for (name, moment), runtime in zip(statistics, _runtimes(devices), strict=True)
+            ),
         )
 
     def lost_since(self, before: Holdings) -> list[str]:
@@ -122,6 +126,14 @@ def prepared_devices(devices: Sequence[str], settings: SimSettings | None) -> It
     ):
         prepared.make_states()
         yield prepared
+
+
+def _kept_by_streams(runtime: DeviceRuntime) -> int:
+    """Bytes of what the streams of a CUDA device have one each of, such as workspaces of cuBLAS: they are for whoever
+    leases the stream next."""
+    if not isinstance(runtime, CudaRuntime):
+        return 0
+    return sum(getattr(made, "nbytes", 0) for stream in runtime.streams() for made in stream.made())
 
 
 def _runtimes(devices: Sequence[str]) -> list[DeviceRuntime]:

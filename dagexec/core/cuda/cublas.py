@@ -63,6 +63,11 @@ class Handle:
         except cublas.CUBLASError as error:
             raise DeviceError(f"{stream.name}: cuBLAS cannot be used: {error}") from error
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that it holds."""
+        return int(self._workspace.nbytes)
+
     def close(self) -> None:
         """Give the handle up; of a device that has failed it is gone already."""
         with suppress(cublas.CUBLASError):
