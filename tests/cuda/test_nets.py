@@ -311,3 +311,20 @@ def test_convolutions_are_given_to_cudnn(options: dict[str, Any]) -> None:
         assert any(call.name == "cudnn.execute" for call in machine.calls)
         if "layout" in options:
             assert any(operator.arguments.string("order", "") == "NHWC" for operator in operators)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "resnet50", "nasnet_a"])
+def test_large_nets_are_on_the_device_as_a_whole_and_proved_before_they_run(name: str) -> None:
+    with (
+        emulated(record=False),
+        dagexec.compile(
+            f"zoo:{name}", device="cuda:0", net_type="async_dag", num_workers=2, streams_per_worker=2
+        ) as executor,
+    ):
+        net = executor.net()
+        assert {net.graph.device(index) for index in range(len(net.graph))} == {CUDA}
+        for blob, array in feeds_of(executor.inputs).items():
+            net.workspace.feed_blob(blob, array)
+        proof = check_net(net)
+        assert proof.holds
+        assert proof.events > 10
