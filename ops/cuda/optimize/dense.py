@@ -47,11 +47,11 @@ class CudaDenseUpdate(CudaUpdate):
     def _states(self, of: Callable[[int], Array]) -> list[Array]:
         """The state, as arrays of one axis: FTRL's pairs are two."""
         assert isinstance(self, DenseUpdate)
-        size = self.x(self.parts.grad).size
+        grad = self.x(self.parts.grad)
         found: list[Array] = []
         for source in self.parts.state:
             array = of(source)
-            pairs = array.reshape(size, -1) if array.size != size else None
+            pairs = array.reshape(grad.size, 2) if array.ndim > grad.ndim else None
             found += [array.reshape(-1)] if pairs is None else [pairs[:, 0], pairs[:, 1]]
         return found
 
