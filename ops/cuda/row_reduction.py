@@ -35,9 +35,10 @@ THREADS = 256
 _WARP = 32
 _CHAIN, _FUSED_CHAIN, _MAP_CHAIN = 64, 256, 8  # elements a thread may work on before its group is cut
 _SHORTEST_CHAIN = 16
-_ENOUGH_BLOCKS, _MOST_BLOCKS, _MOST_PIECES = 512, 1024, 1024
+_ENOUGH_BLOCKS, _MOST_BLOCKS, _MOST_PIECES = 1024, 2048, 1024
 
 STATES = r"""
+__device__ inline i64 whole_part(i64 a, i64 b) { return (a | b) >> 31 ? a / b : (i64)((u32)a / (u32)b); }
 template <class T> struct accumulated { typedef u64 type; };
 template <> struct accumulated<float> { typedef double type; };
 template <> struct accumulated<double> { typedef double type; };
@@ -96,7 +97,10 @@ template <class A> struct place_of_least {
     __device__ void join(const place_of_least& other) { if (other.place >= 0) add(other.value, other.place); }
 };
 """
-"""States of phases. `accumulated<T>` is what elements of type T are summed in; integers wrap, as unsigned ones do."""
+"""States of phases. `accumulated<T>` is what elements of type T are summed in; integers wrap, as unsigned ones do.
+
+`whole_part` is a quotient of numbers that are not negative, without a 64-bit division where it can.
+"""
 
 
 @dataclass(frozen=True)
@@ -402,13 +406,14 @@ class _Source:
         yield "i64 " + ", ".join(f"base{index} = 0" for index in layouts) + ";"
         moves = " ".join(f"base{index} += digit * w.of[{index}].kept[d];" for index in layouts)
         yield "{ i64 rest = o;"
-        yield "for (int d = (int)w.kept_axes - 1; d >= 0; --d) { const i64 digit = d ? rest % w.kept[d] : rest;"
-        yield f"if (d) rest /= w.kept[d]; {moves} }} }}"
+        yield "for (int d = (int)w.kept_axes - 1; d >= 0; --d) {"
+        yield "const i64 above = d ? whole_part(rest, w.kept[d]) : 0, digit = rest - above * w.kept[d]; rest = above;"
+        yield f"{moves} }} }}"
         for key, index in self._walk.layout_of.items():
             yield f"const i64 {key}_base = base{index};"
         for key in self._inputs:
             if key in self._of_groups and _mentions(self._before_last, key):
-                yield f"const auto {key} = get({key}_p, {key}_base);"
+                yield f"const auto {key} = live ? get({key}_p, {key}_base) : decltype(get({key}_p, 0))(0);"
         yield self._groups.before
 
     @property
@@ -463,15 +468,17 @@ class _Source:
     def _loop(self, statements: str) -> Iterator[str]:
         """Statements for each element of a thread."""
         layouts = range(len(self._walk.layouts))
-        yield "{ i64 fast = (first + lane) % w.fast, slow = (first + lane) / w.fast;"
-        yield "const i64 next_fast = lanes % w.fast, next_slow = lanes / w.fast;"
+        yield "{ i64 slow = whole_part(first + lane, w.fast), fast = first + lane - slow * w.fast;"
+        yield "const i64 next_slow = whole_part(lanes, w.fast), next_fast = lanes - next_slow * w.fast;"
         yield "for (i64 r = first + lane; r < end; r += lanes) {"
         for index in layouts:
             yield f"    i64 at{index} = base{index} + fast * w.of[{index}].fast;"
         moves = " ".join(f"at{index} += digit * w.of[{index}].slow[d];" for index in layouts)
         yield "    { i64 rest = slow;"
-        yield "    for (int d = (int)w.slow_axes - 1; d >= 0; --d) { const i64 digit = d ? rest % w.slow[d] : rest;"
-        yield f"    if (d) rest /= w.slow[d]; {moves} }} }}"
+        yield "    for (int d = (int)w.slow_axes - 1; d >= 0; --d) {"
+        yield "    const i64 above = d ? whole_part(rest, w.slow[d]) : 0, digit = rest - above * w.slow[d];"
+        yield "    rest = above;"
+        yield f"    {moves} }} }}"
         yield "    fast += next_fast; slow += next_slow; if (fast >= w.fast) { fast -= w.fast; ++slow; }"
         for key, index in self._walk.layout_of.items():
             if re.search(rf"\b{key}(_at)?\b", statements):

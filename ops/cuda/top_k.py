@@ -186,6 +186,8 @@ extern "C" __global__ void place_values(
 class _CudaTopKGradient(CheckedOperator):
     """dValues among zeros. What has a bad index goes nowhere."""
 
+    inputs_checked = (1,)
+
     def prepare(self) -> Step:
         """Zeros, and one write for each value; no place occurs twice."""
         values, indices, dx = self.x(0), self.x(1), self.y(0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from dagexec.core.errors import FeedError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.loss.labels import LABELS, LabelledOperator
@@ -80,7 +82,7 @@ class _CudaSoftmaxLoss(LabelledOperator):
 class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
     """Softmax and the cross entropy of each row; NaN for a label that is out of range.
 
-    With label_prob, labels that are no distribution are used as they are; `check` raises the host's error.
+    With label_prob, labels that are no distribution are used as they are; the run ends with the host's error.
     """
 
     def prepare(self) -> Step:
@@ -99,7 +101,9 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
             phases.append(Phase("probabilities<W>", f"s.add((W)A({logarithm} * A(target)), (W)target);", size=24))
             loss = "-(double)(A)total2.total"
             scalars |= {"least_log": np.float64(LEAST_LOG), "tolerance": np.float64(self._tolerance())}
-            fault = {"fault": self.fault_word(self._check_distribution)}
+            name = self.definition.input[1]
+            wrong = FeedError(f"{self.label}: the probabilities of a row of blob {name!r} were not a distribution")
+            fault = {"fault": self.fault_word(partial(self._check_distribution, self.x(1)), wrong)}
         else:
             before = (
                 "const bool known = label >= 0 && label < w.length; "
@@ -150,8 +154,8 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
     def _tolerance(self) -> float:
         return distribution_tolerance(self.x(1).dtype)
 
-    def _check_distribution(self) -> None:
-        sizes, labels = self.sizes(), self.fetched(self.x(1))
+    def _check_distribution(self, given: Array) -> None:
+        sizes, labels = self.sizes(), self.fetched(given)
         totals = np.empty((sizes.outer, sizes.inner), total_dtype(labels.dtype))
         check_distribution(labels, sizes, totals, self.label, self.definition.input[1])
 
