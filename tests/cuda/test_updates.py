@@ -12,7 +12,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.cuda import kernels
 from dagexec.core.device import CPU, Device
-from dagexec.ops.cuda.faults import CheckedOperator
+from dagexec.core.errors import OperatorError
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import assert_rounds_to, on_device, operator_def
@@ -68,7 +68,7 @@ def test_the_last_of_equal_indices_stays() -> None:
     np.testing.assert_array_equal(found, [blobs["slices"][3], np.zeros(4), blobs["slices"][4]])
 
 
-def test_an_index_out_of_range_changes_nothing_and_is_told_when_asked() -> None:
+def test_an_index_out_of_range_fails_the_run_and_changes_no_other_row() -> None:
     blobs = blobs_of_sparse(5, 3, 4)
     blobs["indices"] = np.array([1, 4, -1])
     definition = operator_def("SparseAdagrad", list(blobs), ["param", "moment"])
@@ -77,11 +77,10 @@ def test_an_index_out_of_range_changes_nothing_and_is_told_when_asked() -> None:
     for name, array in blobs.items():
         workspace.feed_blob(name, array)
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
-        net.run()
-        operator = next(one for one in net.operators if isinstance(one, CheckedOperator))
-        with pytest.raises(IndexError, match=r"index 4 at place 1 must be in \[0, 4\)"):
-            operator.check()
-    found = workspace.fetch_blob("param")
+        with pytest.raises(OperatorError, match=r"index 4 at place 1 must be in \[0, 4\)"):
+            net.run()
+        blob = next(one for one in net.operators if one.schema.type == "SparseAdagrad").output(0)
+    found = blob.fetch()
     np.testing.assert_array_equal(np.delete(found, 1, 0), np.delete(blobs["param"], 1, 0))
     assert not np.array_equal(found[1], blobs["param"][1])
 
