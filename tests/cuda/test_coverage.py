@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dagexec.ops  # registers the operators  # noqa: F401
-from dagexec.core.registry import registered_engines, registered_operators
+from dagexec.core.registry import operator_module, registered_engines, registered_operators
 
 COUNTERS = "a counter, a rate, a lock: a few bytes that the host decides by"
 QUEUES = "queues hand tensors from one thread of the host to another"
@@ -40,8 +40,15 @@ HOST = {
     "GivenTensorStringFill": "strings are not tensors of a device",
 }
 
+OPERATORS = [name for name in registered_operators() if operator_module(name).startswith("dagexec.ops")]
+"""Those of the project: tools and tests of this process may have registered others."""
 
-@pytest.mark.parametrize("operator_type", registered_operators())
+
+def test_the_operators_of_the_project_are_found() -> None:
+    assert len(OPERATORS) > 380
+
+
+@pytest.mark.parametrize("operator_type", OPERATORS)
 def test_an_operator_runs_on_cuda_or_is_the_hosts(operator_type: str) -> None:
     on_cuda = bool(registered_engines(operator_type, "cuda"))
     if operator_type in HOST:
