@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.cuda import kernels
 from dagexec.core.device import Device
-from dagexec.core.errors import FeedError
-from dagexec.core.proto import NetDef
+from dagexec.core.errors import OperatorError
 from dagexec.core.registry import operator_module, registered_engines, registered_operators
-from dagexec.core.workspace import Workspace
 from dagexec.ops.cuda import row_reduction, top_k
-from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import Array, assert_rounds_to, on_device, operator_def
 
@@ -244,20 +241,18 @@ def test_the_largest_elements_are_found_in_order(monkeypatch: pytest.MonkeyPatch
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_label_out_of_range_costs_nan_and_is_told_to_who_asks() -> None:
-    x, labels = normal(3, 4), np.array([1, 4, 0], np.int32)
-    definition = operator_def("LabelCrossEntropy", ["x", "label"], ["y"])
-    definition.device_option.CopyFrom(CUDA.to_option())
-    workspace = Workspace()
-    workspace.feed_blob("x", np.abs(x))
-    workspace.feed_blob("label", labels)
-    with cuda_devices(), SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
-        net.run()
-        y = workspace.fetch_blob("y")
-        assert np.isnan(y).tolist() == [False, True, False]
-        [owner] = [one for one in net.operators if one.definition.type == "LabelCrossEntropy"]
-        with pytest.raises(FeedError, match=r"label 4 at position \[1\] of blob .* expected 0 to 3 \(4 classes\)"):
-            owner.check()
+@pytest.mark.parametrize("op_type", ["LabelCrossEntropy", "SoftmaxWithLoss", "Accuracy", "MultiClassAccuracy"])
+def test_a_label_out_of_range_fails_the_run_with_the_error_of_the_host(op_type: str) -> None:
+    x, labels = np.abs(normal(3, 4)), np.array([1, 4, 0], np.int32)
+    outputs = 1 if op_type in ("LabelCrossEntropy", "Accuracy") else 2
+    with pytest.raises(OperatorError, match=r"label 4 at position \[1\] of blob .* expected 0 to 3 \(4 classes\)"):
+        run(op_type, x, labels, outputs=outputs)
+
+
+def test_labels_that_are_no_distribution_fail_the_run() -> None:
+    x, target = normal(2, 3), np.array([[0.5, 0.5, 0], [0.5, 0.2, 0]], np.float32)
+    with pytest.raises(OperatorError, match=r"row 1 of blob .* must sum to 1, found 0\.7"):
+        run("SoftmaxWithLoss", x, target, outputs=2, label_prob=1)
 
 
 MODULES = (

@@ -101,8 +101,8 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
             phases.append(Phase("probabilities<W>", f"s.add((W)A({logarithm} * A(target)), (W)target);", size=24))
             loss = "-(double)(A)total2.total"
             scalars |= {"least_log": np.float64(LEAST_LOG), "tolerance": np.float64(self._tolerance())}
-            name = self.definition.input[1]
-            wrong = FeedError(f"{self.label}: the probabilities of a row of blob {name!r} were not a distribution")
+            blob = self.definition.input[1]
+            wrong = FeedError(f"{self.label}: the probabilities of a row of blob {blob!r} were not a distribution")
             fault = {"fault": self.fault_word(partial(self._check_distribution, self.x(1)), wrong)}
         else:
             before = (
