@@ -100,7 +100,13 @@ class DAGNet(BaseNet):
         if observed is not None:
             observed.follow(run)
         if not self.on_host:
-            Drain(run, self.streams, self.operators, lambda finished: self._on_pool(finished, run.priority))
+            Drain(
+                run,
+                self.streams,
+                self.operators,
+                lambda finished: self._on_pool(finished, run.priority),
+                checked=self.checked,
+            )
         return run
 
     def _launched_chains(self, preparation: Preparation, observed: ObservedRun | None) -> LaunchedChains:

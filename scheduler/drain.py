@@ -34,17 +34,21 @@ class Drain:
         operators: Sequence[Operator],
         call: Callable[[Callable[[], object]], object] = lambda finished: finished(),
         last: Stream | None = None,
+        checked: Sequence[Operator] = (),
     ) -> None:
         """`operators` are the net's: its work may be on the streams of their library states too.
 
         `last` is a stream that all others have joined when it comes to its end, so that it alone is waited for while
         nothing fails.
 
+        `checked` are those of `operators` that have a `run_check`.
+
         `call` calls what it is given, or has it called: `run.finished` may wait, which a device's thread must not.
         """
         self._run = run
         self._streams = streams
         self._states = {id(state): state for operator in operators if (state := operator.library_state) is not None}
+        self._checked = checked
         self._finished = run.finished
         self._call = call
         self._last = last
@@ -78,7 +82,7 @@ class Drain:
             self._states_left = False
             one_done = partial(self._one_done, self._attempt)
         if done:
-            self._call(self._finished)
+            self._call(self._end)
             return
         self._wait_for(streams, one_done)
 
@@ -129,7 +133,19 @@ class Drain:
         if timer is not None:
             timer.cancel()
         self._collect()
-        self._call(self._finished)
+        self._call(self._end)
+
+    def _end(self) -> None:
+        """Tell the run's owner, after the operators that can say only now what was wrong with their values.
+
+        Of several the first in list order counts: what follows may be wrong because of it.
+        """
+        found = [(operator, error) for operator in self._checked if (error := _check(operator)) is not None]
+        if found:
+            operator, error = found[0]
+            worker = threading.current_thread().name
+            self._run.stop(operator_failure(self._streams.net, operator.label, error, worker))
+        self._finished()
 
     def _others_to_wait_for(self) -> list[Stream]:
         """The streams that joined `last`, once it has failed and may have passed over its waits for them."""
@@ -174,3 +190,8 @@ class Drain:
             state.abandon(mine)
         with self._lock:  # a worker that is in its chain yet may launch more
             self._timer = None if self._done else threads().call_later(ABANDON_AFTER, self._abandon)
+
+
+def _check(operator: Operator) -> Exception | None:
+    assert operator.run_check is not None
+    return operator.run_check()

@@ -53,6 +53,7 @@ class BaseNet(ABC):
         has_teams: operators use several threads each.
         streams: those it has leased, of the devices that its operators run on.
         keep: the blobs whose values survive a run; None for all.
+        checked: the operators that tell only when a run's work is done whether it went well.
         in_list_order: operators follow one another as listed, whatever their dependencies.
     """
 
@@ -91,7 +92,8 @@ class BaseNet(ABC):
             for index, operator in enumerate(self.graph.operators)
         )
         self._constants = constants
-        self.keep = keep
+        self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
+        self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)
         self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
         self._current: Preparation | None = None
@@ -251,6 +253,11 @@ def _home(workspace: Workspace, name: str) -> Device | None:
     blob = workspace.get_blob_or_none(name)
     value = None if blob is None else blob.value
     return value.device if isinstance(value, Tensor) and not value.is_empty else None
+
+
+def _names_checked(operator: Operator) -> list[str]:
+    """The blobs that `operator.run_check` reads."""
+    return [operator.input_blobs[index].name for index in operator.inputs_checked]
 
 
 def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:

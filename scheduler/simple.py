@@ -49,7 +49,7 @@ class SimpleNet(BaseNet):
         if observed is not None:
             observed.follow(run)
         if not self.on_host:
-            Drain(run, self.streams, self.operators)
+            Drain(run, self.streams, self.operators, checked=self.checked)
         return run
 
     def _one_by_one(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:

@@ -86,6 +86,9 @@ class Operator(ABC):
             they are packed there, as copies where the tensors are not.
         crosses_devices: it may read from one device and write to another.
         waits_for_device: its step on a device waits there for results, so that it cannot be captured.
+        run_check: for an operator whose device finds what is wrong with values and cannot raise; None for others. It is
+            called on the host when all work of a run is done, gives the error that the run should end with, None for
+            a good one, and forgets it.
         memory_source: gives working memory that operators share which never run at the same time; None when each has
             its own.
         working_arrays: the working memory that the step prepared last was given.
@@ -101,6 +104,7 @@ class Operator(ABC):
     writes_strided: ClassVar[bool] = False
     crosses_devices: ClassVar[bool] = False
     waits_for_device: ClassVar[bool] = False
+    run_check: Callable[[], Exception | None] | None = None
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""
@@ -130,6 +134,11 @@ class Operator(ABC):
         if blob is None:
             raise MissingBlobError(f"{self.label}: input blob {name!r} does not exist: feed it, or run the init net")
         return blob
+
+    @property
+    def inputs_checked(self) -> Sequence[int]:
+        """The inputs that `run_check` reads: they must have their values when the run is over."""
+        return ()
 
     def input(self, index: int) -> Tensor:
         """Input tensor `index`. Raises MissingBlobError, naming operator and blob, when it holds nothing."""

@@ -14,7 +14,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type
 from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import Array, c_type_of
+from dagexec.ops.cuda.operator import c_type_of
 from dagexec.ops.cuda.strided_copy import item_type
 from dagexec.ops.index import BatchGather, Gather, OneHot
 
@@ -50,23 +50,12 @@ extern "C" __global__ void one_hot(const J* indices, unsigned char* y, int* faul
 """
 )
 
-_CHECK = r"""
-extern "C" __global__ void check_indices(const J* indices, int* fault, i64 low, i64 high, i64 n) {
-    FOR_EACH(i, n) if (indices[i] < low || indices[i] >= high) atomicExch(fault, 1);
-}
-"""
-
-
-def check_step(op: CheckedOperator, indices: Array, low: int, high: int) -> Step:
-    """A step that only sets the fault word of the operator when an index is not in [low, high)."""
-    fault = op.index_fault_word(indices, low, high)
-    arguments = [indices, fault, np.int64(low), np.int64(high), np.int64(indices.size)]
-    return op.launch("check_indices", _CHECK, arguments, elements=indices.size, J=c_type_of(indices))
-
 
 @on_cuda(Gather)
 class _CudaGather(CheckedOperator):
     """Slices of the data along an axis, picked by index."""
+
+    inputs_checked = (1,)
 
     def axis(self) -> int:
         """The axis of the data that indices count along."""
@@ -79,7 +68,7 @@ class _CudaGather(CheckedOperator):
         size, inner, item = data.shape[axis], prod(data.shape[axis + 1 :]), int(data.itemsize)
         low = -size if wrap else 0
         if not y.size:
-            return check_step(self, indices, low, size)
+            return self.index_check(indices, low, size)
         while item < 16 and inner % 2 == 0 and not any(address(array) % (2 * item) for array in (data, y)):
             item, inner = 2 * item, inner // 2
         fault = self.index_fault_word(indices, low, size)
@@ -104,12 +93,14 @@ class _CudaBatchGather(_CudaGather):
 class _CudaOneHot(CheckedOperator):
     """Indices as rows of zeros with a single one."""
 
+    inputs_checked = (0,)
+
     def prepare(self) -> Step:
         """A thread for every place."""
         indices, y = self.x(0), self.y(0)
         size = y.shape[1]
         if not y.size:
-            return check_step(self, indices, 0, size)
+            return self.index_check(indices, 0, size)
         arguments = [indices, y, self.index_fault_word(indices, 0, size), by_value(divider(size)), np.int64(y.size)]
         types = (c_type_of(indices), index_type(y.size))
         return self.launch("one_hot", _ONE_HOT, arguments, elements=y.size, J=types[0], I=types[1])

@@ -62,6 +62,8 @@ def adding_at(
 class _CudaSparseToDense(CheckedOperator):
     """Rows added up by index."""
 
+    inputs_checked = (0,)
+
     def prepare(self) -> Step:
         """See `adding_at`."""
         return adding_at(self, self.x(0), self.x(1), self.y(0), 0)
@@ -70,6 +72,8 @@ class _CudaSparseToDense(CheckedOperator):
 @on_cuda(*registered_kinds(GatheringGradient))
 class _CudaGatherGradient(CheckedOperator):
     """Each slice of the data gets the sum of dY over the places that show it. The values of the data are not read."""
+
+    inputs_checked = (1,)
 
     def axis(self) -> int:
         """The axis of the data that was picked along."""

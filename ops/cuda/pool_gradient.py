@@ -191,6 +191,8 @@ class _CudaIndexedMaxPoolingGradient(CheckedOperator, ImagesOperator):
     An index out of range gives nothing to any pixel, see `dagexec.ops.cuda.faults`.
     """
 
+    inputs_checked = (2,)
+
     def prepare(self) -> Step:
         """A kernel that checks the indices, and one that adds."""
         if not self.y(0).size:

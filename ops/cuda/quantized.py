@@ -1,19 +1,22 @@
 """Operators on 8-bit integers on CUDA: the bytes of the host's, by exact integer sums and the same float32 operations.
 
 Products and sums that follow each other are kept apart (`rounded_product`), since a GPU would fuse them and round once.
-Scales that are constant are checked when an operator is prepared. Others are not checked: the host would have to wait
-for the device to see them.
+Scales that are constant are checked when an operator is prepared, others by a kernel in every run.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, TypeMeta
+from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.ops.cuda.direct import DirectConvolution
 from dagexec.ops.cuda.expression import elementwise
+from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.matrices import tiled_product
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.geometry import Axis
@@ -82,14 +85,24 @@ extern "C" __global__ void range_parameters(
 _RANGE_PARTS = 256
 
 
-class CudaQuantized(CudaOperator):
+class CudaQuantized(CheckedOperator):
     """What the operators share."""
 
-    def check_constant_scales(self, index: int) -> None:
-        """Raise ArgumentError when input `index` is constant and holds what is no scale."""
-        tensor = self.input(index)
+    def checked_scales(self, index: int) -> Step:
+        """Check the scales in input `index`: now when they are constant, else by the step.
+
+        Raises ArgumentError for a constant that is no scale.
+        """
+        tensor, scales, blob = self.input(index), self.x(index), self.definition.input[index]
         if tensor.constant is not None:
-            check_scales(tensor.fetch(), self.label, self.definition.input[index])
+            check_scales(tensor.fetch(), self.label, blob)
+            return nothing_to_do
+        wrong = ArgumentError(f"{self.label}: scales {blob!r} must be finite and above 0")
+        fault = self.fault_word(partial(self._check_scales, scales, blob), wrong)
+        return self.values_check(scales, np.nextafter(0, 1), np.inf, fault)
+
+    def _check_scales(self, scales: Array, blob: str) -> None:
+        check_scales(self.fetched(scales), self.label, blob)
 
     def requantised(
         self, what: Requantisation, first: str, inputs: dict[str, Array], scalars: dict[str, np.generic], y: Array
@@ -150,6 +163,8 @@ def _convolved(
 class CudaQuantConv(CudaQuantized, QuantConv):
     """Convolution of 8-bit integers; bit for bit what a 32-bit accumulator gives."""
 
+    inputs_checked = (FILTER_SCALE,)
+
     def prepare(self) -> Step:
         """The sums, then what makes them the output."""
         call, y = self.call(), self.y(0)
@@ -157,18 +172,20 @@ class CudaQuantConv(CudaQuantized, QuantConv):
         window, axes = quant_window(call)
         if not y.size:
             return nothing_to_do
-        self.check_constant_scales(FILTER_SCALE)
+        check = self.checked_scales(FILTER_SCALE)
         weights, last = self.x(FILTER), window.channels_last
         terms = weights.size // max(1, weights.shape[0])
         sums = self.sums_like(y.shape, terms, FILTER)
         channels = along(y.ndim - 1 if last else 1, y.ndim)
         bias = channels(self.x(BIAS)) if self.arguments.bool("bias") else None
         add_up = _convolved(self, weights, sums, axes, last, call.arguments.int("x_zero_point", 0))
-        return in_sequence([add_up, self.from_sums(what, sums, channels(self.x(FILTER_SCALE)), bias, y)])
+        return in_sequence([check, add_up, self.from_sums(what, sums, channels(self.x(FILTER_SCALE)), bias, y)])
 
 
 class CudaQuantFC(CudaQuantized, QuantFC):
     """Product of 8-bit integers; bit for bit what a 32-bit accumulator gives."""
+
+    inputs_checked = (2,)
 
     def prepare(self) -> Step:
         """The product, then what makes it the output."""
@@ -176,7 +193,7 @@ class CudaQuantFC(CudaQuantized, QuantFC):
         _, what = read_fc(call)
         if not y.size:
             return nothing_to_do
-        self.check_constant_scales(2)
+        check = self.checked_scales(2)
         w = self.x(1)
         units, inner = w.shape
         rows = y.size // units
@@ -185,7 +202,7 @@ class CudaQuantFC(CudaQuantized, QuantFC):
         multiply = tiled_product(self, x, w.swapaxes(0, 1), sums, a_less=zero_point)
         scale = along(y.ndim - 1, y.ndim)
         bias = scale(self.x(3)) if self.arguments.bool("bias") else None
-        return in_sequence([multiply, self.from_sums(what, sums.reshape(y.shape), scale(self.x(2)), bias, y)])
+        return in_sequence([check, multiply, self.from_sums(what, sums.reshape(y.shape), scale(self.x(2)), bias, y)])
 
 
 class CudaQuantAdd(CudaQuantized, QuantAdd):
@@ -227,9 +244,10 @@ class CudaMatMulInteger(CudaOperator, MatMulInteger):
 class _CudaLinear(CudaQuantized):
     """What both directions share."""
 
+    inputs_checked = (1,)
+
     def scale_and_zero(self, x: Array) -> dict[str, Array]:
         """The inputs of the kernel but X: scale and zero point as they broadcast to X."""
-        self.check_constant_scales(1)
         view = along(self.call().axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0, x.ndim)
         found = {"scale": view(self.x(1))}
         if len(self.input_blobs) == 3:
@@ -246,7 +264,8 @@ class CudaQuantizeLinear(_CudaLinear, QuantizeLinear):
         zero = "(float)zero" if "zero" in parameters else "0.0f"
         formula = f"y = (decltype(y))saturated((float)x / (float)scale, {zero}, least, most);"
         inputs, scalars = {"x": self.x(0), **parameters}, _limits(self.output(0).meta)
-        return elementwise(self, "quantized", inputs, {"y": self.y(0)}, formula, scalars, _ROUNDING)
+        step = elementwise(self, "quantized", inputs, {"y": self.y(0)}, formula, scalars, _ROUNDING)
+        return in_sequence([self.checked_scales(1), step])
 
 
 class CudaDequantizeLinear(_CudaLinear, DequantizeLinear):
@@ -257,7 +276,8 @@ class CudaDequantizeLinear(_CudaLinear, DequantizeLinear):
         parameters = self.scale_and_zero(self.x(0))
         zero = "(i64)zero" if "zero" in parameters else "0"
         formula = f"y = (float)((i64)x - {zero}) * (float)scale;"
-        return elementwise(self, "dequantized", {"x": self.x(0), **parameters}, {"y": self.y(0)}, formula)
+        step = elementwise(self, "dequantized", {"x": self.x(0), **parameters}, {"y": self.y(0)}, formula)
+        return in_sequence([self.checked_scales(1), step])
 
 
 class CudaDynamicQuantizeLinear(CudaQuantized, DynamicQuantizeLinear):

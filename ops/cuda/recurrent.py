@@ -2,20 +2,23 @@
 
 One product gives the sums of X for all steps and directions; then every step is a product for the state and a kernel
 for all gates. Backward, a step is a kernel and a product, and what X, W, R and B get is one product each, over all
-steps. 16-bit floats are computed in float32. Sequence lengths are read by the device, where nobody can be told of wrong
-ones: a negative length counts as 0, one beyond the steps as all of them.
+steps. 16-bit floats are computed in float32. Sequence lengths are read by the device: a negative one counts as 0, one
+beyond the steps as all of them, and the run ends with the host's error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dagexec.core.errors import ShapeError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.ops.blocks import compute_dtype
+from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.matrices import c_type_of_work, product_of, sums_of
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.post_ops import converted, filled
@@ -24,21 +27,41 @@ from dagexec.ops.cuda.recurrent_kernels import LSTM as LSTM_SOURCE
 from dagexec.ops.cuda.recurrent_kernels import SEQUENCES
 from dagexec.ops.recurrent.gru import GRU, GRU_KIND
 from dagexec.ops.recurrent.gru_gradient import GRUGradient
-from dagexec.ops.recurrent.layer import Recurrence, read_recurrence
+from dagexec.ops.recurrent.layer import Recurrence, read_recurrence, shortest_length
 from dagexec.ops.recurrent.layer_gradient import GradientInputs, read_gradient
 from dagexec.ops.recurrent.lstm import LSTM, LSTM_KIND
 from dagexec.ops.recurrent.lstm_gradient import LSTMGradient
 
 
+class RecurrentOperator(CheckedOperator):
+    """What layers and their gradients share."""
+
+    @property
+    def inputs_checked(self) -> Sequence[int]:
+        """The sequence lengths."""
+        return (3 + self.arguments.bool("bias"),) if self.arguments.bool("sequence_lengths") else ()
+
+    def lengths_check(self, lengths: Array, steps: int) -> Step:
+        """A step that checks that sequence lengths are in [0, steps]."""
+        wrong = ShapeError(f"{self.label}: a sequence length was not in [0, {steps}]")
+        fault = self.fault_word(partial(self._check_lengths, lengths, steps), wrong)
+        return self.values_check(lengths, 0, steps + 1, fault)
+
+    def _check_lengths(self, lengths: Array, steps: int) -> None:
+        shortest_length(self.fetched(lengths), steps, self.label)
+
+
 class Work:
     """The arrays of a layer or its gradient in the type that is computed in, the kernels, and the steps so far."""
 
-    def __init__(self, owner: CudaOperator, sizes: Recurrence, source: str) -> None:
+    def __init__(self, owner: RecurrentOperator, sizes: Recurrence, source: str) -> None:
         self.owner = owner
         self.sizes = sizes
         self.steps: list[Step] = []
         self.dtype = compute_dtype(owner.x(0).dtype)
         self.lengths = None if sizes.lengths is None else owner.x(sizes.lengths)
+        if self.lengths is not None and self.lengths.size:
+            self.steps.append(owner.lengths_check(self.lengths, sizes.steps))
         self._source = source
         self._wide: dict[int, Array] = {}
         self._types = {
@@ -110,7 +133,7 @@ class Work:
         self.steps.append(product_of(self.owner, x.reshape(sizes.rows, sizes.features), weights.swapaxes(0, 1), rows))
 
 
-class CudaLSTM(CudaOperator, LSTM):
+class CudaLSTM(RecurrentOperator, LSTM):
     """Long short-term memory."""
 
     def prepare(self) -> Step:
@@ -137,7 +160,7 @@ class CudaLSTM(CudaOperator, LSTM):
         return in_sequence(work.steps)
 
 
-class CudaGRU(CudaOperator, GRU):
+class CudaGRU(RecurrentOperator, GRU):
     """Gated recurrent units."""
 
     def prepare(self) -> Step:
@@ -183,7 +206,7 @@ class BackwardWork(Work):
         sums: the gradients of the sums of all steps: steps x batch x directions x gates of the state.
     """
 
-    def __init__(self, owner: CudaOperator, inputs: GradientInputs, source: str) -> None:
+    def __init__(self, owner: RecurrentOperator, inputs: GradientInputs, source: str) -> None:
         super().__init__(owner, inputs.sizes, source)
         self.inputs = inputs
         sizes = inputs.sizes
@@ -261,7 +284,7 @@ class BackwardWork(Work):
             self.steps.append(sums_of(self.owner, rows.reshape(*rows.shape, 1), half))
 
 
-class CudaLSTMGradient(CudaOperator, LSTMGradient):
+class CudaLSTMGradient(RecurrentOperator, LSTMGradient):
     """Gradient of long short-term memory."""
 
     def prepare(self) -> Step:
@@ -292,7 +315,7 @@ class CudaLSTMGradient(CudaOperator, LSTMGradient):
         return in_sequence(work.steps)
 
 
-class CudaGRUGradient(CudaOperator, GRUGradient):
+class CudaGRUGradient(RecurrentOperator, GRUGradient):
     """Gradient of gated recurrent units."""
 
     def prepare(self) -> Step:

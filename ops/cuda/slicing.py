@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -128,6 +128,11 @@ class _CudaSliceGradient(CheckedOperator):
     See `dagexec.ops.cuda.faults`.
     """
 
+    @property
+    def inputs_checked(self) -> Sequence[int]:
+        """The bounds that are inputs."""
+        return range(1, len(self.input_blobs) - 1)
+
     def prepare(self) -> Step:
         """One kernel, a thread for every element of dX."""
         dy, dx = self.x(len(self.input_blobs) - 1), self.y(0)
@@ -149,7 +154,8 @@ class _CudaSliceGradient(CheckedOperator):
             )
         if any(own != other for axis, (own, other) in enumerate(zip(dy.shape, shape, strict=True)) if axis not in axes):
             raise call.fail(f"dY must have the sizes of X, {shape}, on axes that are not sliced, found {dy.shape}")
-        fault = self.fault_word(partial(self._check_bounds, call, given))
+        another = call.fail(f"the bounds were those of a slice of another shape than dY's, {dy.shape}")
+        fault = self.fault_word(partial(self._check_bounds, call, given), another)
         pace = dict(zip(axes, steps, strict=True))
         bounds = {axis: number for number, axis in enumerate(axes)}
         layout = slice_argument(shape, dy.shape, bounds, pace, onnx=arguments.bool("onnx_style"))

@@ -101,9 +101,7 @@ class YellowFin(Operator):
         ]
 
         def update() -> None:
-            iteration = read_iteration(counter, label)
-            if iteration == 0:
-                raise ValueError(f"{label}: the iteration must be at least 1, found 0: increment the counter first")
+            iteration = first_iteration(counter, label)
             for target, source in copies:
                 np.copyto(target, source)
             squares = debiased = 0.0
@@ -114,6 +112,14 @@ class YellowFin(Operator):
             tuner.tune(iteration, squares, debiased, window, scalars, rate, factor)
 
         return update
+
+
+def first_iteration(counter: Array, label: str) -> int:
+    """The value of a one-element counter. Raises ValueError, naming the operator, when it is below 1."""
+    iteration = read_iteration(counter, label)
+    if iteration == 0:
+        raise ValueError(f"{label}: the iteration must be at least 1, found 0: increment the counter first")
+    return iteration
 
 
 class Tensors:

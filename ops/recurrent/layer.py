@@ -249,6 +249,15 @@ class WorkArrays:
         return [self._nothing] * len(sizes.kind.states)
 
 
+def shortest_length(lengths: Array, steps: int, label: str) -> int:
+    """The least of the lengths, one at least. Raises ShapeError, naming the operator, unless all are in [0, steps]."""
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < 0 or longest > steps:
+        wrong = shortest if shortest < 0 else longest
+        raise ShapeError(f"{label}: a sequence length must be in [0, {steps}], found {wrong}")
+    return shortest
+
+
 class Padding:
     """Which sequences of a batch have ended before each step.
 
@@ -276,11 +285,7 @@ class Padding:
         lengths = self._lengths
         if lengths is None or lengths.size == 0:
             return
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest < 0 or longest > self._steps:
-            wrong = shortest if shortest < 0 else longest
-            raise ShapeError(f"{self._label}: a sequence length must be in [0, {self._steps}], found {wrong}")
-        self.full = shortest
+        self.full = shortest_length(lengths, self._steps, self._label)
         np.less(self._numbers, lengths.reshape(1, -1, 1), out=self.running)
         np.logical_not(self.running, out=self.ended)
 

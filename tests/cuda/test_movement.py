@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.cuda.context import cuda_runtime
 from dagexec.core.device import Device
-from dagexec.core.errors import ShapeError
+from dagexec.core.errors import OperatorError, ShapeError
 from dagexec.ops.cuda import indices as indices_module
 from dagexec.ops.cuda import sorted_indices as sorting_module
-from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.indices import divider, index_type
 from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.cuda.pieces import in_place
@@ -180,8 +179,8 @@ def test_sorting_by_digits_and_by_counting_give_the_same_bytes(monkeypatch: pyte
     np.testing.assert_allclose(counted.sum((0, 1)), dy.sum((0, 1, 2)), rtol=1e-3)
 
 
-def checked(op_type: str, inputs: list[Array], **arguments: Any) -> tuple[Array, CheckedOperator, SimpleNet, Workspace]:
-    """Output 0 of an operator on CUDA, and the operator."""
+def net_of(op_type: str, inputs: list[Array], **arguments: Any) -> tuple[SimpleNet, Workspace]:
+    """A net of one operator on CUDA, from x0, x1, ... to y."""
     names = [f"x{index}" for index in range(len(inputs))]
     definition = operator_def(op_type, names, ["y"], **arguments)
     definition.device_option.CopyFrom(CUDA.to_option())
@@ -190,10 +189,8 @@ def checked(op_type: str, inputs: list[Array], **arguments: Any) -> tuple[Array,
         workspace.feed_blob(name, array)
     logging.disable()
     net = SimpleNet(NetDef(name="test", op=[definition]), workspace)
-    net.run()
     logging.disable(logging.NOTSET)
-    found = next(operator for operator in net.operators if isinstance(operator, CheckedOperator))
-    return workspace.fetch_blob("y"), found, net, workspace
+    return net, workspace
 
 
 @pytest.mark.parametrize(
@@ -204,36 +201,28 @@ def checked(op_type: str, inputs: list[Array], **arguments: Any) -> tuple[Array,
         ("SparseToDense", [np.array([5, 1]), np.ones((2, 2), np.float32), np.zeros(2)], [[0, 0], [1, 1]], "index 5 at"),
     ],
 )
-def test_a_bad_index_gives_zeros_and_is_found_by_check(
+def test_a_bad_index_fails_the_run_and_gives_zeros(
     op_type: str, inputs: list[Array], expected: list[Any], message: str
 ) -> None:
-    y, operator, net, workspace = checked(op_type, inputs)
-    assert y.tolist() == expected
-    with pytest.raises(IndexError, match=message):
-        operator.check()
-    operator.check()
-    number = next(at for at, array in enumerate(inputs) if array.dtype == np.int64)
-    net.run()
-    workspace.feed_blob(f"x{number}", np.zeros_like(inputs[number]))
-    net.run()
-    with pytest.raises(IndexError, match="an index was out of range"):
-        operator.check()
-    net.run()
-    operator.check()
-    net.close()
+    net, workspace = net_of(op_type, inputs)
+    with net:
+        with pytest.raises(OperatorError, match=message):
+            net.run()
+        assert workspace.fetch_blob("y").tolist() == expected
+        number = next(at for at, array in enumerate(inputs) if array.dtype == np.int64)
+        workspace.feed_blob(f"x{number}", np.zeros_like(inputs[number]))
+        net.run()
 
 
-def test_bounds_of_another_slice_are_found_by_check() -> None:
+def test_bounds_of_another_slice_fail_the_run() -> None:
     x, dy = np.zeros((4, 3), np.float32), np.ones((2, 3), np.float32)
-    y, operator, net, workspace = checked("SliceGradient", [x, np.array([1, 0]), np.array([3, 3]), dy])
-    assert y.tolist() == [[0] * 3, [1] * 3, [1] * 3, [0] * 3]
-    operator.check()
-    workspace.feed_blob("x2", np.array([4, 3]))
-    net.run()
-    assert not workspace.fetch_blob("y").any()
-    with pytest.raises(ShapeError, match=r"dY must have the shape \(3, 3\) of the slice of X, found \(2, 3\)"):
-        operator.check()
-    net.close()
+    net, workspace = net_of("SliceGradient", [x, np.array([1, 0]), np.array([3, 3]), dy])
+    with net:
+        net.run()
+        assert workspace.fetch_blob("y").tolist() == [[0] * 3, [1] * 3, [1] * 3, [0] * 3]
+        workspace.feed_blob("x2", np.array([4, 3]))
+        with pytest.raises(OperatorError, match=r"dY must have the shape \(3, 3\) of the slice of X, found \(2, 3\)"):
+            net.run()
 
 
 def test_axes_that_cannot_be_joined_are_refused() -> None:

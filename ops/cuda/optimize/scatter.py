@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, c_type_of
@@ -65,12 +65,14 @@ extern "C" __global__ void scatter_assign(
 class CudaScatterWeightedSum(CheckedOperator):
     """Weighted sums into rows."""
 
+    inputs_checked = (2,)
+
     def prepare(self) -> Step:
         """Sort the indices, scale the rows, then add each tensor."""
         table, indices = self.y(0), self.x(2).reshape(-1)
-        if table.size == 0 or indices.size == 0:
-            return nothing_to_do
         height, count = table.shape[0], int(indices.size)
+        if table.size == 0 or count == 0:
+            return self.index_check(indices, 0, height)
         width = table.size // height
         order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
         sizes = [np.int64(height), np.int64(count), np.int64(width)]
@@ -90,12 +92,14 @@ class CudaScatterWeightedSum(CheckedOperator):
 class CudaScatterAssign(CheckedOperator):
     """Rows replaced by index."""
 
+    inputs_checked = (1,)
+
     def prepare(self) -> Step:
         """Sort the indices; the last of equal ones writes."""
         table, indices = self.y(0), self.x(1).reshape(-1)
-        if table.size == 0 or indices.size == 0:
-            return nothing_to_do
         height, count = table.shape[0], int(indices.size)
+        if table.size == 0 or count == 0:
+            return self.index_check(indices, 0, height)
         width = table.size // height
         order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
         sizes = [np.int64(height), np.int64(count), np.int64(width)]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.cuda.expression import c_type_of_scalar
-from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.formulas import FORMULAS
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, c_type_of
@@ -33,7 +32,7 @@ ROW_BLOCK = 128
 """Threads of a block that has a row, a power of two."""
 
 
-class CudaSparseUpdate(CudaUpdate, CheckedOperator):
+class CudaSparseUpdate(CudaUpdate):
     """Base of the updates of rows, mixed into classes made of the host's."""
 
     def prepare(self) -> Step:
@@ -43,9 +42,9 @@ class CudaSparseUpdate(CudaUpdate, CheckedOperator):
         assert parts.indices is not None
         assert parts.param is not None
         param, indices = self.target(parts.param), self.x(parts.indices).reshape(-1)
-        if param.size == 0 or indices.size == 0:
-            return nothing_to_do
         height, count = param.shape[0], int(indices.size)
+        if param.size == 0 or count == 0:
+            return self.index_check(indices, 0, height)
         width = param.size // height
         begin, settings = self.settings()
         order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -10,8 +11,10 @@ import numpy as np
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.cuda.constants import uploaded
 from dagexec.ops.cuda.expression import computed_scalar, elementwise
-from dagexec.ops.cuda.operator import Array, CudaOperator
+from dagexec.ops.cuda.faults import CheckedOperator
+from dagexec.ops.cuda.operator import Array
 from dagexec.ops.cuda.optimize.rules import SETTINGS, CudaRule
+from dagexec.ops.optimize.scalars import read_iteration
 from dagexec.ops.optimize.update import Update
 
 _SETTINGS = r"""
@@ -28,10 +31,11 @@ _SETTINGS = r"""
     kept = 1.0 + (double)given * decay;
     correction = factor;
     plain = flat;
+    fault = iteration < 0;
 """
 
 
-class CudaUpdate(CudaOperator):
+class CudaUpdate(CheckedOperator):
     """Base of the update operators, mixed into classes made of the host's.
 
     Attributes:
@@ -39,6 +43,12 @@ class CudaUpdate(CudaOperator):
     """
 
     cuda_rule: ClassVar[CudaRule]
+
+    @property
+    def inputs_checked(self) -> Sequence[int]:
+        """The indices, and the iteration."""
+        assert isinstance(self, Update)
+        return [index for index in (self.parts.indices, self.parts.iteration) if index is not None]
 
     def numbers(self) -> dict[str, np.generic]:
         """The scalars of the rule."""
@@ -67,4 +77,9 @@ class CudaUpdate(CudaOperator):
             "rectifies": np.int32(self.arguments.bool("enableRAdam")),
         }
         inputs = {"given": rate, "iteration": self.x(parts.iteration).reshape(1)}
-        return elementwise(self, "adam_settings", inputs, found, _SETTINGS, scalars), found
+        negative = ValueError(f"{self.label}: the iteration must be at least 0")
+        fault = self.fault_word(partial(self._check_iteration, inputs["iteration"]), negative)
+        return elementwise(self, "adam_settings", inputs, found | {"fault": fault}, _SETTINGS, scalars), found
+
+    def _check_iteration(self, counter: Array) -> None:
+        read_iteration(self.fetched(counter), self.label)

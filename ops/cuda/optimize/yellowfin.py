@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.cuda.broadcast_reduction import reduced
 from dagexec.ops.cuda.copy import copy_step
 from dagexec.ops.cuda.expression import computed_scalar, elementwise
+from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import CudaOperator, c_type_of
-from dagexec.ops.optimize.yellowfin import YellowFin
+from dagexec.ops.cuda.operator import Array, c_type_of
+from dagexec.ops.optimize.yellowfin import YellowFin, first_iteration
 
 _MOVE = r"""
     A velocity = moment_before * (A)factor;
@@ -36,9 +39,13 @@ __device__ inline double best_momentum(double low, double high, double variance,
     return at_least(root * root, limit * limit);
 }
 extern "C" __global__ void tune(const i64* counter, const double* sums, T* window, i64 width, T* scalars, T* rate,
-                                T* factor, double beta, double least, int zero_debias) {
+                                T* factor, double beta, double least, int zero_debias, int* fault) {
     if (first_index() != 0) return;
     const i64 iteration = counter[0];
+    if (iteration < 1) {
+        *fault = 1;
+        return;
+    }
     const double correction = zero_debias ? 1.0 / (1.0 - pow(beta, (double)iteration)) : 1.0;
     const double squared = at_least(sums[0], least);
     window[((iteration - 1) % width + width) % width] = (T)log(squared);
@@ -63,8 +70,10 @@ extern "C" __global__ void tune(const i64* counter, const double* sums, T* windo
 
 
 @on_cuda(YellowFin)
-class CudaYellowFin(CudaOperator):
-    """Self-tuning momentum. An iteration below 1, an error on the host, leaves numbers that are none."""
+class CudaYellowFin(CheckedOperator):
+    """Self-tuning momentum. An iteration below 1 is found when the tensors are updated."""
+
+    inputs_checked = (9,)
 
     def prepare(self) -> Step:
         """The update and the statistics of the tensors, two sums, then the statistics that are one number."""
@@ -88,6 +97,12 @@ class CudaYellowFin(CudaOperator):
             *(self.x(9), sums, window, np.int64(window.size), self.y(7), self.y(2), self.y(3)),
             *(np.float64(beta), np.float64(self.arguments.float("epsilon", 1e-6))),
             np.int32(self.arguments.bool("zero_debias", True)),
+            self.fault_word(
+                partial(self._check_iteration, self.x(9)), ValueError(f"{self.label}: the iteration must be at least 1")
+            ),
         ]
         steps.append(self.launch("tune", _TUNE, arguments, blocks=1, threads=32, T=c_type_of(grad)))
         return in_sequence(steps)
+
+    def _check_iteration(self, counter: Array) -> None:
+        first_iteration(self.fetched(counter.reshape(-1)), self.label)

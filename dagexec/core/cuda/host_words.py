@@ -1,0 +1,77 @@
+"""Words of the host that kernels write: in pinned memory, which a CUDA device reaches by the host's own addresses.
+
+What a kernel has written is there for a plain read of the host when the host knows that the kernel is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.cuda.binding import cupy
+from dagexec.core.threads import reset_after_fork
+
+if TYPE_CHECKING:
+    from dagexec.core.cuda.runtime import CudaRuntime
+
+Array = npt.NDArray[Any]
+
+_PAGE_WORDS = 1 << 14
+
+
+class HostWord:
+    """An int32 that is 0 at first; somebody else's once this is gone."""
+
+    __slots__ = ("__weakref__", "_device", "_place", "_words")
+
+    def __init__(self, words: memoryview, page: Array, number: int, device: int) -> None:
+        """Word `number` of a page."""
+        self._words = words[number : number + 1]
+        self._place = int(page.ctypes.data) + 4 * number
+        self._device = device
+        self._words[0] = 0
+
+    @property
+    def value(self) -> int:
+        """What is in it now."""
+        return self._words[0]
+
+    def clear(self) -> None:
+        """Make it 0."""
+        self._words[0] = 0
+
+    def on_device(self, owner: object) -> Array:
+        """The word as an array that kernels can be given; `owner` lives as long as it, and has to keep this word."""
+        cp = cupy()
+        memory = cp.cuda.UnownedMemory(self._place, 4, owner, self._device)
+        return cast(Array, cp.ndarray((1,), np.int32, memptr=cp.cuda.MemoryPointer(memory, 0)))
+
+
+class HostWords:
+    """The words of a device: a page of pinned memory has many."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._free: deque[tuple[memoryview, Array, int]] = deque()
+        self._forked()
+        reset_after_fork(self, HostWords._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+
+    def take(self) -> HostWord:
+        """A word that nobody has. Raises ResourceError when the system has no more pinned memory."""
+        with self._lock:
+            if not self._free:
+                page = self._runtime.pinned(4 * _PAGE_WORDS).view(np.int32)
+                words = page.data
+                self._free.extend((words, page, number) for number in range(_PAGE_WORDS))
+            place = self._free.popleft()
+        word = HostWord(*place, self._runtime.device.index)
+        weakref.finalize(word, self._free.append, place).atexit = False
+        return word
