@@ -7,6 +7,7 @@ import sys
 
 os.environ["DAGEXEC_CHOICES"] = "off"  # before anything of dagexec looks: what was measured elsewhere decides nothing
 os.environ["DAGEXEC_TUNING_SECONDS"] = "0"
+os.environ["DAGEXEC_KERNELS"] = "off"  # no test reads or leaves compiled kernels in the user's folder
 
 import pytest
 

@@ -9,9 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from dagexec.core.cuda.compilation import OPTIONS
+
 WANTED = (75, 80, 90, 100)
-OPTIONS = ("--std=c++17", "-ftz=true")
-"""What CuPy's RawModule passes on for a kernel of ours; it adds the second by itself."""
 
 
 def nvrtc() -> Any:

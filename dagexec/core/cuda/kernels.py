@@ -17,6 +17,7 @@ import numpy as np
 
 from dagexec.core.cuda.arrays import address, is_on_device
 from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.compilation import loaded_kernel
 from dagexec.core.cuda.current import current
 from dagexec.core.cuda.prelude import PRELUDE
 from dagexec.core.errors import DeviceError
@@ -42,7 +43,7 @@ class Function:
     def __init__(self, name: str, kernel: Any) -> None:
         self.name = name
         self._kernel = kernel  # keeps the module loaded
-        self.pointer = int(kernel.kernel.ptr)
+        self.pointer = int(kernel.ptr)
 
 
 def compiled(name: str, source: str, device: int | None = None, **types: str) -> Function:
@@ -70,10 +71,8 @@ def forget_functions() -> None:
 
 
 def _compile(index: int, name: str, code: str) -> Function:
-    cp = cupy()
     try:
-        with cp.cuda.Device(index):
-            return Function(name, cp.RawModule(code=code, options=("--std=c++17",)).get_function(name))
+        return Function(name, loaded_kernel(name, code, index))
     except Exception as error:
         raise DeviceError(f"kernel {name!r} does not compile for cuda:{index}: {error}") from error
 

@@ -1,15 +1,16 @@
-"""The stand-ins for `cupy.cuda.driver` and `cupy.RawModule`: kernels, their launches and their attributes."""
+"""The stand-ins for `cupy.cuda.driver`, `nvrtc` and `Module`: kernels, their launches and their attributes."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
-from tests.cuda.emulated.compiler import EmulatedKernel, build
-from tests.cuda.emulated.errors import CUDADriverError, CUDARuntimeError, EmulationError
+from tests.cuda.emulated.compiler import CompileError, EmulatedKernel, build
+from tests.cuda.emulated.errors import CUDADriverError, CUDARuntimeError, EmulationError, NVRTCError
 from tests.cuda.emulated.machine import Machine, Operation
 from tests.cuda.emulated.races import Touch
 
@@ -23,14 +24,6 @@ class Function:
         self._machine, self.kernel, self.device = machine, kernel, machine.device
         self.most_shared = 49152
         self.ptr = machine.new_handle(self)
-
-
-class RawKernel:
-    """`cupy.RawKernel`, as far as its Function is concerned."""
-
-    def __init__(self, machine: Machine, kernel: EmulatedKernel) -> None:
-        self.name = kernel.name
-        self.kernel = Function(machine, kernel)
 
 
 class Driver:
@@ -117,27 +110,60 @@ def keep_source(code: str) -> None:
         Path(folder, hashlib.sha256(code.encode()).hexdigest()[:24] + ".cu").write_text(code)
 
 
-def raw_module(machine: Machine) -> type:
-    """The class `cupy.RawModule` of a machine."""
+class Nvrtc:
+    """`cupy.cuda.nvrtc`: what it makes of a source is the source, once g++ has accepted it."""
 
-    class RawModule:
-        def __init__(
-            self,
-            code: str | None = None,
-            *,
-            path: str | None = None,
-            options: tuple[str, ...] = (),
-            backend: str = "nvrtc",
-            translate_cucomplex: bool = False,
-            enable_cooperative_groups: bool = False,
-            name_expressions: Any = None,
-            jitify: bool = False,
-        ) -> None:
-            assert code is not None
-            keep_source(code)
-            self._library: ctypes.CDLL = build(code)
+    NVRTCError = NVRTCError
 
-        def get_function(self, name: str) -> RawKernel:
-            return RawKernel(machine, EmulatedKernel(self._library, name))
+    def __init__(self) -> None:
+        self._programs: dict[int, str] = {}
+        self._logs: dict[int, str] = {}
+        self._numbers = itertools.count(1)
 
-    return RawModule
+    def getVersion(self) -> tuple[int, int]:
+        return 0, 0  # no real one's, as nothing that is kept of it may be taken for what a device can load
+
+    def getSupportedArchs(self) -> tuple[int, ...]:
+        return 75, 80, 90
+
+    def createProgram(self, src: str, name: str, headers: object, include_names: object) -> int:
+        number = next(self._numbers)
+        self._programs[number] = src
+        return number
+
+    def compileProgram(self, prog: int, options: tuple[str, ...]) -> None:
+        keep_source(self._programs[prog])
+        try:
+            build(self._programs[prog])
+        except CompileError as error:
+            self._logs[prog] = str(error)
+            raise NVRTCError(6) from error
+
+    def getCUBIN(self, prog: int) -> bytes:
+        return self._programs[prog].encode()
+
+    def getPTX(self, prog: int) -> bytes:
+        return self.getCUBIN(prog)
+
+    def getProgramLog(self, prog: int) -> str:
+        return self._logs.get(prog, "")
+
+    def destroyProgram(self, prog: int) -> None:
+        del self._programs[prog]
+
+
+def module_class(machine: Machine) -> type:
+    """The class `cupy.cuda.Module` of a machine."""
+
+    class Module:
+        def __init__(self) -> None:
+            self._library: ctypes.CDLL | None = None
+
+        def load(self, cubin: bytes) -> None:
+            self._library = build(cubin.decode())
+
+        def get_function(self, name: str) -> Function:
+            assert self._library is not None
+            return Function(machine, EmulatedKernel(self._library, name))
+
+    return Module

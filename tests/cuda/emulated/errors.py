@@ -54,6 +54,14 @@ class CUDADriverError(RuntimeError):
         self.status = status
 
 
+class NVRTCError(RuntimeError):
+    """An error of NVRTC."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__({6: "NVRTC_ERROR_COMPILATION (6)"}[status])
+        self.status = status
+
+
 class OutOfMemoryError(MemoryError):
     """The device has no memory left."""
 

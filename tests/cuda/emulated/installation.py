@@ -15,7 +15,7 @@ from dagexec.core.device import Device
 from dagexec.core.runtime import install_runtime, installed_runtime
 from tests.cuda.emulated.arrays import MemoryPointer, PinnedMemoryPointer, UnownedMemory, ndarray
 from tests.cuda.emulated.cublas import CublasLibrary, CublasModule
-from tests.cuda.emulated.driver import Driver, Function, RawKernel, raw_module
+from tests.cuda.emulated.driver import Driver, Function, Nvrtc, module_class
 from tests.cuda.emulated.errors import OutOfMemoryError
 from tests.cuda.emulated.machine import Machine
 from tests.cuda.emulated.nccl import NcclModule
@@ -38,17 +38,16 @@ def new_cupy(machine: Machine) -> Any:
     memory = Namespace(OutOfMemoryError=OutOfMemoryError, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer)
     cuda = Namespace(
         runtime=runtime, driver=Driver(machine), cublas=CublasModule(library, classes), memory=memory,
-        nccl=NcclModule(machine),
+        nccl=NcclModule(machine), nvrtc=Nvrtc(),
         Device=classes.Device, Stream=classes.Stream, ExternalStream=classes.ExternalStream, Event=classes.Event,
         Graph=classes.Graph, Memory=classes.Memory, PinnedMemory=classes.PinnedMemory, UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer, PinnedMemoryPointer=PinnedMemoryPointer, Function=Function,
+        Module=module_class(machine),
         alloc_pinned_memory=lambda size: PinnedMemoryPointer(classes.PinnedMemory(size), 0),
         get_current_stream=classes.get_current_stream, get_elapsed_time=classes.get_elapsed_time,
     )  # fmt: skip
     memory.Memory = classes.Memory
-    found = Namespace(
-        __version__="14.2.0", cuda=cuda, ndarray=ndarray, RawModule=raw_module(machine), RawKernel=RawKernel
-    )
+    found = Namespace(__version__="14.2.0", cuda=cuda, ndarray=ndarray)
     found.library = library
     return found
 
