@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from dagexec.core.cuda import copies, staging
 from dagexec.core.cuda.context import copy_blocking
 from dagexec.core.cuda.copies import runtime_at
+from dagexec.core.cuda.landings import arrivals
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import DeviceError, ShapeError
 from dagexec.core.runtime import Kernel
@@ -98,6 +100,54 @@ def test_memory_of_the_host_that_a_copy_has_yet_to_reach_is_waited_for(machine: 
     other.synchronize()
     timer.join()
     np.testing.assert_array_equal(fetched(target), np.full(4, 7.0))
+
+
+def test_what_is_copied_to_the_host_is_there_for_whoever_waits_for_anything_behind_it(machine: Machine) -> None:
+    one, other = cuda(0), cuda(1)
+    stream, behind = one.lease(), other.lease()
+    waits: list[Callable[[Any], object]] = [
+        lambda event: event.finish(),
+        lambda event: event.finish(30),
+        lambda event: behind.synchronize(),
+        lambda event: behind.synchronize(30),
+        lambda event: _until(lambda: event.is_done),
+        lambda event: _until(lambda: behind.is_idle),
+        _until_told,
+    ]
+    for number, wait in enumerate(waits, 1):
+        found, array = np.zeros(4), on_device(np.full(4, float(number)))
+        gate = Gate(stream)
+        one.copy(found, array, stream)
+        copied, event = one.event("copied"), other.event("behind it")
+        copied.record(stream)
+        behind.wait(copied)
+        event.record(behind)
+        assert not found.any()
+        gate.open()
+        wait(event)
+        assert found.tolist() == [number] * 4
+    assert not arrivals._expected
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+
+
+def _until_told(event: Any) -> None:
+    told = threading.Event()
+    event.when_done(told.set)
+    assert told.wait(30)
+
+
+def test_memory_of_the_host_that_is_read_only_is_refused_as_a_copy_is_launched(machine: Machine) -> None:
+    found = np.zeros(4)
+    found.flags.writeable = False
+    stream, array = cuda().lease(), on_device(np.ones(4))
+    cuda().copy(found, array, stream)
+    assert stream.failure is not None
+    assert "an array of the host that is read-only" in str(stream.failure.error)
 
 
 def test_pinned_memory_is_copied_directly_and_can_be_captured(machine: Machine) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dagexec
+from dagexec.core.cuda import completion
 from dagexec.core.cuda.event import CudaEvent
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
@@ -75,7 +79,7 @@ def test_a_callback_may_call_cuda_and_comes_once_on_a_thread_of_the_device(machi
     event.when_done(callback)
     assert done.wait(30)
     assert stream.synchronize()
-    assert called in (["cuda:0: dispatcher of events"], [threading.current_thread().name])
+    assert called in (["cuda:0: watcher 0 of events"], [threading.current_thread().name])
     assert stream.failure is None
     assert fetched(array).tolist() == [2] * 8
 
@@ -98,6 +102,34 @@ def test_a_fast_event_is_not_held_up_by_a_slow_one() -> None:
         gate.open()
         assert done[0].wait(30)
         assert order == ["fast", "slow"]
+
+
+def test_events_beyond_the_most_threads_are_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "MOST_WATCHERS", 2)
+    with emulated(asynchronous=True):
+        runtime, told = cuda(), threading.Semaphore(0)
+        streams = [runtime.lease() for _ in range(5)]
+        gates = [Gate(stream) for stream in streams]
+        for stream in streams:
+            event = runtime.event(stream.name)
+            event.record(stream)
+            event.when_done(told.release)
+        assert sum("of events" in thread.name for thread in threading.enumerate()) == 2
+        for gate in gates:
+            gate.open()
+        for _ in streams:
+            assert told.acquire(timeout=30)
+
+
+def test_cuda_calls_nothing_of_pythons() -> None:
+    # CUDA holds a lock while it calls a host function. One of Python's waits then for Python's lock, while whoever has
+    # that may wait for CUDA's: CuPy keeps Python's lock in streamQuery, eventQuery, memGetInfo and setDevice.
+    sources = [
+        path for folder in ("core/cuda", "ops/cuda") for path in Path(dagexec.__file__).parent.glob(f"{folder}/**/*.py")
+    ]
+    assert len(sources) > 40
+    for path in sources:
+        assert not re.search(r"launchHostFunc|launch_host_func|add_callback|streamAddCallback", path.read_text()), path
 
 
 def test_a_callback_that_raises_ends_no_thread(machine: Machine) -> None:
@@ -419,7 +451,7 @@ def test_the_threads_of_a_device_end_with_it() -> None:
         gate.open()
         assert called.wait(30)
         names = {thread.name for thread in threading.enumerate()}
-        assert {"cuda:0: dispatcher of events", "cuda:0: watcher of events"} <= names
+        assert "cuda:0: watcher 0 of events" in names
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cuda:0:")]
     assert isinstance(event, CudaEvent)
     assert runtime.device == Device("cuda", 0)

@@ -1,22 +1,24 @@
 """Completions: who calls back when events of a CUDA device are done.
 
-A callback of `Event.when_done` must come promptly, may call CUDA, and must come even when the device is lost. So each
-is announced twice. A host function behind the event, on a stream of its own, comes at once; but CUDA forbids calls of
-CUDA in it, and leaves it out after an error of the device. And a thread, the watcher, blocks until the oldest event is
-done or fails. Whichever is first tells another thread, the dispatcher, which makes the call with no lock held.
+A callback of `Event.when_done` must come promptly, may call CUDA, and must come even when the device is lost. So a
+thread for each event blocks in CUDA until the event is done or fails, without Python's lock, and then makes the call.
+
+Host functions of CUDA would tell sooner, but they must not be Python's: CUDA calls them with a lock of its own held,
+under which they would wait for Python's lock, while a thread that has Python's may wait for CUDA's (CuPy keeps
+Python's lock while it queries a stream or an event).
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from dagexec.core.cuda.binding import cupy
+from dagexec.core.cuda.landings import arrivals
 from dagexec.core.errors import ResourceError
 from dagexec.core.threads import Thread, reset_after_fork, threads
 
@@ -27,15 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dagexec")
 
-_MOST_ANNOUNCERS = 8
-
-
-class _Announcer:
-    """A stream that does nothing but call host functions, and how many it has yet to call."""
-
-    def __init__(self) -> None:
-        self.native = cupy().cuda.Stream(non_blocking=True)
-        self.waiting = 0
+MOST_WATCHERS = 32
+"""Threads that wait for events of one device at once; further events are waited for when one of those is done."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,90 +39,57 @@ class _Pending:
     stream: CudaStream | None
     native: NativeEvent
     callback: Callable[[], object]
-    announcer: _Announcer
 
 
 class Completions:
-    """The callbacks of one device that are to come. Its two threads start with the first of them."""
+    """The callbacks of one device that are to come, and as many threads as have had to wait at once."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
-        self._numbers = itertools.count(1)
-        self._announcers: list[_Announcer] = []
         self._forked()
         reset_after_fork(self, Completions._forked)
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: the threads, and what they waited for, are the parent's."""
         self._lock = threading.Lock()
-        self._pending: dict[int, _Pending] = {}
-        self._due: SimpleQueue[int | None] = SimpleQueue()
-        self._watched: SimpleQueue[int | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._unfinished = 0
         self._threads: list[Thread] = []
 
     def add(self, event: CudaEvent, native: NativeEvent, callback: Callable[[], object]) -> None:
         """Call `callback` when `native`, where `event` is, is done. Raises ResourceError when no thread starts."""
-        number = next(self._numbers)
         with self._lock:
-            self._start()
-            announcer = self._announcer()
-            announcer.waiting += 1
-            stream = cast("CudaStream | None", event.stream)
-            self._pending[number] = _Pending(event.owner, stream, native, callback, announcer)
-        try:
-            api = self._runtime.api
-            with self._runtime.guard():
-                api.streamWaitEvent(announcer.native.ptr, native.pointer)
-                api.launchHostFunc(announcer.native.ptr, self._due.put, number)
-        except Exception as error:  # of the device: the watcher finds it, too
-            self._runtime.device_failed(error, f"event of {event.owner}")
-        self._watched.put(number)
+            if self._unfinished >= len(self._threads) and len(self._threads) < MOST_WATCHERS:
+                self._start()
+            self._unfinished += 1
+        self._waiting.put(_Pending(event.owner, cast("CudaStream | None", event.stream), native, callback))
 
     def _start(self) -> None:
-        """Start the threads unless they run. Call with the lock held."""
-        device = self._runtime.device
-        for work, name in ((self._dispatch, "dispatcher"), (self._watch, "watcher"))[len(self._threads) :]:
-            try:
-                self._threads.append(threads().start(work, f"{device}: {name} of events"))
-            except RuntimeError as error:
+        """Start one more thread; the first that cannot be started is an error. Call with the lock held."""
+        name = f"{self._runtime.device}: watcher {len(self._threads)} of events"
+        try:
+            self._threads.append(threads().start(self._watch, name))
+        except RuntimeError as error:
+            if not self._threads:
+                device = self._runtime.device
                 raise ResourceError(f"{device}: the system starts no thread for its events: {error}") from None
 
-    def _announcer(self) -> _Announcer:
-        """The stream with the least to wait for. Call with the lock held."""
-        least = min(self._announcers, key=lambda announcer: announcer.waiting, default=None)
-        if least is None or (least.waiting and len(self._announcers) < _MOST_ANNOUNCERS):
-            with self._runtime.guard():
-                least = _Announcer()
-            self._announcers.append(least)
-        return least
-
     def _watch(self) -> None:
-        """Wait for one event after the other. The next may be done by then, which costs one look."""
-        self._runtime.bind_thread()
-        while (number := self._watched.get()) is not None:
-            pending = self._pending.get(number)
-            if pending is None:
-                continue
+        with contextlib.suppress(Exception):  # of a device that is lost: waiting for its events says so
+            self._runtime.bind_thread()
+        while (pending := self._waiting.get()) is not None:
             try:
                 self._runtime.api.eventSynchronize(pending.native.pointer)
             except Exception as error:
                 self._runtime.device_failed(error, f"event of {pending.owner}")
-            del pending
-            self._due.put(number)
-
-    def _dispatch(self) -> None:
-        self._runtime.bind_thread()
-        while (number := self._due.get()) is not None:
             with self._lock:
-                pending = self._pending.pop(number, None)
-                if pending is not None:
-                    pending.announcer.waiting -= 1
-            if pending is not None:
-                self._call(pending)
+                self._unfinished -= 1
+            self._call(pending)
             del pending
 
     def _call(self, pending: _Pending) -> None:
         try:
+            arrivals.land()
             if pending.stream is not None:
                 pending.stream.report_times()
         except BaseException:  # an observer's
@@ -141,7 +103,8 @@ class Completions:
         """End the threads, once every callback was made."""
         with self._lock:
             ending, self._threads = self._threads, []
-        for thread, work in zip(reversed(ending), (self._watched, self._due), strict=False):
-            cast("SimpleQueue[Any]", work).put(None)
+        for _thread in ending:
+            self._waiting.put(None)
+        for thread in ending:
             if thread.name != threading.current_thread().name:
                 thread.join()

@@ -1,7 +1,7 @@
 """Copies of a CUDA device: within it, from and to the host, from and to other CUDA devices; packed or strided.
 
 `issue` puts a copy on a stream. What the host has in memory that may move goes through pinned blocks: towards the
-device it is read as the copy is issued, towards the host it is written by a host function when the stream is there.
+device it is read as the copy is issued, towards the host it is written by whoever finds that the stream was there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dagexec.core.cuda.arrays import address, is_on_device
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.errors import PEER_ACCESS_ALREADY_ENABLED, device_error, status_of
 from dagexec.core.cuda.kernels import Launch, compiled
+from dagexec.core.cuda.landings import arrivals
 from dagexec.core.cuda.staging import CHUNK, is_pinned
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError, ShapeError
@@ -94,6 +95,7 @@ def issue(runtime: CudaRuntime, destination: Array, source: Array) -> None:
     else:
         stream.check_not_captured("used to copy within the host")
         stream.native.synchronize()
+        arrivals.land()
         np.copyto(destination, source)
 
 
@@ -172,7 +174,8 @@ def runtime_at(index: int) -> CudaRuntime:
 def _from_host(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
     if is_pinned(source) and _is_packed(source) and _is_packed(destination):
         _memcpy(runtime, address(destination), address(source), source.nbytes, stream)
-        runtime.uses(source, stream, writes=False)
+        if stream.capture is None:
+            runtime.uses(source, stream, writes=False)
         return
     stream.check_not_captured("given a copy from memory of the host that is not pinned")
     runtime.finish_landings(source)
@@ -200,20 +203,15 @@ def _to_host(runtime: CudaRuntime, destination: Array, source: Array, stream: Cu
         source = packed
     if is_pinned(destination) and _is_packed(destination):
         _memcpy(runtime, address(destination), address(source), source.nbytes, stream)
-        runtime.uses(destination, stream, writes=True)
+        if stream.capture is None:
+            runtime.uses(destination, stream, writes=True)
         return
     stream.check_not_captured("given a copy to memory of the host that is not pinned")
+    if not destination.flags.writeable:
+        raise DeviceError(f"a copy from {runtime.device} to an array of the host that is read-only")
     block = runtime.staging.take(source.nbytes)
     _memcpy(runtime, block.pointer, address(source), source.nbytes, stream)
-    found = block.array[: source.nbytes].view(source.dtype).reshape(source.shape)
-
-    def land(_argument: int) -> None:
-        """A host function: it must not call CUDA."""
-        np.copyto(destination, found)
-        runtime.staging.give(block)
-
-    runtime.api.launchHostFunc(stream.pointer, land, 0)
-    runtime.uses(destination, stream, writes=True)
+    arrivals.expect(runtime, runtime.uses(destination, stream, writes=True), block, destination)
 
 
 def fetch(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:

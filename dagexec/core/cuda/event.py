@@ -129,6 +129,7 @@ class CudaEvent(Event):
                 return False
             if status != SUCCESS:
                 self._lost(cupy().cuda.runtime.CUDARuntimeError(status))
+            self.runtime.land()
             self._done = True
         return self._done
 
@@ -164,6 +165,7 @@ class CudaEvent(Event):
             self.runtime.api.eventSynchronize(native.pointer)
         except Exception as error:
             self._lost(error)
+        self.runtime.land()
         self._done = True
         return True
 

@@ -28,7 +28,7 @@ from dagexec.core.cuda.copies import broadcast_to, check_copy, copy_kernel, fetc
 from dagexec.core.cuda.current import current
 from dagexec.core.cuda.errors import NOT_READY, check_device, device_error, is_sticky, status_of
 from dagexec.core.cuda.event import CudaEvent, NativeEvent, NativeEvents
-from dagexec.core.cuda.landings import Landings
+from dagexec.core.cuda.landings import Landings, arrivals
 from dagexec.core.cuda.memory import CudaMemory, captures
 from dagexec.core.cuda.staging import Staging
 from dagexec.core.cuda.stream import CudaStream, new_failure
@@ -70,6 +70,7 @@ class CudaRuntime(DeviceRuntime):
         api: `cupy.cuda.runtime`.
         natives: events of CUDA, to use again.
         memory, staging, times, completions: see their modules.
+        land: takes what copies have brought to the host to its place; for who finds something done.
         lost: why nothing works on the device any more, None while it works.
     """
 
@@ -86,6 +87,7 @@ class CudaRuntime(DeviceRuntime):
         self.staging = Staging(self)
         self.times = DeviceTimes(self)
         self.completions = Completions(self)
+        self.land = arrivals.land
         self._landings = Landings()
         self._lock = threading.Lock()
         self._streams: list[CudaStream] = []
@@ -280,10 +282,14 @@ class CudaRuntime(DeviceRuntime):
         event.record(stream)
         event.finish()
 
-    def uses(self, array: Array, stream: CudaStream, *, writes: bool) -> None:
-        """What was put on `stream` last writes to, or reads, an array of the host: keep it. A capture keeps its own."""
-        if stream.capture is None:
-            self._landings.add(array, stream.mark(), self.api.eventQuery, writes=writes)
+    def uses(self, array: Array, stream: CudaStream, *, writes: bool) -> NativeEvent:
+        """What was put on `stream` last writes to, or reads, an array of the host: keep it until it is done.
+
+        The event that stands for it. Not for a stream that is captured: a capture keeps what it uses.
+        """
+        native = stream.mark()
+        self._landings.add(array, native, self.api.eventQuery, writes=writes)
+        return native
 
     def finish_landings(self, source: Array) -> None:
         """Block until nothing writes to `source`, an array of the host, any more."""
@@ -292,6 +298,7 @@ class CudaRuntime(DeviceRuntime):
                 self.api.eventSynchronize(native.pointer)
             except Exception as error:
                 raise self.device_failed(error, "a copy").error from error
+        arrivals.land()
 
     # Captures
 
@@ -352,6 +359,7 @@ class CudaRuntime(DeviceRuntime):
         if self.lost is None:
             self.synchronize()
         self.completions.close()
+        arrivals.forget(self)
         made = [*self._made.values(), *(thing for stream in self.streams() for thing in stream.made())]
         for thing in made:
             closing = getattr(thing, "close", None)

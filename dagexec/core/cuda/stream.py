@@ -14,6 +14,7 @@ from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.current import current
 from dagexec.core.cuda.errors import NOT_READY, device_error, is_sticky, status_of
 from dagexec.core.cuda.event import CudaEvent, NativeEvent
+from dagexec.core.cuda.landings import arrivals
 from dagexec.core.cuda.timing import StreamTimes
 from dagexec.core.errors import DeviceError
 from dagexec.core.runtime import Event, Kernel, KernelFailedError, Priority, Stream, StreamFailure, StreamObserver
@@ -242,6 +243,7 @@ class CudaStream(Stream):
                 self._api.streamSynchronize(self.pointer)
             except Exception as error:
                 self.runtime.device_failed(error, self.name)
+            arrivals.land()
         if self._observer is not None:
             self.report_times()
             self._observer.host_waited(self)
@@ -296,7 +298,10 @@ class CudaStream(Stream):
     def _is_done(self, status: int) -> bool:
         if status not in (0, NOT_READY):
             self.runtime.device_failed(cupy().cuda.runtime.CUDARuntimeError(status), self.name)
-        return status != NOT_READY
+        if status == NOT_READY:
+            return False
+        arrivals.land()
+        return True
 
     @property
     def failure(self) -> StreamFailure | None:
