@@ -132,7 +132,6 @@ class Nvrtc:
         return number
 
     def compileProgram(self, prog: int, options: tuple[str, ...]) -> None:
-        keep_source(self._programs[prog])
         try:
             build(self._programs[prog])
         except CompileError as error:
@@ -160,7 +159,9 @@ def module_class(machine: Machine) -> type:
             self._library: ctypes.CDLL | None = None
 
         def load(self, cubin: bytes) -> None:
-            self._library = build(cubin.decode())
+            source = cubin.decode()
+            self._library = build(source)
+            keep_source(source)
 
         def get_function(self, name: str) -> Function:
             assert self._library is not None

@@ -60,25 +60,25 @@ def emulated(devices: int = 2, **settings: Any) -> Iterator[Machine]:
     """
     machine = Machine(devices, **settings)
     module = new_cupy(machine)
+    places = [Device("cuda", index) for index in range(devices)]
+    before = [installed_runtime(place) for place in places]  # an emulation may be within another
     with installed(cupy=module, cublas=module.library):
-        _forget(devices)
+        forget_functions()
+        for place in places:
+            install_runtime(place, None)
         try:
             yield machine
             module.cuda.nccl._check()
             machine.check()
         finally:
-            _forget(devices)
+            forget_functions()
+            for place, earlier in zip(places, before, strict=True):
+                runtime = installed_runtime(place)
+                if isinstance(runtime, CudaRuntime):
+                    runtime.close()
+                install_runtime(place, earlier)
             gc.collect() if machine.asynchronous else None
             machine.close()
-
-
-def _forget(devices: int) -> None:
-    forget_functions()
-    for index in range(devices):
-        runtime = installed_runtime(Device("cuda", index))
-        if isinstance(runtime, CudaRuntime):
-            runtime.close()
-        install_runtime(Device("cuda", index), None)
 
 
 @contextmanager
