@@ -16,6 +16,7 @@ from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.cuda.indices import require_axes
 from dagexec.ops.cuda.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.post_ops import filled
+from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
 
 TILE = 16
 _MOST_AXES = 6
@@ -57,47 +58,6 @@ extern "C" __global__ void tiled_product(
     }
 }
 """
-
-_SUMS = r"""
-struct summed_t { i64 outer, count, inner, outer_step, step, inner_step; };
-extern "C" __global__ void channel_sums(const T* x, S* y, summed_t s, i64 y_step) {
-    typedef computed<T>::type A;
-    __shared__ A part[256];
-    for (i64 channel = blockIdx.x; channel < s.count; channel += gridDim.x) {
-        A sum = 0;
-        i64 total = s.outer * s.inner;
-        for (i64 i = threadIdx.x; i < total; i += 256)
-            sum += get(x, (i / s.inner) * s.outer_step + channel * s.step + (i % s.inner) * s.inner_step);
-        part[threadIdx.x] = sum;
-        __syncthreads();
-        for (int half = 128; half; half >>= 1) {
-            if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
-            __syncthreads();
-        }
-        if (!threadIdx.x) put(y, channel * y_step, part[0]);
-        __syncthreads();
-    }
-}
-extern "C" __global__ void column_sums(const T* x, S* y, summed_t s, i64 y_step) {
-    typedef computed<T>::type A;
-    __shared__ A part[8][33];
-    int lane = threadIdx.x & 31, row = threadIdx.x >> 5;
-    for (i64 tile = blockIdx.x; tile * 32 < s.count; tile += gridDim.x) {
-        i64 channel = tile * 32 + lane;
-        A sum = 0;
-        if (channel < s.count)
-            for (i64 i = row; i < s.outer; i += 8) sum += get(x, i * s.outer_step + channel * s.step);
-        part[row][lane] = sum;
-        __syncthreads();
-        if (!row && channel < s.count) {
-            for (int i = 1; i < 8; ++i) sum += part[i][lane];
-            put(y, channel * y_step, sum);
-        }
-        __syncthreads();
-    }
-}
-"""
-"""The first has a block for every channel, whose elements may lie apart; the second one for 32 that are neighbours."""
 
 
 def _steps(array: Array) -> list[int]:
@@ -193,56 +153,13 @@ def c_type_of_work(array: Array) -> str:
 def sums_of(owner: CudaOperator, x: Array, target: Array) -> Step:
     """The step that sums `x`, a view of outer, channels, inner, over the first and last axis: a number a channel.
 
-    `target` has one axis, of any stride. Sums have a fixed order; those of 16-bit floats are in float.
+    `target` has one axis. Sums have a fixed order; those of 16-bit floats are in float.
     """
-    (outer, count, inner), (outer_step, step, inner_step) = x.shape, _steps(x)
-    if not count:
-        return nothing_to_do
-    if inner == 1 and outer and step == 1:
-        name, blocks = "column_sums", -(-count // 32)
-    else:
-        name, blocks = "channel_sums", count
-    sizes = np.array([outer, count, max(1, inner) if outer else 1, outer_step, step, inner_step], np.int64)
-    if not inner:
-        sizes[0] = 0
-    arguments = [x, target, sizes, np.int64(_steps(target)[0])]
-    return owner.launch(name, _SUMS, arguments, blocks=min(blocks, _MOST_IN_GRID), T=c_type_of(x), S=c_type_of(target))
-
-
-_STRETCHED = r"""
-struct axes_t { i64 axes, size[8], step[8]; };
-__device__ inline i64 place_in(i64 rest, const axes_t& a) {
-    i64 at = 0;
-    for (int d = (int)a.axes - 1; d >= 0; --d) {
-        at += (rest % a.size[d]) * a.step[d];
-        rest /= a.size[d];
-    }
-    return at;
-}
-extern "C" __global__ void stretched_sums(const T* x, S* y, axes_t kept, axes_t summed, i64 terms, i64 n) {
-    FOR_EACH(i, n) {
-        i64 at = place_in(i, kept);
-        computed<T>::type sum = 0;
-        for (i64 j = 0; j < terms; ++j) sum += get(x, at + place_in(j, summed));
-        put(y, i, sum);
-    }
-}
-"""
+    return stretched_sums(owner, x, (1, x.shape[1], 1), target)
 
 
 def stretched_sums(owner: CudaOperator, x: Array, shape: tuple[int, ...], target: Array) -> Step:
     """The step that sums `x` over the axes where `shape`, of as many axes, has size 1, into the packed `target`."""
-    require_axes(x.ndim, 8, f"{owner.label}: sums over stretched axes")
-    steps = _steps(x)
     summed = [axis for axis, size in enumerate(x.shape) if size != shape[axis]]
-    kept = [axis for axis in range(x.ndim) if axis not in summed]
-    groups = []
-    for axes in (kept, summed):
-        empty = [0] * (8 - len(axes))
-        sizes = [x.shape[axis] for axis in axes]
-        groups.append(np.array([len(axes), *sizes, *empty, *(steps[axis] for axis in axes), *empty], np.int64))
-    terms = math.prod(x.shape[axis] for axis in summed)
-    arguments = [x, target, *groups, np.int64(terms), np.int64(target.size)]
-    return owner.launch(
-        "stretched_sums", _STRETCHED, arguments, elements=target.size, T=c_type_of(x), S=c_type_of(target)
-    )
+    groups = Groups([Phase("sum_of<W>", "s.add((W)x);")], last="y = (A)total0.total;")
+    return by_groups(owner, "sums", x.shape, summed, groups, {"x": x}, {"y": target.reshape(shape)})

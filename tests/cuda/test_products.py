@@ -11,6 +11,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.cuda import cublas
 from dagexec.core.cuda.cublas import matrix_product
+from dagexec.core.cuda.kernels import Function, Launch
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError, OperatorError
 from dagexec.core.operator import Step
@@ -187,3 +188,30 @@ def test_a_sum_has_the_same_bytes_whatever_the_grid_and_the_stream() -> None:
             results.append([workspace.fetch_blob(name).tobytes() for name in definition.output])
             np.testing.assert_allclose(workspace.fetch_blob("db"), dy.sum(0, np.float64), rtol=1e-4, atol=1e-4)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(70_001, 3, 1), (5, 3, 14_001), (300, 64, 1), (1, 1, 1)])
+def test_sums_of_few_long_channels_are_shared_by_many_blocks(
+    shape: tuple[int, int, int], dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[int] = []
+
+    class Recorded(Launch):
+        __slots__ = ()
+
+        def __init__(self, function: Function, *given: Any, **named: Any) -> None:
+            super().__init__(function, *given, **named)
+            if function.name.startswith("sums"):
+                grids.append(int(np.prod(self.blocks)))
+
+    monkeypatch.setattr("dagexec.ops.cuda.operator.Launch", Recorded)
+    dy, (outer, channels, inner) = (normal(shape) * 0.1 + 0.5).astype(dtype), shape
+    x, w = np.ones((outer, 1, 1, inner), dtype), np.ones((channels, 1, 1, 1), dtype)
+    arrays = {"x": x, "w": w, "dy": dy.reshape(outer, channels, 1, inner)}
+    definition = operator_def("ConvGradient", ["x", "w", "dy"], ["dw", "db"], kernel=1)
+    with cuda_devices():
+        _, db = on_device(CUDA, definition, arrays)
+    expected = dy.astype(np.float64).sum((0, 2))
+    np.testing.assert_allclose(db.astype(np.float64), expected, rtol=1e-5 if dtype == np.float32 else 2e-3)
+    assert (max(grids) >= 50) == (outer * inner > 10_000)
