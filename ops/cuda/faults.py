@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dagexec.core import dtypes
 from dagexec.core.cuda.context import CudaContext
 from dagexec.core.cuda.host_words import HostWord, HostWords
 from dagexec.core.operator import Step
@@ -23,7 +24,10 @@ from dagexec.ops.index import check_indices
 
 _CHECK = r"""
 extern "C" __global__ void check_values(const J* values, int* fault, K low, K high, i64 n) {
-    FOR_EACH(i, n) if (!(values[i] >= low && values[i] < high)) atomicExch(fault, 1);
+    FOR_EACH(i, n) {
+        const K value = (K)get(values, i);
+        if (!(value >= low && value < high)) atomicExch(fault, 1);
+    }
 }
 """
 
@@ -77,11 +81,10 @@ class CheckedOperator(CudaOperator):
 
     def values_check(self, values: Array, low: float, high: float, fault: Array) -> Step:
         """A step that does nothing but set `fault` unless low <= values < high; the limits are of the values' type."""
-        c_type = c_type_of(values)
-        limit = np.float64 if np.dtype(values.dtype).kind == "f" else np.int64
+        limit = np.float64 if dtypes.from_numpy(values.dtype).is_float else np.int64
         arguments: list[Any] = [values, fault, limit(low), limit(high), np.int64(values.size)]
         kind = "double" if limit is np.float64 else "i64"
-        return self.launch("check_values", _CHECK, arguments, elements=int(values.size), J=c_type, K=kind)
+        return self.launch("check_values", _CHECK, arguments, elements=int(values.size), J=c_type_of(values), K=kind)
 
     def run_check(self) -> Exception | None:
         """See Operator."""
