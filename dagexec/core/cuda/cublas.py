@@ -79,8 +79,26 @@ def current_handle() -> int:
     stream = current.stream
     if stream is None:
         raise DeviceError("a matrix product is asked for outside of any CUDA stream")
-    handle: Handle = stream.once(_HANDLE, lambda: Handle(stream))
-    return handle.pointer
+    return _handle_of(stream).pointer
+
+
+def _handle_of(stream: Any) -> Handle:
+    handle: Handle = stream.once(_HANDLE, lambda: _new_handle(stream))
+    return handle
+
+
+def _new_handle(stream: Any) -> Handle:
+    stream.runtime.once(_HANDLE, _HandlesBeforeCaptures)
+    return Handle(stream)
+
+
+class _HandlesBeforeCaptures:
+    """Stands for the use of cuBLAS on a device: a handle cannot be made within a capture, which may need one."""
+
+    def before_capture(self, streams: Sequence[Any]) -> None:
+        """Make the handles of these streams."""
+        for stream in streams:
+            _handle_of(stream)
 
 
 def multiplies(a: Array, b: Array, c: Array) -> bool:

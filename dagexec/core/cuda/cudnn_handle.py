@@ -105,6 +105,10 @@ class ThreadHandles:
             found = self._own.handle = self._take()
         return found
 
+    def before_capture(self, _streams: object) -> None:
+        """Make the calling thread's: within the capture that follows it cannot be made."""
+        self.get()
+
     def __len__(self) -> int:
         """How many there are."""
         with self._lock:

@@ -309,7 +309,9 @@ class CudaRuntime(DeviceRuntime):
         What is raised within ends the capture; the streams can be used again.
         """
         self._destroy_graphs()
-        capture = CudaCapture(self, [self._own(stream) for stream in streams])
+        members = [self._own(stream) for stream in streams]
+        capture = CudaCapture(self, members)
+        self._prepare_libraries(members)
         capture.begin()
         try:
             yield capture
@@ -317,6 +319,13 @@ class CudaRuntime(DeviceRuntime):
             capture.cancel()
             raise
         capture.end()
+
+    def _prepare_libraries(self, streams: Sequence[CudaStream]) -> None:
+        """Let libraries make now what they make at the first use on a stream or thread: that cannot be captured."""
+        for thing in tuple(self._made.values()):
+            prepare = getattr(thing, "before_capture", None)
+            if prepare is not None:
+                prepare(streams)
 
     def keep_graph(self, capture: CudaCapture, graph: int, executable: int) -> None:
         """Destroy a graph when its capture is gone, and nothing is under way that may be part of it."""

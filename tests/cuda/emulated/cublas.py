@@ -102,6 +102,8 @@ class CublasLibrary:
 
     def cublasCreate_v2(self, handle: Any) -> int:
         self._machine.called("cublasCreate")
+        if self._machine.is_capturing:
+            return NOT_INITIALIZED
         handle._obj.value = self._machine.new_handle(Handle(self._machine.device))
         return SUCCESS
 
@@ -196,7 +198,7 @@ class CublasLibrary:
             *(second.touches(machine, handle.device, False) if k else ()),
             *result.touches(machine, handle.device, True),
         ]
-        machine.submit(handle.stream, Operation("cublasGemm", step, handle.device, touches))
+        machine.submit(handle.stream, Operation("cublasGemm", step, handle.device, touches, computes=True))
         return SUCCESS
 
     def gemv(

@@ -360,7 +360,7 @@ class Graph:
                 _over(workspace, (engine.workspace,), np.dtype(np.uint8), None)[...] = 0x77
 
         assert handle.stream is not None
-        machine.submit(handle.stream, Operation(label, compute, machine.device, touches))
+        machine.submit(handle.stream, Operation(label, compute, machine.device, touches, computes=True))
 
 
 def _windows(node: Node, image: Tensor, weights: Tensor) -> list[int]:
@@ -455,6 +455,8 @@ class CudnnModule:
 
     def create_handle(self) -> Handle:
         self.machine.called("cudnn.create_handle")
+        if self.machine.is_capturing:
+            raise RuntimeError("CUDNN_STATUS_NOT_INITIALIZED")
         self.handles.append(Handle(self.machine.device))
         return self.handles[-1]
 

@@ -12,13 +12,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from dagexec.core.device import Device
 from dagexec.core.runtime import Kernel, Priority
 from dagexec.core.sim import SimRuntime, SimSettings, is_device_thread
+from dagexec.core.sim.clock import host_time, set_host_time
 from dagexec.core.sim.event import SimEvent
 from dagexec.core.sim.stream import SimStream
 from tests.cuda.emulated.errors import CUDARuntimeError, EmulationError, OutOfMemoryError
@@ -27,6 +28,7 @@ from tests.cuda.emulated.races import Clock, Races, Touch, merge
 
 Step = Callable[[], "list[Touch] | None"]
 LEGACY, PER_THREAD = 1, 2
+_STAMP = "an event's time"
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Operation:
     Attributes:
         step: does it, and tells what it touched.
         touches: what it will touch, when that is known beforehand.
+        computes: it is a kernel, or a library's: no copy, and nothing of the host.
         clock: what happens before it.
         place: its stream and number there, as clocks count.
     """
@@ -54,6 +57,7 @@ class Operation:
     step: Step
     device: int
     touches: list[Touch] | None = None
+    computes: bool = False
     copied_bytes: int = 0
     clock: Clock = field(default_factory=dict)
     place: tuple[Any, int] = (0, 0)
@@ -103,6 +107,7 @@ class Capture:
     def __init__(self, origin: EmulatedStream) -> None:
         self.origin = origin
         self.streams = [origin]
+        self.thread = threading.get_ident()
         self.nodes: list[Node] = []
         self.invalid = False
 
@@ -158,6 +163,7 @@ class Machine:
 
     Attributes:
         calls: every call, in order, when `record`.
+        computes: False to have kernels and libraries take their virtual time and compute nothing.
         errors: what kernels did that they may not.
         races: see `tests.cuda.emulated.races`.
     """
@@ -173,9 +179,11 @@ class Machine:
         faults: Iterable[Fault] = (),
         track: bool | None = None,
         seed: int | None = None,
+        computes: bool = True,
         **settings: Any,
     ) -> None:
         self.asynchronous, self.record, self.peer_access = asynchronous, record, peer_access
+        self.computes = computes
         self.track = asynchronous if track is None else track
         wanted = SimSettings(seed=seed, **settings)
         self.settings = wanted
@@ -184,7 +192,7 @@ class Machine:
         simulated = SimSettings(
             driver=self._driver,
             launch_seconds=wanted.launch_seconds,
-            kernel_seconds=wanted.kernel_seconds,
+            kernel_seconds=0.0 if wanted.is_unmodelled else self._seconds_of,
             copy_seconds=wanted.copy_seconds,
             copy_seconds_per_byte=wanted.copy_seconds_per_byte,
         )
@@ -209,6 +217,13 @@ class Machine:
         """Races found so far, in words."""
         self.races_found.asked = True
         return self.races_found.found
+
+    def _seconds_of(self, kernel: Kernel) -> float:
+        """The virtual time of a kernel; the reading of a clock takes none."""
+        seconds = self.settings.kernel_seconds
+        if kernel.label == _STAMP or seconds is None:
+            return 0.0
+        return seconds(kernel) if callable(seconds) else seconds
 
     # Calls, handles, devices
 
@@ -408,7 +423,7 @@ class Machine:
         try:
             if status is not None:
                 raise CUDARuntimeError(status)
-            touched = operation.step()
+            touched = operation.step() if self.computes or not operation.computes else None
         except Exception as error:
             if not self.asynchronous and not isinstance(error, CUDARuntimeError):
                 raise
@@ -435,6 +450,12 @@ class Machine:
         if stream.capture is not None:
             stream.capture.invalid = True
             raise CUDARuntimeError(900)
+
+    @property
+    def is_capturing(self) -> bool:
+        """True while the calling thread has a capture that it began: libraries can then make no handle."""
+        found = [stream.capture for stream in list(self._handles.values()) if isinstance(stream, EmulatedStream)]
+        return any(capture is not None and capture.thread == threading.get_ident() for capture in found)
 
     def raise_failure(self, device: int) -> None:
         """Raises what `device` failed with."""
@@ -472,7 +493,9 @@ class Machine:
             if not event.flags & 2:
                 sim, timed = stream.sim, not self.settings.is_unmodelled
                 stamp = lambda: seconds.append(sim.time if timed else time.perf_counter())  # noqa: E731
-                stream.sim.launch(Kernel(stamp, "an event's time", copied_bytes=0))
+                now = host_time()
+                stream.sim.launch(Kernel(stamp, _STAMP))
+                set_host_time(now)
             event.sim = SimEvent("an event")
             event.sim.record(stream.sim)
 
@@ -545,9 +568,7 @@ class Machine:
                     operations.append(None)
                     continue
                 one = node.operation
-                operations.append(
-                    Operation(one.label, one.step, one.device, one.touches, one.copied_bytes, clock, (key, 1))
-                )
+                operations.append(replace(one, clock=clock, place=(key, 1)))
             for index in self._some_order(nodes):
                 found = operations[index]
                 if found is not None:
