@@ -38,7 +38,10 @@ def run_command(
     num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
     intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
     optimize: OptimizeOption = True,
-    device: Annotated[str, typer.Option("--device", help="Where the net runs: cpu, or sim:0.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="Where the net runs: cpu, sim:N or cuda:N.")] = "cpu",
+    streams_per_worker: Annotated[
+        int, typer.Option("--streams-per-worker", min=1, help="Streams of a device that each worker launches on.")
+    ] = 1,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="How many times to run.")] = 1,
     input_file: InputOption = None,
     shape: ShapeOption = None,
@@ -68,6 +71,7 @@ def run_command(
             num_workers=num_workers,
             intra_op_threads=intra_op_threads,
             device=device,
+            streams_per_worker=streams_per_worker,
             operator_arguments=arguments,
         ) as executor,
     ):

@@ -78,7 +78,7 @@ class Driver:
             arguments = kernel.copied(kernel_params)
             self._check_pointers(kernel, arguments)
             step = self._step(kernel, arguments, grid, block, shared_mem_bytes)
-            machine.submit(stream, Operation(kernel.name, step, function.device))
+            machine.submit(stream, Operation(kernel.name, step, function.device, computes=True))
         except CUDARuntimeError as error:
             raise CUDADriverError(error.status) from error.__cause__
 
