@@ -159,6 +159,27 @@ def test_an_event_is_waited_for_as_long_as_asked() -> None:
         assert event.query() is EventState.SUCCESS
 
 
+def test_an_event_that_is_asked_for_many_times_holds_one_thread() -> None:
+    with emulated(asynchronous=True):
+        runtime = cuda()
+        stream, other = runtime.lease(), runtime.lease()
+        gate, event, told = Gate(stream), runtime.event("late"), threading.Semaphore(0)
+        event.record(stream)
+        for _ in range(50):
+            event.when_done(told.release)
+            assert not event.finish(0.0)
+        assert sum("of events" in thread.name for thread in threading.enumerate()) == 1
+        second, free, free_told = Gate(other), runtime.event("free"), threading.Event()
+        free.record(other)
+        free.when_done(free_told.set)
+        second.open()
+        assert free_told.wait(30)
+        assert not told.acquire(blocking=False)
+        gate.open()
+        for _ in range(50):
+            assert told.acquire(timeout=30)
+
+
 def test_misuse_of_an_event_is_an_error(machine: Machine) -> None:
     runtime = cuda()
     stream, event = runtime.lease(), runtime.event("chain 1")

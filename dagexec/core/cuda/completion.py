@@ -35,10 +35,11 @@ MOST_WATCHERS = 32
 
 @dataclass(eq=False, slots=True)
 class _Pending:
+    """An event of CUDA that a thread is to wait for, and what to call then, beside the stream that it is on."""
+
     owner: str
-    stream: CudaStream | None
     native: NativeEvent
-    callback: Callable[[], object]
+    callbacks: list[tuple[CudaStream | None, Callable[[], object]]]
 
 
 class Completions:
@@ -53,16 +54,21 @@ class Completions:
         """In a child made by `os.fork`: the threads, and what they waited for, are the parent's."""
         self._lock = threading.Lock()
         self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
-        self._unfinished = 0
+        self._pending: dict[NativeEvent, _Pending] = {}
         self._threads: list[Thread] = []
 
     def add(self, event: CudaEvent, native: NativeEvent, callback: Callable[[], object]) -> None:
         """Call `callback` when `native`, where `event` is, is done. Raises ResourceError when no thread starts."""
+        call = cast("CudaStream | None", event.stream), callback
         with self._lock:
-            if self._unfinished >= len(self._threads) and len(self._threads) < MOST_WATCHERS:
+            found = self._pending.get(native)
+            if found is not None:  # such as a wait that is asked again and again for a while
+                found.callbacks.append(call)
+                return
+            if len(self._pending) >= len(self._threads) and len(self._threads) < MOST_WATCHERS:
                 self._start()
-            self._unfinished += 1
-        self._waiting.put(_Pending(event.owner, cast("CudaStream | None", event.stream), native, callback))
+            pending = self._pending[native] = _Pending(event.owner, native, [call])
+        self._waiting.put(pending)
 
     def _start(self) -> None:
         """Start one more thread; the first that cannot be started is an error. Call with the lock held."""
@@ -83,19 +89,20 @@ class Completions:
             except Exception as error:
                 self._runtime.device_failed(error, f"event of {pending.owner}")
             with self._lock:
-                self._unfinished -= 1
-            self._call(pending)
-            del pending
+                del self._pending[pending.native]
+            for stream, callback in pending.callbacks:
+                self._call(stream, callback)
+            del pending, stream, callback
 
-    def _call(self, pending: _Pending) -> None:
+    def _call(self, stream: CudaStream | None, callback: Callable[[], object]) -> None:
         try:
             arrivals.land()
-            if pending.stream is not None:
-                pending.stream.report_times()
+            if stream is not None:
+                stream.report_times()
         except BaseException:  # an observer's
             logger.exception("%s: an observer raised", self._runtime.device)
         try:
-            pending.callback()
+            callback()
         except BaseException:  # the thread outlives it
             logger.exception("%s: a callback of Event.when_done raised", self._runtime.device)
 
