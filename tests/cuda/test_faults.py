@@ -13,7 +13,7 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.cuda.host_words import HostWords
+from dagexec.core.cuda.host_words import PAGE_WORDS, HostWords
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import INT64
 from dagexec.core.errors import OperatorError
@@ -167,7 +167,7 @@ def test_words_are_given_back_with_the_steps() -> None:
             [gather] = [one for one in net.operators if isinstance(one, CheckedOperator)]
             assert sum(known() is not None for known in gather._faults) <= 4
             words = gather.context.runtime.once("host words", HostWords)  # type: ignore[attr-defined]
-            taken = (1 << 14) - len(words._free)
+            taken = PAGE_WORDS - len(words._free)
             assert 1 <= taken <= 4
 
 

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_PAGE_WORDS = 1 << 14
+_LINE = 64
+"""Bytes from one word to the next: a line of the cache, so that devices that write at once do not meet."""
+
+PAGE = 1 << 16
+"""Bytes that are pinned at once."""
+
+PAGE_WORDS = PAGE // _LINE
 
 
 class HostWord:
@@ -29,10 +35,11 @@ class HostWord:
 
     __slots__ = ("__weakref__", "_device", "_place", "_words")
 
-    def __init__(self, words: memoryview, page: Array, number: int, device: int) -> None:
+    def __init__(self, page: Array, number: int, device: int) -> None:
         """Word `number` of a page."""
-        self._words = words[number : number + 1]
-        self._place = int(page.ctypes.data) + 4 * number
+        begin = number * _LINE // 4
+        self._words = page[begin : begin + 1].data
+        self._place = int(page.ctypes.data) + number * _LINE
         self._device = device
         self._words[0] = 0
 
@@ -57,7 +64,7 @@ class HostWords:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
-        self._free: deque[tuple[memoryview, Array, int]] = deque()
+        self._free: deque[tuple[Array, int]] = deque()
         self._forked()
         reset_after_fork(self, HostWords._forked)
 
@@ -68,9 +75,8 @@ class HostWords:
         """A word that nobody has. Raises ResourceError when the system has no more pinned memory."""
         with self._lock:
             if not self._free:
-                page = self._runtime.pinned(4 * _PAGE_WORDS).view(np.int32)
-                words = page.data
-                self._free.extend((words, page, number) for number in range(_PAGE_WORDS))
+                page = self._runtime.pinned(PAGE).view(np.int32)
+                self._free.extend((page, number) for number in range(PAGE_WORDS))
             place = self._free.popleft()
         word = HostWord(*place, self._runtime.device.index)
         weakref.finalize(word, self._free.append, place).atexit = False
