@@ -137,7 +137,7 @@ def _source(
     parameters = [f"const {c_type_of(array)}* {key}_p" for key, array in inputs.items()]
     parameters.append(f"{c_type_of(partial)}* target_p")
     parameters += [f"{c_type_of_scalar(value)} {key}" for key, value in scalars.items()]
-    parameters += ["ix kept", "ix terms", "ix length", "ix tasks", "int width", "layout where"]
+    parameters += ["ix kept", "ix terms", "ix length", "ix tasks", "int width", "BY_VALUE layout where"]
     bases = ", ".join(f"{key}_base = 0" for key in inputs)
     ats = ", ".join(f"{key}_at = {key}_base" for key in inputs)
     of_base = " ".join(f"{key}_base += at * where.stride[{row}][d];" for row, key in enumerate(inputs))

@@ -121,7 +121,7 @@ class Places:
             self.declarations = (
                 f"struct {name} {{ ix axes; ix size[{MOST_AXES}]; ix stride[{len(rows)}][{MOST_AXES}]; }};\n"
             )
-            self.parameters = [f"{name} {prefix}where"]
+            self.parameters = [f"BY_VALUE {name} {prefix}where"]
             self.arguments = [_layout(shape, rows, np.uint32 if self.index_type == "u32" else np.int64)]
 
     def number(self, value: int) -> np.generic:

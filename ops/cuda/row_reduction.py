@@ -389,7 +389,7 @@ class _Source:
             f"struct layout_t {{ i64 fast, kept{axes}, slow{axes}; }};\n"
             "struct walk_t { i64 outputs, length, piece, pieces, lanes, row, kept_axes, slow_axes, fast, "
             f"kept{axes}, slow{axes}; layout_t of[{len(self._walk.layouts)}]; }};\n"
-            f'extern "C" __global__ void {kernel}({", ".join([*parameters, *memory, "walk_t w"])}) {{\n'
+            f'extern "C" __global__ void {kernel}({", ".join([*parameters, *memory, "BY_VALUE walk_t w"])}) {{\n'
             f"    {lines}\n}}\n"
         )
 

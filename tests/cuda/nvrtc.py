@@ -9,7 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dagexec.core.cuda.compilation import OPTIONS
+from dagexec.core.cuda.binding import installed
+from dagexec.core.cuda.compilation import OPTIONS, compiled_binary
 
 WANTED = (75, 80, 90, 100)
 
@@ -28,6 +29,12 @@ def architectures() -> list[int]:
     """Of the architectures we care about those that this NVRTC compiles for."""
     offered = nvrtc().getSupportedArchs()
     return [one for one in WANTED if one in offered]
+
+
+def assembly(source: str, architecture: int) -> str:
+    """The PTX of a source that compiles."""
+    with installed(cupy=importlib.import_module("cupy")):
+        return compiled_binary(source, f"-arch=compute_{architecture}").decode()
 
 
 def compile_error(source: str, architecture: int) -> str | None:

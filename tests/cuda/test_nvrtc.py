@@ -14,7 +14,7 @@ import pytest
 
 from dagexec.core.cuda.prelude import PRELUDE
 from tests.cuda.emulated.compiler import CompileError, build
-from tests.cuda.nvrtc import architectures, compile_error, errors_of, nvrtc
+from tests.cuda.nvrtc import architectures, assembly, compile_error, errors_of, nvrtc
 from tests.ops.running import check_on_cuda, operator_def
 
 pytestmark = pytest.mark.skipif(nvrtc() is None, reason="CuPy or NVRTC is not installed; make cuda-check installs them")
@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Transpose": (IMAGES,),
     "MaxPool": (IMAGES,),
     "Add": (ROWS, ROWS[0]),
+    "SumReduceLike": (ROWS, ROWS[0]),
 }
 
 
@@ -103,6 +104,10 @@ def test_kernels_that_the_emulation_runs_compile_by_nvrtc(
     sources = list(tmp_path.glob("*.cu"))
     assert sources
     assert not errors_of(sources)
+    for source in sources:
+        text = source.read_text()
+        for architecture in architectures():
+            assert ".local" not in assembly(text, architecture), f"threads keep arrays in local memory:\n{text}"
 
 
 def test_every_kernel_that_was_collected_compiles_by_nvrtc() -> None:

@@ -35,6 +35,11 @@ typedef unsigned long long u64;
 typedef unsigned int u32;
 struct half_t { unsigned short bits; };
 struct bfloat_t { unsigned short bits; };
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+#define BY_VALUE const __grid_constant__
+#else
+#define BY_VALUE const
+#endif
 
 __device__ inline u32 bits_of(float x) { return __float_as_uint(x); }
 __device__ inline float float_of(u32 b) { return __uint_as_float(b); }
@@ -90,4 +95,5 @@ __device__ inline i64 index_step() { return (i64)gridDim.x * blockDim.x; }
 #define FOR_EACH(i, n) for (i64 i = first_index(), step_of_##i = index_step(); i < (n); i += step_of_##i)
 """
 """See the module's docstring. `FOR_EACH(i, n)` is the grid-stride loop over 0 to n - 1; `larger` and `smaller` keep a
-NaN, as NumPy's `maximum` and `minimum` do; `computed<T>::type` is what an element of type T is computed in."""
+NaN, as NumPy's `maximum` and `minimum` do; `computed<T>::type` is what an element of type T is computed in. A struct
+that is passed by value and indexed in a loop is declared `BY_VALUE`: each thread may copy it to local memory if not."""
