@@ -62,6 +62,15 @@ def test_strided_arrays_are_copied_between_all_places(way: str, dtype: type, pee
     np.testing.assert_array_equal(found, expected)
 
 
+def test_a_copy_within_one_device_can_be_asked_of_a_stream_of_another(machine: Machine) -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    source, target = on_device(values, 1), on_device(np.zeros((4, 3)), 1)
+    stream = cuda(0).lease()
+    cuda(0).copy(target, source.T, stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(fetched(target), values.T)
+
+
 def test_large_copies_go_through_staging_in_pieces(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (copies, staging):
         monkeypatch.setattr(module, "CHUNK", 1 << 16)

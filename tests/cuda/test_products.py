@@ -107,6 +107,24 @@ def test_every_stream_has_one_handle_which_works_there_and_a_step_allocates_noth
         assert not later & {"malloc", "mallocAsync", "cublasCreate", "memcpyAsync"}
 
 
+def test_a_capture_of_streams_without_a_handle_has_one_made_before_it() -> None:
+    with emulated() as machine:  # which makes no handle within a capture, and uses none with another device current
+        runtime = runtime_of(Device("cuda", 1))
+        first, other = runtime.lease(), runtime.lease()
+        a, y = (runtime.allocate(36).view(np.float32).reshape(3, 3) for _ in range(2))
+        runtime.copy_now(a, normal((3, 3)))
+        step = matrix_product(a, a, y)
+        with runtime.capture([first]):
+            pass
+        assert not any(call.name == "cublasCreate" for call in machine.calls)
+        launched(step, first)
+        with runtime.capture([other]) as capture:
+            other.launch(Kernel(step, "a step"))
+        capture.replay()
+        assert other.failure is None
+        assert sum(call.name == "cublasCreate" for call in machine.calls) == 2
+
+
 def test_float32_is_not_rounded_to_tf32_unless_asked() -> None:
     a, one = np.full((1, 1), 1 + 2.0**-20, np.float32), np.ones((1, 1), np.float32)
     with emulated():

@@ -119,15 +119,14 @@ def _memcpy(runtime: CudaRuntime, to: int, of: int, nbytes: int, stream: CudaStr
 
 
 def _on_devices(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
-    target, origin = place_of(destination).index, place_of(source).index
+    target, origin, here = place_of(destination).index, place_of(source).index, stream.device.index
     if target == origin:
         if _is_packed(destination) and _is_packed(source):
             _memcpy(runtime, address(destination), address(source), source.nbytes, stream)
         else:
-            strided(destination, source)()
+            _beside(strided(destination, source), runtime_at(target), stream, here == target)
         return
     enable_peers(runtime, target, origin)
-    here = stream.device.index
     if not _is_packed(source):
         source = _gathered(source, stream, here == origin)
     landing = destination if _is_packed(destination) else _packed_like(runtime_at(target), destination)

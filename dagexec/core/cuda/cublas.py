@@ -50,16 +50,16 @@ class Handle:
 
     def __init__(self, stream: Any) -> None:
         """Raises DeviceError when cuBLAS gives none."""
-        runtime = stream.runtime
+        runtime = self._runtime = stream.runtime
         try:
             with runtime.guard():
                 major = cupy().cuda.runtime.getDeviceProperties(runtime.device.index)["major"]
                 self.pointer = cublas.create()
-            self._workspace = runtime.allocate(LARGE_WORKSPACE if major >= 9 else WORKSPACE)
-            cublas.setStream(self.pointer, stream.pointer)
-            cublas.setWorkspace(self.pointer, address(self._workspace), self._workspace.nbytes)
-            cublas.setPointerMode(self.pointer, cublas.CUBLAS_POINTER_MODE_HOST)
-            cublas.setMathMode(self.pointer, DISALLOW_REDUCED_PRECISION_REDUCTION)
+                self._workspace = runtime.allocate(LARGE_WORKSPACE if major >= 9 else WORKSPACE)
+                cublas.setStream(self.pointer, stream.pointer)
+                cublas.setWorkspace(self.pointer, address(self._workspace), self._workspace.nbytes)
+                cublas.setPointerMode(self.pointer, cublas.CUBLAS_POINTER_MODE_HOST)
+                cublas.setMathMode(self.pointer, DISALLOW_REDUCED_PRECISION_REDUCTION)
         except cublas.CUBLASError as error:
             raise DeviceError(f"{stream.name}: cuBLAS cannot be used: {error}") from error
 
@@ -70,7 +70,7 @@ class Handle:
 
     def close(self) -> None:
         """Give the handle up; of a device that has failed it is gone already."""
-        with suppress(cublas.CUBLASError):
+        with suppress(RuntimeError), self._runtime.guard():
             cublas.destroy(self.pointer)
 
 

@@ -337,10 +337,11 @@ class CudaRuntime(DeviceRuntime):
         with captures.lock:
             if captures.count or self.marks_of_busy_streams():
                 return
-        while self._graphs:
-            graph, executable = self._graphs.popleft()
-            self.api.graphExecDestroy(executable)
-            self.api.graphDestroy(graph)
+        with self.guard():
+            while self._graphs:
+                graph, executable = self._graphs.popleft()
+                self.api.graphExecDestroy(executable)
+                self.api.graphDestroy(graph)
 
     # The whole device
 

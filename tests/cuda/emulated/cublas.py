@@ -144,6 +144,8 @@ class CublasLibrary:
         found = self._machine._handles.get(_number(handle))
         if not isinstance(found, Handle):
             return NOT_INITIALIZED
+        if found.device != self._machine.device:
+            raise EmulationError(f"a cuBLAS handle of device {found.device} is used on device {self._machine.device}")
         if not found.busy.acquire(blocking=False):
             raise EmulationError("a cuBLAS handle is used by two threads at once")
         try:
@@ -159,8 +161,6 @@ class CublasLibrary:
     ) -> int:  # fmt: skip
         machine = self._machine
         machine.called("cublasGemm", handle.stream, number, transa, transb, m, n, k, count)
-        if handle.device != machine.device:
-            raise EmulationError(f"a cuBLAS handle of device {handle.device} is used on device {machine.device}")
         rows_a, columns_a = (m, k) if transa == 0 else (k, m)
         rows_b, columns_b = (k, n) if transb == 0 else (n, k)
         if min(m, n, k, count) < 0 or transa not in _OPERATIONS or transb not in _OPERATIONS:
