@@ -105,5 +105,5 @@ class CheckedOperator(CudaOperator):
     def fetched(self, array: Array) -> Array:
         """A copy on the host."""
         host = np.empty(array.shape, array.dtype)
-        self.context.copy_within(host, array)
+        self.fetch_now(host, array)
         return host

@@ -112,7 +112,7 @@ class DrawnOnHost(CudaOperator):
             draw = self.prepare_on_host()
         finally:
             self._on_host = None
-        fetches: list[Step] = [partial(self.context.copy_within, fetched[index], bounds[index]) for index in bounds]
+        fetches: list[Step] = [partial(self.fetch_now, fetched[index], bounds[index]) for index in bounds]
         return upload_step(target, drawn, in_sequence([*fetches, draw]))
 
     def prepare_on_host(self) -> Step:

@@ -33,10 +33,10 @@ class CudaNanCheck(CudaOperator):
 
             def check() -> None:
                 count()
-                self.context.copy_within(found, bad)
+                self.fetch_now(found, bad)
                 if found[0]:
                     host = np.empty(x.shape, x.dtype)
-                    self.context.copy_within(host, x)
+                    self.fetch_now(host, x)
                     check_finite(host, np.empty(x.shape, np.bool_), name, producer, self.label)
 
             steps.append(check)
