@@ -45,11 +45,11 @@ class NativeEvents:
         self._runtime = runtime
         api = cupy().cuda.runtime
         self._create = api.eventCreateWithFlags
-        self._flags = {False: api.eventBlockingSync | api.eventDisableTiming, True: api.eventBlockingSync}
+        self._flags = {False: api.eventBlockingSync | api.eventDisableTiming, True: 0}
         self._free: dict[bool, deque[int]] = {False: deque(), True: deque()}  # a finaliser takes no lock
 
     def take(self, timed: bool = False) -> NativeEvent:
-        """One that nobody uses. Only a `timed` one can tell times."""
+        """One that nobody uses. Only a `timed` one can tell times; a thread that waits for it does not sleep."""
         free = self._free[timed]
         try:
             pointer = free.pop()
