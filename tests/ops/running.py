@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.device import Device
 from dagexec.core.registry import registered_engines
 from dagexec.scheduler.simple import SimpleNet
@@ -90,8 +90,10 @@ def run_operator(
 
 
 def check_on_cuda(definition: OperatorDef, arrays: dict[str, Array], expected: list[Array]) -> None:
-    """Run the operator on CUDA if it has an implementation there, and compare."""
+    """Run the operator on CUDA if it has an implementation there, and compare; not in oneDNN's own order, NCHW16c."""
     if any(array.dtype == object for array in (*arrays.values(), *expected)):
+        return
+    if Arguments(definition, "").string("order", "") == "NCHW16c":
         return
     if not registered_engines(definition.type, "cuda"):
         return

@@ -46,7 +46,7 @@ def test_what_is_fed_is_checked_before_anything_reads_it() -> None:
     workspace = Workspace()
     workspace.feed_blob("x", np.array([1.0, np.inf], np.float32))
     net = workspace.build_net(with_nan_checks(_net("cpu")))
-    with pytest.raises(OperatorError, match=r"what fed blob 'x'.*1 of 2"):
+    with pytest.raises(OperatorError, match=r"what fed blob 'x(@cuda:0)?'.*1 of 2"):
         net.run()
 
 
