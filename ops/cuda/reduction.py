@@ -1,6 +1,7 @@
 """Reductions on CUDA: sums, means, extremes, products and norms over axes, and where extremes are.
 
-float32 is summed in double, which a memory-bound kernel does not feel; 16-bit floats in float.
+float32 is summed in double, which a memory-bound kernel does not feel on a GPU for data centres, others have few units
+for it; 16-bit floats are summed in float.
 """
 
 from __future__ import annotations

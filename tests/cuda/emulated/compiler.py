@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import re
 import subprocess
 import tempfile
@@ -22,7 +23,10 @@ from tests.cuda.emulated.races import Touch
 
 _HERE = Path(__file__).parent
 _FOLDER = Path(os.environ.get("DAGEXEC_EMULATED_KERNELS", Path(tempfile.gettempdir()) / "dagexec-emulated-kernels"))
-_OPTIONS = ["-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+_FUSED = ["-ffp-contract=fast", *(["-mfma"] if platform.machine() == "x86_64" else [])]
+_FUSES = os.environ.get("DAGEXEC_EMULATED_FUSED", "0") == "1"
+_OPTIONS = ["-std=c++17", "-fPIC", "-shared", *(_FUSED if _FUSES else ["-ffp-contract=off"]), "-w"]
+"""With DAGEXEC_EMULATED_FUSED=1 a product and a sum that follow each other are rounded once, as on a GPU."""
 _WATCHED = ["-O1", "-fsanitize=thread", "-nodefaultlibs", "--param", "tsan-instrument-func-entry-exit=0"]
 """Every access to memory calls a function, which blocks.cpp has."""
 _KERNEL = re.compile(
