@@ -192,15 +192,22 @@ class Preparation:
         self.steps: list[Step] = []
         seconds: list[float] = []
         self.seconds = seconds
-        for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
-            as_view = index in graph.views
-            if found is None:
-                self.steps.append(CheckedStep(operator, as_view))
-                seconds.append(_UNKNOWN_SECONDS)
-                continue
-            with _naming(operator.label, graph.name):
-                self.steps.append(_bound(index, operator, found, as_view, self.memory))
-                seconds.append(operator.schema.cost(found.call, found.types).seconds)
+        taken = _TakenMemory(inputs)
+        try:
+            for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
+                as_view = index in graph.views
+                if found is None:
+                    self.steps.append(CheckedStep(operator, as_view))
+                    seconds.append(_UNKNOWN_SECONDS)
+                    continue
+                with _naming(operator.label, graph.name), taken.by(operator):
+                    self.steps.append(_bound(index, operator, found, as_view, self.memory))
+                    seconds.append(operator.schema.cost(found.call, found.types).seconds)
+        except ResourceError:
+            self.steps.clear()
+            self.memory = None
+            taken.give_back()
+            raise
         self.plan: Plan = build_plan(graph, seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
@@ -257,6 +264,40 @@ class Preparation:
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+class _TakenMemory:
+    """The outputs that a preparation gave other memory, to be emptied when there is not enough for all of them."""
+
+    def __init__(self, inputs: Iterable[Blob]) -> None:
+        """The values of `inputs` are kept in any case."""
+        self._kept = {id(blob) for blob in inputs}
+        self._operators: list[Operator] = []
+        self._tensors: list[Tensor] = []
+
+    @contextmanager
+    def by(self, operator: Operator) -> Iterator[None]:
+        """Within it, `operator` is prepared."""
+        blobs = [blob for blob in operator.output_blobs if id(blob) not in self._kept]
+        before = [(blob.value, _array_of(blob)) for blob in blobs]
+        self._operators.append(operator)
+        try:
+            yield
+        finally:
+            for blob, (tensor, array) in zip(blobs, before, strict=True):
+                if isinstance(blob.value, Tensor) and (blob.value is not tensor or _array_of(blob) is not array):
+                    self._tensors.append(blob.value)
+
+    def give_back(self) -> None:
+        """Empty them, and have the operators let go of their working memory."""
+        for tensor in self._tensors:
+            tensor.clear()
+        for operator in self._operators:
+            operator.working_arrays = []
+
+
+def _array_of(blob: Blob) -> Array | None:
+    return blob.value.current_array() if isinstance(blob.value, Tensor) else None
 
 
 def _inferred(

@@ -172,6 +172,12 @@ class Tensor:
             self._context.copy_within(self.array, previous.reshape(shape))
         return self.array
 
+    def clear(self) -> None:
+        """Let go of content and memory: the tensor is empty again."""
+        self._storage = self._array = self._constant = None
+        self._is_view = False
+        advance_binding_epoch()
+
     def adopt(self, array: npt.NDArray[Any], writable: bool = False) -> None:
         """Use `array`'s own memory, without a copy. Unless `writable`, a later `resize` allocates instead of writing.
 

@@ -379,6 +379,8 @@ class CudaRuntime(DeviceRuntime):
             self._destroy_graphs()
             self.memory.trim()
             self.staging.close()
+            for stream in self.streams():
+                stream.close()
             self.natives.close()
         forget_peers()
         _runtimes.discard(self)

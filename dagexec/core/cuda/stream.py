@@ -260,6 +260,10 @@ class CudaStream(Stream):
         if self.times.timed:
             self.runtime.times.report(self)
 
+    def close(self) -> None:
+        """Let go of the event at the end, which can be destroyed then. The stream is idle."""
+        self._tail = None
+
     def check_not_captured(self, done: str) -> None:
         """Raise DeviceError when the stream is captured; `done` says what cannot be done to it then."""
         if self._capture is not None:
