@@ -38,6 +38,18 @@ def test_a_new_tensor_is_empty_and_says_so() -> None:
         _ = tensor.array
 
 
+def test_a_cleared_tensor_is_empty_and_keeps_no_memory() -> None:
+    tensor, other = Tensor(), Tensor()
+    tensor.resize((3,), FLOAT32)[...] = 7
+    other.share(tensor)
+    epoch = binding_epoch()
+    tensor.clear()
+    assert tensor.is_empty
+    assert tensor.capacity == 0
+    assert binding_epoch() != epoch
+    assert (other.array == 7).all()
+
+
 def test_resize_keeps_memory_while_the_capacity_suffices() -> None:
     tensor = Tensor()
     first = address(tensor.resize((4, 6), FLOAT32))
