@@ -47,7 +47,7 @@ class Drain:
         """
         self._run = run
         self._streams = streams
-        self._states = {id(state): state for operator in operators if (state := operator.library_state) is not None}
+        self._operators = operators
         self._checked = checked
         self._finished = run.finished
         self._call = call
@@ -156,9 +156,16 @@ class Drain:
 
     def _states_to_leave(self) -> list[LibraryState]:
         """The library states that may still hold work of the run: none if all its streams came to their ends well."""
-        states, self._states_left = [] if self._states_left else list(self._states.values()), True
+        left, self._states_left = self._states_left, True
+        if left:
+            return []
         failed = self._run.error is not None or any(stream.failure is not None for stream in self._streams.all())
-        return states if failed else []
+        return self._states() if failed else []
+
+    def _states(self) -> list[LibraryState]:
+        """The library states of the operators. Only for runs that fail: to look at all operators takes its time."""
+        states = (operator.library_state for operator in self._operators)
+        return list({id(state): state for state in states if state is not None}.values())
 
     def _collect(self) -> None:
         """Make the first failure of the streams the run's error. The streams can be used again."""
@@ -186,7 +193,7 @@ class Drain:
             for stream in mine:
                 if not stream.is_idle:
                     stream.abandon(error)
-        for state in self._states.values():
+        for state in self._states():
             state.abandon(mine)
         with self._lock:  # a worker that is in its chain yet may launch more
             self._timer = None if self._done else threads().call_later(ABANDON_AFTER, self._abandon)
