@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from dagexec import NetDef
+from dagexec.core.cuda.binding import cupy
 from dagexec.core.device import Device
 from dagexec.core.proto import DeviceOption
 from dagexec.scheduler import net as nets
@@ -16,14 +17,15 @@ from tests.cuda.emulated import cuda_devices
 
 
 def on_cuda(net: NetDef) -> NetDef:
-    """`net` with each of its operators on the CUDA device of the same number; seeds stay."""
+    """`net` with each of its operators on the CUDA device of the same number, counted round; seeds stay."""
+    devices = cupy().cuda.runtime.getDeviceCount()
     found = NetDef()
     found.CopyFrom(net)
     for definition in found.op:
         asked = definition.device_option if definition.HasField("device_option") else found.device_option
         option = DeviceOption()
         option.CopyFrom(asked)
-        option.MergeFrom(Device("cuda", Device.from_option(asked).index).to_option())
+        option.MergeFrom(Device("cuda", Device.from_option(asked).index % devices).to_option())
         definition.device_option.CopyFrom(option)
     return found
 
