@@ -9,12 +9,17 @@ from rich.text import Text
 
 from dagexec.compilation import Compiled, CompileOptions, compile_model
 from dagexec.core.arguments import Arguments
+from dagexec.core.device import Device, make_context
 from dagexec.core.model import Model
 
 
-def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]) -> Compiled:
-    """The model as `compile` makes it, with the choices that are known already. Raises what compiling raises."""
-    return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes))
+def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]], device: Device) -> Compiled:
+    """The model as `compile` makes it for `device`, with the choices that are known already.
+
+    Raises what compiling raises, and DeviceError when there is no such device.
+    """
+    make_context(device)
+    return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes, device=device))
 
 
 def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:

@@ -19,6 +19,7 @@ from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
 from dagexec.cli.plot import draw_graph
 from dagexec.comparison import random_feeds
+from dagexec.core.device import Device
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
@@ -50,6 +51,9 @@ def inspect_command(
         bool,
         typer.Option("--compiled", help="Show the operators that run: engine, order, threads; see docs/tuning.md."),
     ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="With --compiled: what it is compiled for, cpu, sim:N or cuda:N.")
+    ] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
@@ -65,7 +69,7 @@ def inspect_command(
     rows = memory_rows(loaded, shapes) if memory else []
     wants_passes = passes or without_pass
     outcomes = pass_outcomes(loaded, shapes, without_pass or ()) if wants_passes else []
-    result = compiled_without_measuring(loaded, shapes) if compiled else None
+    result = compiled_without_measuring(loaded, shapes, Device.parse(device)) if compiled else None
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
         found = _as_dict(loaded, graph, plan, types, parameters)

@@ -79,11 +79,12 @@ def test_no_visible_device_names_the_variable_that_hides_them(monkeypatch: pytes
 def test_a_device_that_does_not_exist_is_named_beside_those_that_do() -> None:
     there = "cuda:0 (H100 number 0), cuda:1 (H100 number 1)"
     with machine(count=2):
-        assert message("cuda:7") == f"device cuda:7 does not exist; this machine has 2: {there}"
+        listed = "list them with: nvidia-smi --list-gpus"
+        assert message("cuda:7") == f"device cuda:7 does not exist; this machine has 2: {there}; {listed}"
         with pytest.raises(DeviceError, match="cuda:2 does not exist"):
             make_context(Device("cuda", 2))
     with emulated():
-        assert message("cuda:2").endswith("has 2: cuda:0 (emulated device), cuda:1 (emulated device)")
+        assert f"has 2: cuda:0 (emulated device), cuda:1 (emulated device); {listed}" in message("cuda:2")
 
 
 def test_an_index_beyond_what_a_net_can_name_is_refused() -> None:

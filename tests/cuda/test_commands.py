@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
 from dagexec.cli import app
+from dagexec.core.cuda.binding import _loaded, cupy, installed
 from dagexec.core.errors import DeviceError
 from dagexec.stress.session import Session, SessionOptions
+from tests.command_line import Cli
 from tests.cuda.emulated import emulated, has_gpu
+from tests.cuda.emulated.errors import CUDARuntimeError
 
 runner = CliRunner()
 
@@ -32,6 +37,104 @@ def test_without_cupy_they_say_what_to_install(arguments: list[str], monkeypatch
     assert result.exit_code != 0
     assert isinstance(result.exception, DeviceError)
     assert "pip install 'dagexec[cuda12]'" in str(result.exception)
+
+
+COMMANDS = [
+    ["run", "zoo:lenet"],
+    ["check", "zoo:lenet"],
+    ["inspect", "zoo:lenet", "--compiled"],
+    ["stress", "--cases", "1"],
+]
+every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+
+
+def refused(cli: Cli, command: list[str], device: str = "cuda:0") -> str:
+    """The one message of a command that ends with status 2."""
+    status, out, err = cli(*command, "--device", device)
+    assert status == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("dagexec: DeviceError: ")
+    return " ".join(err.split())
+
+
+@every_command
+def test_no_cupy_is_one_message_with_the_command_that_installs_it(
+    command: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with installed():
+        _loaded.clear()
+        assert "install one with: pip install 'dagexec[cuda12]' (CUDA 12), or 'dagexec[cuda13]'" in refused(
+            cli, command
+        )
+
+
+@every_command
+def test_an_old_cupy_is_one_message_with_the_command_that_replaces_it(
+    command: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = ModuleType("cupy")
+    old.__version__ = "13.6.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", old)
+    with installed():
+        _loaded.clear()
+        message = refused(cli, command)
+    assert "CuPy 13.6.0 is too old, 14.0 is the oldest that serves" in message
+    assert "pip install 'dagexec[cuda12]'" in message
+
+
+@every_command
+@pytest.mark.parametrize(
+    ("status", "driver", "visible", "wanted"),
+    [
+        (35, 0, None, ["there is no NVIDIA driver", "sudo apt-get install nvidia-driver-", "docker run --gpus all"]),
+        (
+            35,
+            11040,
+            None,
+            ["serves CUDA 11.4 and CuPy needs CUDA 12.9", "upgrade the driver with: sudo apt-get install"],
+        ),
+        (100, 12090, "", ["CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"]),
+        (100, 12090, None, ["CUDA sees no device", "nvidia-smi"]),
+        (802, 12090, None, ["CUDA cannot be used", "nvidia-smi"]),
+    ],
+    ids=["no driver", "old driver", "hidden", "no device", "not ready"],
+)
+def test_no_driver_and_no_device_say_what_mends_them(
+    command: list[str], status: int, driver: int, visible: str | None, wanted: list[str],
+    cli: Cli, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def no_devices() -> int:
+        raise CUDARuntimeError(status)
+
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with emulated(record=False):
+        monkeypatch.setattr(cupy().cuda.runtime, "getDeviceCount", no_devices)
+        monkeypatch.setattr(cupy().cuda.runtime, "driverGetVersion", lambda: driver)
+        message = refused(cli, command)
+    for part in wanted:
+        assert part in message
+
+
+@every_command
+def test_a_device_that_is_not_there_is_told_with_those_that_are(command: list[str], cli: Cli) -> None:
+    with emulated(record=False):
+        message = refused(cli, command, "cuda:7")
+    assert "device cuda:7 does not exist; this machine has 2: cuda:0 (emulated device), cuda:1" in message
+    assert "nvidia-smi --list-gpus" in message
+
+
+def test_inspect_shows_what_runs_on_the_device(cli: Cli) -> None:
+    with emulated(record=False):
+        status, out, err = cli("inspect", "zoo:lenet", "--compiled", "--device", "cuda:0", "--json")
+    assert status == 0, err
+    operators = json.loads(out)["compiled"]["operators"]
+    assert any("Conv" in row["type"] for row in operators)
+    assert not any(row["engine"] == "ONEDNN" for row in operators)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -65,7 +65,9 @@ def check_device(device: Device) -> None:
     count = device_count()
     if not 0 <= device.index < count:
         there = ", ".join(f"cuda:{index} ({device_name(index)})" for index in range(count))
-        raise DeviceError(f"device {device} does not exist; this machine has {count}: {there}")
+        raise DeviceError(
+            f"device {device} does not exist; this machine has {count}: {there}; list them with: nvidia-smi --list-gpus"
+        )
 
 
 def device_name(index: int) -> str:
