@@ -64,6 +64,22 @@ def test_a_barrier_of_one_warp_orders_its_threads_and_no_others() -> None:
         run_kernel(source.replace("DISTANCE", "32"), y, block=(64, 1, 1))
 
 
+def test_barriers_of_many_blocks_are_not_mixed_up() -> None:
+    source = r"""
+    extern "C" __global__ void k(int* y) {
+        __shared__ int part[2];
+        for (int i = 0; i < 100; ++i) {
+            part[threadIdx.x] = i;
+            __syncthreads();
+            if (part[1 - threadIdx.x] != i) atomicExch(y, 1);
+            __syncthreads();
+        }
+    }"""
+    y = np.zeros(1, np.int32)
+    run_kernel(source, y, grid=(200, 1, 1), block=(2, 1, 1))
+    assert y.tolist() == [0]
+
+
 def run_on_device(source: str, *arrays: np.ndarray[Any, Any], grid: int = 1, block: int = 32) -> list[Any]:
     """The arrays after kernel `k` of `source`, on an emulated device."""
     with emulated():

@@ -434,8 +434,6 @@ int run_blocks(void (*call)(void*, void**), void** parameters, const unsigned* g
     b.slots.assign(b.warps * 64, 0xa5a5a5a5a5a5a5a5ull);
     b.message = message;
     b.room = room;
-    b.block_epochs.assign(b.threads, 0);
-    b.warp_epochs.assign(b.threads, 0);
     std::vector<char> dynamic(shared_bytes + 512);
     b.dynamic = (char*)(((uintptr_t)dynamic.data() + 127) / 128 * 128);
     Found found = {(const void*)call, 0, 0};
@@ -459,6 +457,8 @@ int run_blocks(void (*call)(void*, void**), void** parameters, const unsigned* g
         unsigned long long n = order == 1 ? count - 1 - i : i;
         blockIdx = {(unsigned)(n % grid[0]), (unsigned)(n / grid[0] % grid[1]), (unsigned)(n / grid[0] / grid[1])};
         b.first_thread = n * b.threads;
+        b.block_epochs.assign(b.threads, 0);  // they have 15 bits, and count for one block
+        b.warp_epochs.assign(b.threads, 0);
         if (shared) memset(shared, 0xa5, found.size);
         memset(dynamic.data(), 0xa5, dynamic.size());
         status = !run_one_block();
