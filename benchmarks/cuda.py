@@ -31,6 +31,7 @@ from onnx_export import to_onnx
 
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace, zoo
+from dagexec.compilation import Precision
 from dagexec.core.device import Device
 from dagexec.core.errors import DagexecError, DeviceError
 from dagexec.core.runtime import runtime_of
@@ -69,7 +70,7 @@ def reference(network: str, batch: int, feeds: dict[str, Array]) -> Array:
 
 
 @contextmanager
-def ours(network: str, batch: int, dtype: str, device: str, options: Mapping[str, Any]) -> Iterator[Call]:
+def ours(network: str, batch: int, dtype: Precision, device: str, options: Mapping[str, Any]) -> Iterator[Call]:
     """A run of dagexec."""
     layout = "NHWC" if dtype == "float16" else "NCHW"
     with dagexec.compile(zoo.build(network, batch), device=device, dtype=dtype, layout=layout, **options) as executor:
@@ -147,7 +148,8 @@ def measure(
     rows: dict[str, list[float]] = {name: [] for name in right}
     for _ in range(rounds):
         for name, call in right.items():
-            times, end = [], time.perf_counter() + seconds
+            times: list[float] = []
+            end = time.perf_counter() + seconds
             while not times or time.perf_counter() < end:
                 start = time.perf_counter()
                 call()
@@ -202,7 +204,7 @@ def rates(dtype: str, device: Device, quick: bool) -> dict[str, float]:
     return {"operations_a_second": 2 * size**3 / product, "bytes_a_second": 2 * nbytes / copy}
 
 
-def floor_of(network: str, batch: int, dtype: str, device: str, rate: Mapping[str, float]) -> float:
+def floor_of(network: str, batch: int, dtype: Precision, device: str, rate: Mapping[str, float]) -> float:
     """Milliseconds that the operators take at least, one after the other."""
     seconds = 0.0
     with dagexec.compile(zoo.build(network, batch), device=device, dtype=dtype, net_type="simple") as executor:
@@ -253,7 +255,7 @@ def versions(device: Device) -> dict[str, str]:
     return found
 
 
-def case(network: str, batch: int, dtype: str, options: argparse.Namespace) -> dict[str, Any]:
+def case(network: str, batch: int, dtype: Precision, options: argparse.Namespace) -> dict[str, Any]:
     """One network, batch size and type: all contenders."""
     feeds = feeds_of(network, batch)
     wanted = reference(network, batch, feeds)

@@ -34,6 +34,14 @@ def test_it_runs_to_its_end_on_emulated_devices_and_says_that_it_measures_nothin
     assert found["launch_microseconds"] > 0
 
 
+@pytest.mark.usefixtures("benchmark")
+def test_the_cost_of_launching_is_measured_without_a_driver() -> None:
+    found = import_module("cuda_launch_cost").measure(operators=40, repeat=2)
+    assert list(found) == ["call", "step", "launch", "chain", "branches", "replay"]
+    assert all(0 < row["least_us"] <= row["median_us"] for row in found.values())
+    assert found["branches"]["operators"] >= 34
+
+
 @pytest.mark.skipif(has_gpu(), reason="there is a device")
 def test_without_a_device_it_measures_nothing_and_says_what_to_install(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
