@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from dagexec.core.arithmetic import operator_arithmetic
-from dagexec.core.blocking import working_for
-from dagexec.core.errors import RunTimeoutError
+from dagexec.core.blocking import calling_when_stopped, working_for
+from dagexec.core.errors import RunCancelledError, RunTimeoutError
 from dagexec.core.operator import Step
 from dagexec.core.threads import ThreadWait, threads
 from dagexec.scheduler.drain import Drain
@@ -128,7 +128,10 @@ class SimpleNet(BaseNet):
         return operator_failure(self.name, label, error, threading.current_thread().name)
 
     def _execute_on_devices(self, timeout: float | None, trace: Observer | None) -> None:
-        """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does."""
+        """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does.
+
+        So does the end of the run that this thread works for, if there is one.
+        """
         end = ThreadWait()
         run = self.new_run(end.notify, trace)
 
@@ -140,26 +143,28 @@ class SimpleNet(BaseNet):
         late = RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds")
         timer = threads().call_later(timeout, lambda: stop(late)) if timeout is not None else None
         interruption: BaseException | None = None
-        for chain, steps in enumerate(run.steps):
-            if run.stopped:
-                break
-            step = None
+        cancelled = RunCancelledError(f"net {self.name!r}: the run that it is part of was stopped")
+        with calling_when_stopped(lambda: stop(cancelled)):
+            for chain, steps in enumerate(run.steps):
+                if run.stopped:
+                    break
+                step = None
+                try:
+                    with working_for(run):
+                        for step in steps:
+                            step()
+                except Exception as error:
+                    run.stop(run.failure(chain, step, error, threading.current_thread().name))
+                except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
+                    interruption = caught
+                    stop(caught)
+            run.finished()
             try:
-                with working_for(run):
-                    for step in steps:
-                        step()
-            except Exception as error:
-                run.stop(run.failure(chain, step, error, threading.current_thread().name))
-            except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
+                end.wait()
+            except BaseException as caught:
                 interruption = caught
                 stop(caught)
-        run.finished()
-        try:
-            end.wait()
-        except BaseException as caught:
-            interruption = caught
-            stop(caught)
-            end.wait()
+                end.wait()
         if timer is not None:
             timer.cancel()
         if interruption is not None:

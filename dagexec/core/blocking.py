@@ -52,6 +52,40 @@ def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Ite
         work.run, work.deadline = before
 
 
+class _Call(ThreadWait):
+    """Nobody waits: who would be woken by it is called."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._call = call
+
+    def notify(self) -> None:
+        """Call."""
+        self._call()
+
+
+@contextmanager
+def calling_when_stopped(call: Callable[[], object]) -> Iterator[None]:
+    """Within it, `call` is called when the run is stopped that this thread works for, from any thread, or at once.
+
+    That is for a run in it, which its own waits are ended by.
+    """
+    run = work.run
+    if run is None:
+        yield
+        return
+    told = _Call(call)
+    run.waits.append(told)
+    try:
+        if run.stopped:
+            call()
+        yield
+    finally:
+        run.waits.remove(told)
+
+
 def wait_until(
     lock: Mutex, waits: list[ThreadWait], ready: Callable[[], bool], what: str, timeout: float | None = None
 ) -> bool:

@@ -20,7 +20,9 @@ from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
 from tests.cuda.emulated import emulated
+from tests.cuda.placing import nets_on_cuda
 from tests.ops.running import operator_def
+from tests.training.data_parallel import test_failures as failures
 from tests.training.data_parallel.problems import (
     dyadic,
     image_batch,
@@ -151,3 +153,9 @@ def test_the_same_operator_sums_on_the_host() -> None:
     workspace.feed_blob("b", np.array([3.0, 5.0], np.float32))
     workspace.run_operator_once(operator_def("NCCLAllreduce", ["a", "b"], ["a", "c"]))
     assert workspace.fetch_blob("a").tolist() == workspace.fetch_blob("c").tolist() == [4.0, 7.0]
+
+
+@pytest.mark.parametrize("reduction", ["tree", "ring"])
+def test_a_replica_that_waits_for_a_record_is_woken_when_another_fails(reduction: str) -> None:
+    with nets_on_cuda():
+        failures.test_a_replica_that_waits_for_a_record_is_woken_when_another_fails(reduction)

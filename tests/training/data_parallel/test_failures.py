@@ -55,7 +55,7 @@ def solver_threads() -> list[str]:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("failing", [0, 1, 3])
 def test_a_label_out_of_range_on_one_device_ends_all_with_the_operator_that_found_it(
-    reduction: str, failing: int
+    reduction: str, failing: int, request: pytest.FixtureRequest
 ) -> None:
     model = parallel_images(normalised, ["cpu"] * 4, reduction=reduction)
     with model:
@@ -65,10 +65,12 @@ def test_a_label_out_of_range_on_one_device_ends_all_with_the_operator_that_foun
         batch["label"][2 * failing] = 77
         with pytest.raises(OperatorError, match=f"SoftmaxWithLoss 'cpu_{failing}/softmax'.*77"):
             model.step(batch)
-        assert not same_bytes(
-            {name: array for name, array in model.parameters().items() if not name.endswith(("_rm", "_riv"))},
-            {name: array for name, array in before.items() if not name.endswith(("_rm", "_riv"))},
-        )
+        if reduction != "allreduce" or request.config.getoption("--device") is None:
+            # CUDA tells at the end of a net, and that of all-reduce has the updates, too
+            assert not same_bytes(
+                {name: array for name, array in model.parameters().items() if not name.endswith(("_rm", "_riv"))},
+                {name: array for name, array in before.items() if not name.endswith(("_rm", "_riv"))},
+            )
         with pytest.raises(ClosedError, match="or a step of it has failed"):
             model.step(image_batch(8))
     assert not solver_threads()
@@ -280,6 +282,7 @@ def test_a_closed_model_still_has_its_parameters() -> None:
         model.step(image_batch(4))
 
 
+@pytest.mark.simulated
 def test_a_copy_between_devices_that_fails_ends_the_step_with_its_name() -> None:
     names = ["sim:0", "sim:1", "sim:2"]
     faults = [Fault("copy", "gradient_bucket_0_from_2", nth=2)]
@@ -290,6 +293,7 @@ def test_a_copy_between_devices_that_fails_ends_the_step_with_its_name() -> None
         assert model.closed
 
 
+@pytest.mark.simulated
 def test_a_device_that_hangs_ends_the_step_after_the_timeout() -> None:
     names = ["sim:0", "sim:1"]
     faults = [Fault("hang", "BucketSum", nth=1)]
@@ -299,6 +303,7 @@ def test_a_device_that_hangs_ends_the_step_after_the_timeout() -> None:
         assert model.closed
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("reduction", ["tree", "ring"])
 @pytest.mark.parametrize("kernel", ["ConvGradient 'sim_1", "MomentumSGDUpdate 'sim_0"])
 def test_a_device_that_hangs_ends_the_steps_of_all_threads(reduction: str, kernel: str) -> None:
