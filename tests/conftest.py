@@ -30,8 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["DAGEXEC_ON_CUDA_EVERY"] = "1"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none, those marked `simulated` with `--device`."""
+    if config.getoption("--device") is not None:
+        for item in items:
+            if item.get_closest_marker("simulated"):
+                item.add_marker(pytest.mark.skip(reason="is of the simulated device"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

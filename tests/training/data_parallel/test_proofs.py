@@ -57,6 +57,7 @@ def test_all_accesses_are_ordered_and_all_shapes_known_before_a_run(
             assert not dynamic_operators(net.graph, frozenset())
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_the_devices_work_gives_the_same_bytes(seed: int) -> None:
     data = [image_batch(12, seed=number) for number in range(2)]
@@ -140,6 +141,7 @@ def test_sums_over_devices_have_streams_of_their_own() -> None:
     assert not launched["BucketSum"] & launched["ConvGradient"]
 
 
+@pytest.mark.simulated
 def test_on_the_devices_clock_sums_run_while_earlier_layers_are_at_their_gradients() -> None:
     names = [f"sim:{index}" for index in range(4)]
 
@@ -178,6 +180,7 @@ def test_micro_batches_need_no_more_nets_than_there_are_kept_sums() -> None:
         assert len(model.nets()) == 2 + 4
 
 
+@pytest.mark.simulated
 def test_the_written_trace_shows_sums_beside_the_backward_pass(tmp_path: Path) -> None:
     """Kernels of a bucket overlap in time with gradient operators of the same device, on another stream."""
     names = ["sim:0", "sim:1"]
