@@ -292,10 +292,10 @@ def test_the_table_lists_what_was_tried(cli: Cli) -> None:
 def test_bad_options_are_refused(cli: Cli) -> None:
     assert cli("stress", "--device", "gpu")[0] == 2
     assert cli("stress", "--net-type", "dog")[0] == 2
-    for device in ("sim:99", "cuda:0"):
+    for device, said in (("sim:99", "sim:99"), ("cuda:99", "cuda")):  # without CuPy, what installs it
         status, out, err = cli("stress", "--device", device, "--cases", 1)
         assert (status, out) == (2, ""), f"{device} is no defect of a case"
-        assert device in err
+        assert said in err
 
 
 def test_cases_on_the_last_simulated_device_have_a_second_one_that_exists() -> None:

@@ -78,9 +78,10 @@ def test_large_copies_go_through_staging_in_pieces(machine: Machine, monkeypatch
     np.testing.assert_array_equal(fetched(on_device(values)), values)
     sizes = [call.arguments[2] for call in machine.calls if call.name == "memcpyAsync"]
     assert sizes == [65536] * 4 + [37857] + [65536] * 4 + [37857]
-    before = sum(call.name == "hostAlloc" for call in machine.calls)
-    np.testing.assert_array_equal(fetched(on_device(values)), values)
-    assert sum(call.name == "hostAlloc" for call in machine.calls) == before
+    for _ in range(10):
+        np.testing.assert_array_equal(fetched(on_device(values)), values)
+    blocks = sum(call.name == "hostAlloc" for call in machine.calls)
+    assert blocks <= 10, "one for each piece of a copy there and of one back: they are used again"
 
 
 def test_a_copy_on_a_stream_waits_for_nobody(machine: Machine) -> None:
