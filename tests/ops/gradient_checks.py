@@ -17,7 +17,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
 from dagexec.scheduler.simple import SimpleNet
-from tests.ops.running import ON_CUDA_EVERY, check_on_cuda, operator_def
+from tests.ops.running import check_on_cuda, is_turn_of_cuda, operator_def
 
 Array = npt.NDArray[Any]
 
@@ -126,7 +126,7 @@ def _run(
         workspace.feed_blob(name, array)
     with SimpleNet(NetDef(name="test", op=[definition, *behind]), workspace) as net:
         net.run()
-    if ON_CUDA_EVERY and behind:
+    if behind and is_turn_of_cuda():
         _check_on_cuda([definition, *behind], workspace)
     return [workspace.fetch_blob(name) for name in fetch or definition.output]
 

@@ -85,9 +85,14 @@ def run_operator(
     if next(_calls) % ON_DEVICE_EVERY == 0 and not any(array.dtype == object for array in (*arrays.values(), *again)):
         for one, other in zip(again, on_device(SIM, definition, arrays), strict=True):
             assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), "the simulated device gave other bytes"
-    if ON_CUDA_EVERY and next(_cuda_calls) % ON_CUDA_EVERY == 0 and not tracemalloc.is_tracing():
+    if is_turn_of_cuda() and not tracemalloc.is_tracing():
         check_on_cuda(definition, arrays, again)
     return again
+
+
+def is_turn_of_cuda() -> bool:
+    """True once in `ON_CUDA_EVERY` calls."""
+    return ON_CUDA_EVERY > 0 and next(_cuda_calls) % ON_CUDA_EVERY == 0
 
 
 def check_on_cuda(definition: OperatorDef, arrays: dict[str, Array], expected: list[Array]) -> None:

@@ -14,7 +14,7 @@ from dagexec.core.device import Device
 from dagexec.core.registry import registered_engines
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
-from tests.ops.running import ON_CUDA_EVERY, assert_rounds_to, operator_def
+from tests.ops.running import assert_rounds_to, is_turn_of_cuda, operator_def
 
 Array = npt.NDArray[Any]
 RATES = (-0.1, -0.05, -0.07)
@@ -33,11 +33,11 @@ def run_steps(
 ) -> dict[str, Array]:
     """What the outputs hold after a run of the operator for each entry of `fed`, blobs to feed before it.
 
-    When asked (see `running.ON_CUDA_EVERY`), what runs on the host runs on CUDA, too, and is compared.
+    When asked (see `running.is_turn_of_cuda`), what runs on the host runs on CUDA, too, and is compared.
     """
     definition = operator_def(op_type, list(inputs), list(outputs), **arguments)
     results = _run_steps(definition, blobs, fed, device)
-    if ON_CUDA_EVERY and device == "cpu" and registered_engines(op_type, "cuda"):
+    if device == "cpu" and registered_engines(op_type, "cuda") and is_turn_of_cuda():
         with cuda_devices():
             found = _run_steps(definition, blobs, fed, "cuda:0")
         for name, expected in results.items():
