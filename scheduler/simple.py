@@ -169,6 +169,8 @@ class SimpleNet(BaseNet):
             timer.cancel()
         if interruption is not None:
             raise interruption
+        if run.error is cancelled and late in run.secondary:  # it went on all the same, until it was late
+            raise late
         run.raise_error()
 
 
