@@ -56,7 +56,7 @@ fuzz: $(VENV)/.installed-test
 # The CUDA code against the real CuPy, NVRTC and cuDNN, in an environment of its own; a device is not needed.
 cuda-check: $(CUDA_VENV)/.installed
 	$(CUDA_VENV)/bin/python -m pytest tests/cuda/test_conformance.py tests/cuda/test_nvrtc.py tests/cuda/test_cudnn_deviceless.py
-	$(CUDA_VENV)/bin/python -m tests.cuda.check_kernels
+	$(CUDA_VENV)/bin/python -m tests.cuda.check_kernels --every 5
 
 proto: $(VENV)/.installed-dev
 	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto
