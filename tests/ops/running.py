@@ -17,7 +17,7 @@ from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.registry import registered_engines
 from dagexec.scheduler.simple import SimpleNet
-from tests.cuda.emulated import cuda_devices
+from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
 
 Array = npt.NDArray[Any]
 
@@ -92,7 +92,7 @@ def run_operator(
 
 def is_turn_of_cuda() -> bool:
     """True once in `ON_CUDA_EVERY` calls."""
-    return ON_CUDA_EVERY > 0 and next(_cuda_calls) % ON_CUDA_EVERY == 0
+    return ON_CUDA_EVERY > 0 and next(_cuda_calls) % ON_CUDA_EVERY == 0 and (has_compiler() or has_gpu())
 
 
 def check_on_cuda(definition: OperatorDef, arrays: dict[str, Array], expected: list[Array]) -> None:

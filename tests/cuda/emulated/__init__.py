@@ -7,6 +7,6 @@
 matrix products.
 """
 
-from tests.cuda.emulated.installation import cuda_devices, emulated, has_gpu
+from tests.cuda.emulated.installation import cuda_devices, emulated, has_compiler, has_gpu
 
-__all__ = ["cuda_devices", "emulated", "has_gpu"]
+__all__ = ["cuda_devices", "emulated", "has_compiler", "has_gpu"]
