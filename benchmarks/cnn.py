@@ -26,7 +26,7 @@ from cnn_measure import OURS, Absent, Effort, Latency, Throughput, latency, thro
 from cnn_models import NAMES, TINY_NAMES, Workload, workload
 from environment import describe
 
-from dagexec.scheduler.intra_op import available_cores
+from dagexec.core.processor import available_cores
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cnn.json"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from dagexec.core.device import processor_name
+from dagexec.core.processor import available_cores, processor_name
 from dagexec.ops.onednn.binding import library
-from dagexec.scheduler.intra_op import available_cores
 
 PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
 

@@ -25,9 +25,9 @@ from environment import describe
 import dagexec
 from dagexec.compilation import CompileOptions, compile_model
 from dagexec.core.model import Model
+from dagexec.core.processor import available_cores
 from dagexec.model_source import load_model
 from dagexec.parameters import initialised
-from dagexec.scheduler.intra_op import available_cores
 from dagexec.training.model_helper import ModelHelper
 
 TARGET = 1.03

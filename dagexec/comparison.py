@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.compilation import CompileOptions, compile_model
+from dagexec.core import processor
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import check_fits, element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
@@ -29,7 +30,6 @@ from dagexec.core.operator_arguments import with_arguments
 from dagexec.executor import Executor, compile
 from dagexec.model_source import ModelSource, load_model
 from dagexec.parameters import initialised
-from dagexec.scheduler import intra_op
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.simulate import predict_makespan, retimed
 from dagexec.what_if import LAUNCH_SECONDS, Calibration, Calibrator, WhatIf, what_if
@@ -152,7 +152,7 @@ def compare(
         model = compile_model(model, CompileOptions(net_type="simple", num_workers=1, intra_op_threads=1)).model
     inputs = random_feeds(model) if feeds is None else feeds
     executors: dict[tuple[str, int], Executor] = {}
-    cores = min(max([1, *workers]), intra_op.available_cores())
+    cores = min(max([1, *workers]), processor.available_cores())
 
     def compiled(net_type: str, count: int, replicas: int = 1) -> Executor:
         return compile(

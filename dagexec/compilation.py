@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from dagexec.core import teams
-from dagexec.core.choices import choices, processor_key
+from dagexec.core import processor, teams
+from dagexec.core.choices import choices
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import DeviceError, SchemaError
 from dagexec.core.feeds import Feeds
@@ -34,7 +34,6 @@ from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
 from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
-from dagexec.scheduler import intra_op
 from dagexec.tuning.bench import Bench, Trial, random_inputs
 from dagexec.tuning.choosing import Choice, Wishes, choose_schedule, from_text, to_text, with_threads
 from dagexec.tuning.layouts import fastest_layout, fingerprint
@@ -187,7 +186,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
     net_type = options.net_type or ("async_dag" if options.capture else "dag")
     threads = options.intra_op_threads or 1
-    workers = options.num_workers or max(1, intra_op.available_cores() // threads)
+    workers = options.num_workers or max(1, processor.available_cores() // threads)
     if options.num_workers is None and net_type == "simple":
         workers = min(workers, options.replicas)
     return Compiled(model, net_type, workers, threads, report)
@@ -276,7 +275,7 @@ class _Compilation:
             return NCHW
         if self._options.layout is not None:
             return self._options.layout
-        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else intra_op.available_cores())
+        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else processor.available_cores())
         key = self._key("layout", model, threads)
         known = choices.find(key)
         if known in LAYOUTS:
@@ -309,7 +308,7 @@ class _Compilation:
 
     def _schedule(self, model: Model) -> Choice:
         options = self._options
-        cores = intra_op.available_cores()
+        cores = processor.available_cores()
         wishes = Wishes(cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads)
         key = self._key("schedule", model, wishes)
         known = choices.find(key) if options.replicas == 1 else None
@@ -359,9 +358,10 @@ class _Compilation:
         sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
         digest = hashlib.sha256(fingerprint(model.net))
         digest.update(repr((shapes, sizes, asked, sorted(self._options.without_passes))).encode())
-        version = "none" if found is None else ".".join(map(str, found.version))
-        cores = intra_op.available_cores()
-        return f"{what} | {processor_key()} | {cores} cores | onednn {version} | {model.name} {digest.hexdigest()[:32]}"
+        kernels = "none" if found is None else found.described()
+        cores = processor.available_cores()
+        net = f"{model.name} {digest.hexdigest()[:32]}"
+        return f"{what} | {processor.processor_key()} | {cores} cores | onednn {kernels} | {net}"
 
 
 def _tuning_seconds(options: CompileOptions) -> float:

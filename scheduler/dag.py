@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
+from dagexec.core import processor
 from dagexec.core.errors import ClosedError, RunTimeoutError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Step
@@ -13,7 +14,6 @@ from dagexec.core.proto import NetDef
 from dagexec.core.runtime import Priority
 from dagexec.core.threads import ThreadWait
 from dagexec.core.workspace import Workspace
-from dagexec.scheduler import intra_op
 from dagexec.scheduler.drain import Drain
 from dagexec.scheduler.launching import LaunchedChains
 from dagexec.scheduler.net import BaseNet
@@ -59,7 +59,7 @@ class DAGNet(BaseNet):
             streams_per_worker=streams_per_worker,
             stream_priority=stream_priority,
         )
-        cores = intra_op.available_cores()
+        cores = processor.available_cores()
         chosen = num_workers or definition.num_workers or max(1, cores // intra_op_threads)
         self.num_workers = chosen if pool is None else pool.num_workers
         self._pool = pool

@@ -20,11 +20,6 @@ _demands: dict[int, int] = {}
 _before: list[tuple[object, int]] = []
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Demand:
     """A demand for at most `threads` BLAS threads, in force until `release`."""
 

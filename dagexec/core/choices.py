@@ -19,10 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from pathlib import Path
 
-from dagexec.core.device import processor_name
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.net_file import write_atomically
 
@@ -30,12 +28,6 @@ logger = logging.getLogger("dagexec")
 
 _FORMAT = "dagexec choices"
 _BATCH = " | batch "  # the last part of a key, when it is there
-
-
-@cache
-def processor_key() -> str:
-    """The part of a key that says on which processor a measurement holds."""
-    return processor_name()
 
 
 class Choices:

@@ -7,13 +7,10 @@ of device registers a context factory, and a copy function for each pair of kind
 from __future__ import annotations
 
 import os
-import platform
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,17 +172,6 @@ def copy_between(destination: Device, source: Device) -> CopyFunction:
 def memory_bytes() -> int:
     """Bytes of physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@cache
-def processor_name() -> str:
-    """The name of this machine's processor, such as "AMD EPYC 9B14"; its architecture where no name is known."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def check_fits(nbytes: int, what: str) -> None:

@@ -15,10 +15,10 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.model import Model
+from dagexec.core.processor import last_level_cache
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import ANY_OPERATOR, engine_preferences, registered_engines
 from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.measuring import last_level_cache
 from dagexec.passes.rewriting import Pass, Rewritten
 
 ONEDNN = "ONEDNN"

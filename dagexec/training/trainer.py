@@ -24,8 +24,8 @@ import numpy as np
 
 from dagexec.core.device import Device
 from dagexec.core.errors import ArgumentError, NonFiniteError, SchemaError, StorageError
+from dagexec.core.processor import available_cores
 from dagexec.ops.communication import CommonWorld
-from dagexec.scheduler.intra_op import available_cores
 from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.checkpoint import checkpoints as list_checkpoints
 from dagexec.training.data import BatchLoader

@@ -23,13 +23,13 @@ from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.choices import measuring, postponed, seconds_left
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
+from dagexec.core.processor import available_cores
 from dagexec.core.proto import OperatorDef
 from dagexec.core.threads import new_gate
 from dagexec.core.workspace import Workspace
 from dagexec.parameters import parameter_workspace
 from dagexec.replicas import NetOptions, Replica, build_replicas
 from dagexec.scheduler.calibration import SchedulingCosts, measure_costs
-from dagexec.scheduler.intra_op import available_cores
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.tuning.load import free_share

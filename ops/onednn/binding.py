@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
+from dagexec.core.processor import InstructionSet, instruction_set
 from dagexec.core.teams import on_release
 
 logger = logging.getLogger("dagexec")
@@ -140,7 +141,7 @@ class Library:
     Attributes:
         path: the file, for messages.
         version: (major, minor, patch).
-        isa: the number of the instruction set it generates code for (`dnnl_cpu_isa_t`).
+        isa: the instruction set that it generates code for.
         ffi: cffi's view of the types.
         lib: the C functions.
         engine: the CPU engine, which lives as long as the process.
@@ -148,11 +149,15 @@ class Library:
 
     path: str
     version: tuple[int, int, int]
-    isa: int
+    isa: InstructionSet
     ffi: Any
     lib: Any
     engine: Any
     openmp: Any
+
+    def described(self) -> str:
+        """Version and instruction set, for keys of choices and for reports."""
+        return f"{'.'.join(map(str, self.version))} {self.isa.name}"
 
     def check(self, status: int, what: str) -> None:
         """Raise unless `status` is success.
@@ -280,9 +285,8 @@ def load(path: str) -> Library:
     if lib.dnnl_engine_create(engine, 1, 0) != _SUCCESS:
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} has no CPU engine here")
     lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation for ever when it caches; we keep our own
-    return Library(
-        path, version, int(lib.dnnl_get_effective_cpu_isa()), ffi, lib, engine[0], _openmp(path, found.cpu_runtime)
-    )
+    isa = instruction_set(int(lib.dnnl_get_effective_cpu_isa()))
+    return Library(path, version, isa, ffi, lib, engine[0], _openmp(path, found.cpu_runtime))
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from math import prod
 
-from dagexec.core.choices import choices, choose, measuring, processor_key
+from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.core.processor import processor_key
 from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import Candidate, Problem
@@ -152,7 +153,7 @@ def _key(problem: Problem) -> str:
     """What a choice depends on, as text."""
     library = problem.library
     parts = [
-        f"oneDNN {'.'.join(map(str, library.version))} isa {library.isa}",
+        f"oneDNN {library.described()}",
         processor_key(),
         f"{problem.threads} thread(s)",
         f"limit {problem.limit}",

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from dagexec.core.choices import at_end_of_measuring
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.errors import DagexecError, UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.processor import last_level_cache
 from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
@@ -46,7 +46,6 @@ _SECONDS = 0.01  # for each implementation, unless that is too few or too many r
 _HOPELESS = 1.4  # times the best time after the first rounds
 _FAR_BEHIND = 2.0  # times the best time after one round
 _PERIOD = 65_521  # random numbers, repeated: a prime, so that no two rows of a tensor are alike
-_DEFAULT_CACHE = 32 << 20
 _PAGE = 4096
 _POOL = 2  # times the largest cache: memory that weights are read from
 
@@ -265,16 +264,3 @@ def _tolerance(problem: Problem) -> float:
 def _pool(meta: TypeMeta) -> _Pool:
     at_end_of_measuring(_pool.cache_clear)
     return _Pool(_POOL * last_level_cache(), meta)
-
-
-@lru_cache(maxsize=1)
-def last_level_cache() -> int:
-    """Bytes of the processor's largest cache, as far as the system tells; 32 MiB otherwise."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            text = path.read_text().strip()
-            sizes.append(int(text[:-1]) << {"K": 10, "M": 20}[text[-1]])
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
-    return max(sizes, default=_DEFAULT_CACHE)

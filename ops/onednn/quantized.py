@@ -46,7 +46,6 @@ from dagexec.ops.quantized.scales import BYTES, checked_scales, scale_argument
 
 _CONVOLUTION_DIRECT = 1
 _BINARY_ADD = 0x1FFF0
-_EXACT_SUMS = 0x40 | 0x08  # of dnnl_cpu_isa_t: the bits of AVX-512 VNNI and of AVX2 VNNI
 
 Arguments = dict[int, tuple[Descriptor, Array]]
 
@@ -88,7 +87,7 @@ class QuantisedProduct(OneDNNOperator):
 
     def require_exact(self, terms: int) -> None:
         """Raise UnsupportedFeatureError where sums of so many terms might not be exact."""
-        if not self.onednn.isa & _EXACT_SUMS:
+        if not self.onednn.isa.int8:
             raise UnsupportedFeatureError(f"{self.label}: the processor has no exact sums of 8-bit products (VNNI)")
         if not fits_int32(terms, self.input(0).meta, INT8):
             raise UnsupportedFeatureError(f"{self.label}: a sum of {terms} products may not fit 32 bits")

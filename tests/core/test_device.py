@@ -1,7 +1,6 @@
 """Devices by name and number, the host's context, and a second kind of device registered by the test."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from dagexec.core.device import (
     element_count,
     make_context,
     memory_bytes,
-    processor_name,
     register_context,
     register_copy,
 )
@@ -169,26 +167,3 @@ def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.
     monkeypatch.setattr(np, "empty", refuse)
     with pytest.raises(ResourceError, match="1,000 bytes: the system refuses it"):
         make_context(CPU).allocate(1000)
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "name"),
-    [
-        ("processor\t: 0\nmodel name\t: Fast: CPU 9\n\nprocessor\t: 1\nmodel name\t: Other\n", "Fast: CPU 9"),
-        ("processor\t: 0\nBogoMIPS\t: 50\n", "machine"),
-        (None, "machine"),
-    ],
-)
-def test_the_processor_is_named_by_the_system_or_by_its_architecture(
-    monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, name: str
-) -> None:
-    def read_text(path: Path) -> str:
-        assert path == Path("/proc/cpuinfo")
-        if cpuinfo is None:
-            raise FileNotFoundError(path)
-        return cpuinfo
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "machine")
-    assert processor_name.__wrapped__() == name

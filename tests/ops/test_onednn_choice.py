@@ -12,11 +12,12 @@ import pytest
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices, measuring
 from dagexec.core.errors import ResourceError
+from dagexec.core.processor import last_level_cache
 from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.onednn.implementation import _worthy, rule
-from dagexec.ops.onednn.measuring import fastest, last_level_cache
+from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import Candidate, Problem, assemble
 from dagexec.scheduler.simple import SimpleNet

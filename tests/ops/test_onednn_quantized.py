@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.ops.onednn import quantized
 from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.onednn import fallbacks, run_fallback, run_onednn
@@ -22,9 +22,7 @@ Array = npt.NDArray[Any]
 F32 = np.float32
 
 found_library = library()
-pytestmark = pytest.mark.skipif(
-    found_library is None or not found_library.isa & quantized._EXACT_SUMS, reason="needs oneDNN, and VNNI"
-)
+pytestmark = pytest.mark.skipif(found_library is None or not found_library.isa.int8, reason="needs oneDNN, and VNNI")
 
 
 def both(op: str, inputs: list[Array], **arguments: Any) -> tuple[Array, Array]:
@@ -153,6 +151,8 @@ def test_sums_that_might_overflow_are_computed_by_the_default_engine() -> None:
 
 
 def test_a_processor_without_exact_sums_is_left_to_the_default_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "_EXACT_SUMS", 0)
+    assert found_library is not None
+    plain = replace(found_library, isa=replace(found_library.isa, int8=False))
+    monkeypatch.setattr("dagexec.ops.onednn.operator.require_library", lambda _label: plain)
     _, why = run_fallback("QuantFC", [np.ones((1, 4), np.uint8), np.ones((1, 4), np.int8), F32(1)])
     assert "the processor has no exact sums of 8-bit products (VNNI)" in why

@@ -114,7 +114,7 @@ def _most_threads(model: Model) -> int:
 @pytest.fixture
 def invented(cache: Path, monkeypatch: pytest.MonkeyPatch) -> type[Invented]:
     monkeypatch.setattr("dagexec.compilation.Bench", Invented)
-    monkeypatch.setattr("dagexec.scheduler.intra_op.available_cores", lambda: 2)
+    monkeypatch.setattr("dagexec.core.processor.available_cores", lambda: 2)
     monkeypatch.setattr(Invented, "made", [])
     return Invented
 
