@@ -1,4 +1,4 @@
-"""What a benchmark ran on: processor, cores, and the versions of Python, dagexec, oneDNN and the peers."""
+"""What a benchmark ran on: processor, instruction set, cores, and the versions of Python, dagexec, oneDNN and the peers."""
 
 from __future__ import annotations
 
@@ -25,4 +25,5 @@ def describe() -> dict[str, str | int]:
             continue
     if (onednn := library()) is not None:
         record["onednn"] = ".".join(map(str, onednn.version))
+        record["instruction set"] = onednn.isa.name
     return record
