@@ -12,15 +12,16 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from dagexec.core import processor, teams
 from dagexec.core.choices import choices
+from dagexec.core.deadline import Deadline
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DeviceError, SchemaError
+from dagexec.core.errors import DeviceError, LateError, SchemaError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
@@ -34,9 +35,10 @@ from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
 from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
-from dagexec.tuning.bench import Bench, Trial, random_inputs
+from dagexec.tuning.bench import Bench, random_inputs
 from dagexec.tuning.choosing import Choice, Wishes, choose_schedule, from_text, to_text, with_threads
 from dagexec.tuning.layouts import fastest_layout, fingerprint
+from dagexec.tuning.runner import Trial
 
 logger = logging.getLogger("dagexec")
 
@@ -65,6 +67,7 @@ class CompileOptions:
         capture: runs on the device are captured and replayed.
         library_states: operators of cuDNN take turns at the device's library states.
         layout: of images, one of `passes.layout.LAYOUTS`; on a device NCHW where it is left open.
+        progress: called with a few words on what comes next.
     """
 
     optimize: bool = True
@@ -82,6 +85,7 @@ class CompileOptions:
     capture: bool = False
     layout: str | None = None
     library_states: bool = False
+    progress: Callable[[str], object] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing, else ValueError.
@@ -109,6 +113,12 @@ class CompileOptions:
             raise ValueError(f"capture is for net type 'async_dag', not {self.net_type!r}")
         if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
             raise ValueError(f"tuning_seconds must be 0 or more, not {self.tuning_seconds}")
+
+    def tell(self, stage: str) -> None:
+        """Say what comes next: to the log, and to `progress`."""
+        logger.info("compilation: %s", stage)
+        if self.progress is not None:
+            self.progress(stage)
 
 
 @dataclass(frozen=True)
@@ -219,13 +229,13 @@ class _Compilation:
     """A model on its way: every stage is timed, and measures only what is not known already."""
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
-        self._started = time.perf_counter()
         self._outputs = model.outputs
         self._options = options
         self._seconds: dict[str, float] = {}
         with self._stage("init net"):
             self._model = _with_kept(initialised(model), options)
         self._tuning = _tuning_seconds(options)
+        self._deadline = Deadline(self._tuning)
         self._inputs = random_inputs(self._model, options.shapes or {})
         self._bench: Bench | None = None
         self._laid_out: dict[str, PassReport] = {}
@@ -259,6 +269,7 @@ class _Compilation:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
+        self._options.tell(name)
         start = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - start
@@ -296,13 +307,16 @@ class _Compilation:
                 lambda name: self._late(model, after, name).model,
                 bench,
                 seconds,
+                self._deadline,
                 lambda candidate: Trial(with_threads(candidate, threads)),
             )
 
         found = fastest(threads) if bench.quiet() else None
         if found is None or not bench.quiet():  # on one thread its processor time counts, whoever uses the machine
             found = fastest(1)
-        layout = LAYOUTS[0] if found is None else choices.keep(key, found)
+        layout = LAYOUTS[0] if found is None else found
+        if found is not None and not self._deadline.is_over:  # else some may not have been tried
+            layout = choices.keep(key, found)
         bench.keep_only(self._late(model, after, layout).model)
         return layout
 
@@ -321,6 +335,9 @@ class _Compilation:
                 seconds = min(self._tuning * _SCHEDULE_SHARE, self._left())
                 choice = choose_schedule(model, wishes, bench, seconds, self._inputs)
                 self._origin = "measured"
+            except LateError as error:
+                logger.info("net %r: scheduled by estimates: %s", model.name, error)
+                bench = None
             except Exception as error:  # whatever an operator raises for inputs that are made up
                 logger.warning(
                     "net %r: not measured, give compile() the shapes to tune for: %s: %s",
@@ -341,15 +358,15 @@ class _Compilation:
 
         An application's own operators are not run to be measured: they may do more than compute.
         """
-        if self._tuning <= 0 or self._inputs is None or not all(map(is_known, self._model.net.op)):
+        if self._deadline.is_over or self._inputs is None or not all(map(is_known, self._model.net.op)):
             return None
         if self._bench is None:
-            self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE)
+            self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._options.tell)
         return self._bench
 
     def _left(self) -> float:
         """What is left of the seconds for tuning."""
-        return max(0.0, self._tuning - (time.perf_counter() - self._started))
+        return max(0.0, self._deadline.left())
 
     def _key(self, what: str, model: Model, asked: object) -> str:
         """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""

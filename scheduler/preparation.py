@@ -18,8 +18,9 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.deadline import check_deadline
 from dagexec.core.device import check_fits
-from dagexec.core.errors import DagexecError, ResourceError, ShapeError
+from dagexec.core.errors import DagexecError, LateError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Move, Operator, Step, nothing_to_do
 from dagexec.core.schema import TensorType
@@ -178,7 +179,8 @@ class Preparation:
 
         Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
-        Whatever else an operator raises while it is prepared becomes an OperatorError.
+        Whatever else an operator raises while it is prepared becomes an OperatorError. Raises LateError when the caller
+        is held to a deadline that is over.
         """
         for operator in operators:
             operator.check_output_layouts()
@@ -195,6 +197,7 @@ class Preparation:
         taken = _TakenMemory(inputs)
         try:
             for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
+                check_deadline()
                 as_view = index in graph.views
                 if found is None:
                     self.steps.append(CheckedStep(operator, as_view))
@@ -203,7 +206,7 @@ class Preparation:
                 with _naming(operator.label, graph.name), taken.by(operator):
                     self.steps.append(_bound(index, operator, found, as_view, self.memory))
                     seconds.append(operator.schema.cost(found.call, found.types).seconds)
-        except ResourceError:
+        except (ResourceError, LateError):
             self.steps.clear()
             self.memory = None
             taken.give_back()

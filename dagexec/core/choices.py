@@ -1,7 +1,7 @@
 """Choices by measurement: which of several ways to compute is fastest here, kept for the process and in a file.
 
 A choice is text under a key that names all that it depends on: processor, library and its version, geometry, threads.
-Measuring takes time, so it happens within a budget only: `with measuring(seconds):`. Outside of it, what is known is
+Measuring takes time, so it happens until a deadline only: `with measuring(seconds):`. Outside of it, what is known is
 used and for the rest the caller's rule decides. `postponed` lets the dearest be measured first. At the end of
 `measuring` new choices go to the cache file: `$DAGEXEC_CHOICES` (a path, or "off"), else
 `$XDG_CACHE_HOME/dagexec/choices.json`, where `~/.cache` is the default. A file that is damaged, or is something else,
@@ -15,14 +15,15 @@ import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from dagexec.core.deadline import Deadline
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.net_file import write_atomically
+from dagexec.core.threads import acquire
 
 logger = logging.getLogger("dagexec")
 
@@ -184,36 +185,33 @@ def save_choices(path: str | Path) -> int:
     return choices.save(path)
 
 
-class _Budget:
-    """Seconds that may still be spent on measuring."""
-
-    def __init__(self, seconds: float) -> None:
-        self.left = seconds
-
-
 _turn = threading.RLock()
-_budgets_lock = threading.Lock()
-_budgets: list[_Budget] = []
+_until: ContextVar[Deadline | None] = ContextVar("_until", default=None)
+_lock = threading.Lock()
+_blocks = 0  # of `measuring`, in all threads
 _at_end: list[Callable[[], object]] = []
 
 
 @contextmanager
 def measuring(seconds: float) -> Iterator[None]:
-    """For the time of the block, `choose` may spend so many seconds on measuring, in any thread.
+    """For so many seconds of the block, `choose` may measure in this thread.
 
-    Blocks may be nested, and several threads may be in one each: what is spent is spent of the latest budget that has
-    something left. At the end, what was measured goes to the cache file.
+    A block within another has no more time than is left of that. At the end, what was measured goes to the cache file,
+    also when the block is interrupted.
     """
-    budget = _Budget(seconds)
-    with _budgets_lock:
-        _budgets.append(budget)
+    global _blocks
+    outer = _until.get()
+    token = _until.set(Deadline(seconds) if outer is None else outer.within(seconds))
+    with _lock:
+        _blocks += 1
     try:
         yield
     finally:
+        _until.reset(token)
         callbacks: list[Callable[[], object]] = []
-        with _budgets_lock:
-            _budgets.remove(budget)
-            if not _budgets:
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
                 callbacks, _at_end[:] = list(_at_end), []
         for callback in callbacks:
             callback()
@@ -222,14 +220,14 @@ def measuring(seconds: float) -> Iterator[None]:
 
 def at_end_of_measuring(callback: Callable[[], object]) -> None:
     """Call `callback` once when no block of `measuring` is left: for memory that is kept from one key to the next."""
-    with _budgets_lock:
+    with _lock:
         _at_end.append(callback)
 
 
 def seconds_left() -> float:
-    """What may be spent on measuring now; 0 outside of `measuring`."""
-    with _budgets_lock:
-        return max((budget.left for budget in _budgets), default=0.0)
+    """For how long this thread may measure now; 0 outside of `measuring`, less once it is over."""
+    deadline = _until.get()
+    return 0.0 if deadline is None else deadline.left()
 
 
 Measure = Callable[[float], str | None]
@@ -262,7 +260,7 @@ def postponed() -> Iterator[Callable[[], bool]]:
 
 
 def choose(key: str, measure: Measure, *, weight: float = 0.0) -> str | None:
-    """The choice under `key`: known, or measured now; None when it is not known and the budget does not allow it.
+    """The choice under `key`: known, or measured now; None when it is not known and there is no time for it.
 
     `measure` gets the seconds that are left. One thread measures at a time, so that none disturbs another. `weight` is
     what the choice matters, in any unit: see `postponed`.
@@ -274,22 +272,14 @@ def choose(key: str, measure: Measure, *, weight: float = 0.0) -> str | None:
     if noted is not None:
         noted[key] = (noted.get(key, (0.0, measure))[0] + weight, measure)
         return None
-    with _turn:
+    if not acquire(_turn, max(0.0, seconds_left())):
+        return None
+    try:
         found = choices.find(key)
         left = seconds_left()
         if found is not None or left <= 0:
             return found
-        start = time.perf_counter()
-        try:
-            measured = measure(left)
-            return None if measured is None else choices.keep(key, measured)
-        finally:
-            _spend(time.perf_counter() - start)
-
-
-def _spend(seconds: float) -> None:
-    with _budgets_lock:
-        for budget in reversed(_budgets):
-            if budget.left > 0:
-                budget.left -= seconds
-                return
+        measured = measure(left)
+        return None if measured is None else choices.keep(key, measured)
+    finally:
+        _turn.release()

@@ -132,6 +132,10 @@ class RunTimeoutError(DagexecError, TimeoutError):
     """The run did not finish within its timeout and was cancelled."""
 
 
+class LateError(DagexecError, TimeoutError):
+    """The time that was granted for something is over; what it was for is done without."""
+
+
 class ClosedError(DagexecError):
     """The executor, pool or net has been closed."""
 

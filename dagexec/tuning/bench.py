@@ -4,6 +4,9 @@ What is compared runs in turns, so that a machine that is busy for a while slows
 runs counts: disturbances only ever add. Work of one thread is timed by what the thread computed for it, so that
 operators and layouts are judged alike on a machine that others use; whole runs on several threads can be judged on a
 quiet one only (`Bench.quiet`).
+
+All of it ends at a deadline, whatever a candidate takes: each loop asks before each run whether it still fits, and what
+is far behind the best is dropped in its first run (`tuning.runner`). What was not measured by then has no time.
 """
 
 from __future__ import annotations
@@ -12,19 +15,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.arguments import Arguments
-from dagexec.core.arithmetic import operator_arithmetic
-from dagexec.core.choices import measuring, postponed, seconds_left
+from dagexec.core.choices import measuring, postponed
+from dagexec.core.deadline import Deadline, held_to
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
+from dagexec.core.errors import LateError, RunTimeoutError
 from dagexec.core.model import Model
 from dagexec.core.processor import available_cores
-from dagexec.core.proto import OperatorDef
 from dagexec.core.threads import new_gate
 from dagexec.core.workspace import Workspace
 from dagexec.parameters import parameter_workspace
@@ -33,6 +34,7 @@ from dagexec.scheduler.calibration import SchedulingCosts, measure_costs
 from dagexec.scheduler.plan import Plan
 from dagexec.scheduler.pool import WorkerPool
 from dagexec.tuning.load import free_share
+from dagexec.tuning.runner import Runner, Trial, feed, kept
 
 logger = logging.getLogger("dagexec")
 
@@ -43,16 +45,8 @@ _LEAST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 25, 400
 _SURVEY_SHARE = 2 / 3  # of what is left for choosing implementations, at a time
 _SHORT = 0.1  # seconds: rounds that are over so soon are not enough yet
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A model, and how it runs."""
-
-    model: Model
-    net_type: str = "simple"
-    workers: int = 1
-    intra_op_threads: int = 1
+_HOPELESS, _HOPELESS_SECONDS = 2.0, 0.05  # times the best first run, and beyond it: a first run is not finished
+_UNMEASURED_SLOWDOWN = 1.15
 
 
 class Measures(Protocol):
@@ -101,17 +95,25 @@ class Bench:
     """Measures with `inputs`. The parameters, and what operators derive from them, are shared by all it runs."""
 
     def __init__(
-        self, inputs: Mapping[str, Array], search_seconds: float, clock: Callable[[], float] = time.perf_counter
+        self,
+        inputs: Mapping[str, Array],
+        search_seconds: float,
+        deadline: Deadline,
+        tell: Callable[[str], object] = lambda _stage: None,
     ) -> None:
-        """All nets together may spend `search_seconds` on choosing their operators' implementations."""
+        """All nets together may spend `search_seconds` on choosing their operators' implementations.
+
+        Nothing is begun after `deadline`. `tell` is called with what comes next.
+        """
         self._inputs = inputs
         self._search_seconds = search_seconds
-        self._clock = clock
+        self._deadline = deadline
+        self._tell = tell
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
     def quiet(self) -> bool:
-        """True when this process gets nearly all of the cores, each time it looks."""
-        return all(free_share(available_cores()) >= _QUIET for _ in range(_PROBES))
+        """True when this process gets nearly all of the cores, each time it looks. False without the time to look."""
+        return all(not self._deadline.is_over and free_share(available_cores()) >= _QUIET for _ in range(_PROBES))
 
     def parameters(self, model: Model) -> Workspace:
         """The workspace of the model's parameters, which all nets on the same parameters share."""
@@ -125,43 +127,72 @@ class Bench:
         self._parameters = {key: kept for key, kept in self._parameters.items() if kept[0] is model.parameters}
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
-        """The time of interleaved runs, from feeding the inputs to the end; infinity where it cannot run."""
+        """The time of interleaved runs, from feeding the inputs to the end.
+
+        Infinity where it cannot run, where the first run was far behind the best, and where there was no time for it.
+        """
         self._survey([trial.model for trial in trials])
         with ExitStack() as stack:
-            ready = {}
+            ready: dict[int, Runner] = {}
+            times: dict[int, list[float]] = {}
             for number, trial in enumerate(trials):
-                runner = _Runner(trial, self.parameters(trial.model))
-                stack.callback(runner.close)
-                if self._warm(runner, trial):
-                    ready[number] = runner
-            times = self._interleaved(ready, seconds)
-        return [times.get(number, float("inf")) for number in range(len(trials))]
+                self._tell(f"running candidate {number + 1} of {len(trials)}")
+                runner = stack.enter_context(Runner(trial, self.parameters(trial.model)))
+                took = self._first(runner, min((row[0] for row in times.values()), default=None))
+                if took is not None:
+                    ready[number], times[number] = runner, [took]
+            self._interleave(ready, times, seconds)
+        return [_undisturbed(times[number]) if number in times else float("inf") for number in range(len(trials))]
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
-        """The time of each operator, run one after another in this thread; see `_Stopwatch` for a busy machine."""
+        """The time of each operator, run one after another in this thread; see `Stopwatch` for a busy machine.
+
+        Infinity for all operators of a model that is far behind the first. Raises LateError when there is no time for
+        that one, and what it raises.
+        """
         self._survey(models)
         with ExitStack() as stack:
-            runners = []
-            for model in models:
-                runners.append(_Runner(Trial(model), self.parameters(model)))
-                stack.callback(runners[-1].close)
-                runners[-1].run(self._inputs)
-            times: list[list[list[float]]] = [[[] for _ in model.net.op] for model in models]
-            for _ in self._rounds(seconds):
-                for runner, rows in zip(runners, times, strict=True):
-                    for row, took in zip(rows, runner.run_operators(self._inputs), strict=True):
+            runners: dict[int, Runner] = {}
+            firsts: list[float] = []
+            for number, model in enumerate(models):
+                self._tell(f"timing operators, {number + 1} of {len(models)}")
+                runner = stack.enter_context(Runner(Trial(model), self.parameters(model)))
+                try:
+                    firsts.append(self._first_run(runner, firsts[0] if firsts else None))
+                except (LateError, RunTimeoutError):
+                    if not firsts:
+                        raise LateError(f"net {model.name!r}: no time to measure its operators") from None
+                else:
+                    runners[number] = runner
+            times: dict[int, list[list[float]]] = {number: [[] for _ in models[number].net.op] for number in runners}
+            for _ in self._rounds(seconds, sum(firsts)):
+                for number, runner in runners.items():
+                    for row, took in zip(times[number], runner.run_operators(self._inputs), strict=True):
                         row.append(took)
-        return [[_undisturbed(row) for row in rows] for rows in times]
+        if not all(times[0]):
+            raise LateError(f"net {models[0].name!r}: no time to measure its operators")
+        never = [[float("inf")]]
+        return [
+            [_undisturbed(row) for row in times.get(number, never * len(model.net.op))]
+            for number, model in enumerate(models)
+        ]
 
     def slowdown(self, model: Model, cores: int, seconds: float) -> float:
-        """The time of as many runs as cores at once over that of one alone; at least 1."""
+        """The time of as many runs as cores at once over that of one alone; at least 1. Without time, a guess."""
         if cores < 2:
             return 1.0
+        self._tell(f"running on {cores} cores at once")
         with WorkerPool(cores, name="tuning") as pool:
-            options = NetOptions("simple", keep=_kept(model))
+            options = NetOptions("simple", keep=kept(model))
             replicas = build_replicas(model, options, cores, pool, self.parameters(model))
             try:
+                with held_to(self._deadline):
+                    for replica in replicas.members:
+                        feed(replica, self._inputs)
+                        replica.net.prepared()
                 return self._slowdown(replicas.members, pool, seconds)
+            except LateError:
+                return _UNMEASURED_SLOWDOWN
             finally:
                 replicas.close()
 
@@ -170,172 +201,84 @@ class Bench:
         return measure_costs(plan, repeat=11)
 
     def _slowdown(self, members: Sequence[Replica], pool: WorkerPool, seconds: float) -> float:
-        for replica in members:
-            _feed(replica, self._inputs)
-            replica.net.run()
         alone: list[float] = []
         together: list[float] = []
-        for _ in self._rounds(seconds):
+        for number in self._rounds(seconds):
             for crowd, times in ((members[:1], alone), (members, together)):
-                start = self._clock()
+                start = time.perf_counter()
                 _run_at_once(crowd, pool)
-                times.append(self._clock() - start)
-        return max(1.0, _undisturbed(together) / _undisturbed(alone))
+                if number:  # the first to run finds nothing in the caches
+                    times.append(time.perf_counter() - start)
+        return max(1.0, _undisturbed(together) / _undisturbed(alone)) if together else _UNMEASURED_SLOWDOWN
 
-    def _rounds(self, seconds: float) -> Iterator[int]:
-        """Numbers of rounds, for as long as it is worth to go on."""
-        start = self._clock()
+    def _rounds(self, seconds: float, longest: float = 0.0) -> Iterator[int]:
+        """Numbers of rounds, for as long as it is worth to go on, and the `longest` so far fits before the deadline."""
+        start = begun = time.perf_counter()
         for count in range(_MOST_ROUNDS):
-            passed = self._clock() - start
-            if count >= _LEAST_ROUNDS and (passed > seconds or (count >= _ENOUGH_ROUNDS and passed > _SHORT)):
+            now = time.perf_counter()
+            longest, begun = max(longest, now - begun), now
+            if self._deadline.left() <= longest:
+                return
+            if count >= _LEAST_ROUNDS and (now - start > seconds or (count >= _ENOUGH_ROUNDS and now - start > _SHORT)):
                 return
             yield count
 
-    def _warm(self, runner: _Runner, trial: Trial) -> bool:
-        """Prepare and run twice. False for a model that cannot be run so."""
+    def _first(self, runner: Runner, best: float | None) -> float | None:
+        """The time of the first run of a candidate; None when it cannot, or not in time. `best` is of the others."""
+        name = runner.trial.model.name
         try:
-            runner.run(self._inputs)
-            runner.run(self._inputs)
+            return self._first_run(runner, best)
+        except (LateError, RunTimeoutError) as error:
+            logger.info("net %r: a candidate is dropped in its first run: %s", name, error)
         except Exception as error:
-            logger.info("net %r cannot be measured (%s): %s", trial.model.name, type(error).__name__, error)
-            return False
-        return True
+            logger.info("net %r cannot be measured (%s): %s", name, type(error).__name__, error)
+        return None
+
+    def _first_run(self, runner: Runner, best: float | None) -> float:
+        """The time of the first run. Raises LateError or RunTimeoutError when it is hopeless, or there is no time."""
+        with held_to(self._deadline), measuring(0):
+            runner.prepare(self._inputs)
+            left = self._deadline.left()
+            longest = left if best is None else min(left, _HOPELESS * best + _HOPELESS_SECONDS)
+            return runner.first(self._inputs, max(0.0, longest))
 
     def _survey(self, models: Sequence[Model]) -> None:
         """Let the operators of all models choose how to compute: those that take longest first, each geometry once.
 
         The nets are prepared on parameters of their own, as weights are packed for what is chosen without measuring.
         """
-        allowed = self._search_seconds * _SURVEY_SHARE
+        allowed = min(self._search_seconds * _SURVEY_SHARE, self._deadline.left())
         if allowed <= 0:
             return
+        self._tell("asking which operators there are to measure")
         parameters: dict[int, Workspace] = {}
-        with measuring(allowed):
-            with postponed() as measure, ExitStack() as stack:
+        with measuring(self._deadline.left()):
+            with held_to(self._deadline), postponed() as measure, ExitStack() as stack:
                 for model in models:
                     known = parameters.setdefault(id(model.parameters), parameter_workspace(model))
-                    runner = _Runner(Trial(model), known)
-                    stack.callback(runner.close)
+                    runner = stack.enter_context(Runner(Trial(model), known))
                     try:
                         runner.prepare(self._inputs)
                     except Exception as error:
                         logger.info("net %r cannot be surveyed (%s): %s", model.name, type(error).__name__, error)
-            measure()
-            self._search_seconds -= allowed - min(allowed, seconds_left())
+            self._tell("measuring implementations of operators")
+            start = time.perf_counter()
+            with measuring(allowed):
+                measure()
+            self._search_seconds -= time.perf_counter() - start
 
-    def _interleaved(self, runners: dict[int, _Runner], seconds: float) -> dict[int, float]:
-        times: dict[int, list[float]] = {number: [] for number in runners}
+    def _interleave(self, runners: dict[int, Runner], times: dict[int, list[float]], seconds: float) -> None:
+        """Add to the times of the first runs those of runs in turns, of all that are not far behind."""
         running = dict(runners)
         for count in self._rounds(seconds):
-            if count == _LEAST_ROUNDS and len(running) > 1:
-                best = min(min(row) for row in times.values())
-                running = {
-                    number: runner
-                    for number, runner in running.items()
-                    if min(times[number]) <= best * _OUT_OF_THE_RUNNING
-                }
+            if count and len(running) > 1:
+                best = min(min(times[number]) for number in running)
+                limit = best * (_HOPELESS if count < _LEAST_ROUNDS else _OUT_OF_THE_RUNNING)
+                running = {number: runner for number, runner in running.items() if min(times[number]) <= limit}
             for number, runner in running.items():
+                if self._deadline.left() < min(times[number]):
+                    return
                 times[number].append(runner.timed(self._inputs))
-        return {number: _undisturbed(row) for number, row in times.items()}
-
-
-class _Stopwatch:
-    """Times work by the clock, and by what the process computed for it where that is less.
-
-    While others use the cores, the clock goes on but the process does not. Threads of a team that wait for each other
-    spin, so a team's processor time over its threads is about the time that the work takes when nobody disturbs.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._computed = time.process_time if threads > 1 else time.thread_time
-        self._clock_start = self._start = 0.0
-
-    def start(self) -> None:
-        self._start, self._clock_start = self._computed(), time.perf_counter()
-
-    def stop(self) -> float:
-        passed = time.perf_counter() - self._clock_start
-        return min(passed, (self._computed() - self._start) / self._threads)
-
-
-class _Clock(_Stopwatch):
-    """Times work by the clock."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self._computed = time.perf_counter
-
-
-class _Runner:
-    """A trial's net on `parameters`."""
-
-    def __init__(self, trial: Trial, parameters: Workspace) -> None:
-        self._trial = trial
-        self._parameters = parameters
-        self._pool: WorkerPool | None = None
-        self._replica: Replica | None = None
-
-    def run(self, inputs: Mapping[str, Array]) -> None:
-        """Feed the inputs and run the net once."""
-        self._fed(inputs).net.run()
-
-    def prepare(self, inputs: Mapping[str, Array]) -> None:
-        """Feed the inputs and have the operators choose how to compute."""
-        self._fed(inputs).net.prepared()
-
-    def timed(self, inputs: Mapping[str, Array]) -> float:
-        """Seconds that a run takes; by the clock where several threads compute."""
-        trial = self._trial
-        alone = trial.net_type == "simple" and all(_threads(one) == 1 for one in trial.model.net.op)
-        watch = _Stopwatch(1) if alone else _Clock()
-        watch.start()
-        self.run(inputs)
-        return watch.stop()
-
-    def run_operators(self, inputs: Mapping[str, Array]) -> list[float]:
-        """Run the operators in list order in this thread, and say what each took."""
-        net = self._fed(inputs).net
-        watches = [_Stopwatch(_threads(operator.definition)) for operator in net.operators]
-        found = []
-        with operator_arithmetic():
-            for step, watch in zip(net.prepared().steps, watches, strict=True):
-                watch.start()
-                step()
-                found.append(watch.stop())
-        return found
-
-    def _fed(self, inputs: Mapping[str, Array]) -> Replica:
-        if self._replica is None:
-            self._replica = self._build()
-        _feed(self._replica, inputs)
-        return self._replica
-
-    def _build(self) -> Replica:
-        trial = self._trial
-        self._pool = WorkerPool(trial.workers, name="tuning")
-        options = NetOptions(trial.net_type, intra_op_threads=trial.intra_op_threads, keep=_kept(trial.model))
-        return build_replicas(trial.model, options, 1, self._pool, self._parameters).members[0]
-
-    def close(self) -> None:
-        if self._replica is not None:
-            self._replica.net.close()
-        if self._pool is not None:
-            self._pool.close()
-
-
-def _feed(replica: Replica, inputs: Mapping[str, Array]) -> None:
-    for name, array in inputs.items():
-        replica.workspace.feed_blob(name, array)
-
-
-def _kept(model: Model) -> frozenset[str]:
-    """The blobs that must be there after a run, as in an executor."""
-    return frozenset((*model.outputs, *model.inputs))
-
-
-def _threads(definition: OperatorDef) -> int:
-    return Arguments(definition, definition.type).int("threads", 1)
 
 
 def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:

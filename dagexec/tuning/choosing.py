@@ -21,7 +21,8 @@ from dagexec.core.schema import TensorType
 from dagexec.scheduler.calibration import SchedulingCosts, slowdown_up_to
 from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.simulate import Machine
-from dagexec.tuning.bench import Array, Measures, Trial
+from dagexec.tuning.bench import Array, Measures
+from dagexec.tuning.runner import Trial
 from dagexec.tuning.schedule import (
     OperatorTimes,
     Schedule,

@@ -10,9 +10,11 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from dagexec.core.deadline import Deadline
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
-from dagexec.tuning.bench import Measures, Trial
+from dagexec.tuning.bench import Measures
+from dagexec.tuning.runner import Trial
 
 logger = logging.getLogger("dagexec")
 
@@ -24,15 +26,22 @@ def fastest_layout(
     laid_out: Callable[[str], Model],
     measures: Measures,
     seconds: float,
+    deadline: Deadline,
     trial: Callable[[Model], Trial] = Trial,
 ) -> str | None:
     """Which of `names` makes a run fastest; None when the net runs in none. The first is kept unless one gains enough.
 
-    `laid_out` gives the net in a layout, and `trial` how it is run. Layouts that give the same net are run once.
+    `laid_out` gives the net in a layout, and `trial` how it is run. Layouts that give the same net are run once. Nets
+    that could not be made before `deadline`, to judge by how long the one before took, are left out.
     """
     trials: dict[bytes, tuple[str, Trial]] = {}
+    took = 0.0
     for name in names:
+        left = deadline.left()
+        if trials and left < took:
+            break
         model = laid_out(name)
+        took = left - deadline.left()
         trials.setdefault(fingerprint(model.net), (name, trial(model)))
     times = measures.run_seconds([one for _, one in trials.values()], seconds)
     measured = dict(zip((name for name, _ in trials.values()), times, strict=True))

@@ -6,6 +6,10 @@ further from the first one's than rounding explains, and when it gives other byt
 it is to run with.
 
 One thread is timed by what it computed, where that is less than what the clock says: others may use the machine.
+
+What an implementation takes is known only once it has run, and nothing can interrupt it then. So each is made and run
+for the first time in a thread that is left behind when it takes far longer than the fastest so far, or longer than
+there is time; one that is so slow is not run again.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from dagexec.core.choices import at_end_of_measuring
+from dagexec.core.deadline import Deadline, attempt
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.errors import DagexecError, UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
@@ -45,6 +50,9 @@ _LONG, _LONG_ROUNDS = 0.005, 1  # of what takes so many seconds: rounds of all, 
 _SECONDS = 0.01  # for each implementation, unless that is too few or too many rounds
 _HOPELESS = 1.4  # times the best time after the first rounds
 _FAR_BEHIND = 2.0  # times the best time after one round
+_FIRST_BEHIND, _FIRST_SECONDS = 8.0, 0.002  # times the best first run, and beyond it: not run again
+_MAKING = 0.1  # seconds beyond that: to make one takes longer than to run it
+_FILL = 2e9  # a second: bytes of tensors filled with numbers
 _PERIOD = 65_521  # random numbers, repeated: a prime, so that no two rows of a tensor are alike
 _PAGE = 4096
 _POOL = 2  # times the largest cache: memory that weights are read from
@@ -78,6 +86,8 @@ class _Trial:
     candidate: Candidate
     assembled: Assembled
     result: Array
+    first: float
+    """The time of its first run, by the clock."""
     samples: list[float]
     elsewhere: _Pool | None
     """Where its weights are read from; None: always from the same memory."""
@@ -103,17 +113,19 @@ class _Trial:
 
 def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -> str | None:
     """The name of the fastest candidate, the first when none gains enough on that; None when `seconds` are over."""
-    deadline = time.perf_counter() + seconds
+    deadline = Deadline(seconds)
+    if sum(tensor.nbytes for tensor, _ in problem.tensors.values()) / _FILL > seconds:
+        return None
     arrays = {number: _random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
-    first = _make(problem, candidates[0], arrays)
+    first = _make(problem, candidates[0], arrays, deadline.left())
     if first is None:
-        return candidates[0].name
+        return None if deadline.is_over else candidates[0].name
     trials = [first]
     expected = _values(problem, first.result)
     for candidate in candidates[1:]:
-        if time.perf_counter() > deadline:
+        if deadline.is_over:
             return None
-        trial = _make(problem, candidate, arrays)
+        trial = _make(problem, candidate, arrays, min(_longest_first(trials) + _MAKING, deadline.left()))
         if trial is None:
             continue
         error = _distance(_values(problem, trial.result), expected)
@@ -121,32 +133,42 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
             logger.info("%s: %s passed over: it is off by %.1e", problem.label, candidate.name, error)
             continue
         trials.append(trial)
-    if time.perf_counter() > deadline:
+    longest = _longest_first(trials)
+    _take_turns([trial for trial in trials if trial.first <= longest], deadline)
+    measured = [trial for trial in trials if trial.samples]
+    if not measured:
         return None
-    _take_turns(trials, deadline)
-    ranked = sorted(trials, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
+    ranked = sorted(measured, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
     chosen = next((trial for trial in ranked if _is_reproducible(problem, trial, arrays)), first)
-    times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in trials}
+    times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in measured}
     logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen.candidate.name)
     return chosen.candidate.name
 
 
-def _take_turns(trials: Sequence[_Trial], deadline: float) -> None:
-    """Run all trials in rounds; those that are hopeless are left out soon."""
+def _longest_first(trials: Sequence[_Trial]) -> float:
+    """The seconds beyond which a first run is hopeless."""
+    return _FIRST_BEHIND * min(trial.first for trial in trials) + _FIRST_SECONDS
+
+
+def _take_turns(trials: Sequence[_Trial], deadline: Deadline) -> None:
+    """Run all trials in rounds; those that are hopeless are left out soon. None has a sample when there is no time."""
     contenders = list(trials)
+    if deadline.left() < sum(trial.first for trial in contenders):
+        return
     best = _round(contenders)
     long = best > _LONG
     contenders = _within(_HOPELESS if long else _FAR_BEHIND, contenders, best)
     for _ in range(0 if long else _TRYOUT - 1):
+        if deadline.is_over:
+            return
         best = min(best, _round(contenders))
     contenders = _within(_HOPELESS, contenders, best)
     least, most = _ROUNDS
     rounds = _LONG_ROUNDS if long else max(least, min(most, int(_SECONDS / best)))
     for _ in range(rounds if len(contenders) > 1 else 0):
-        if time.perf_counter() > deadline:
+        if deadline.left() < best * len(contenders):
             return
-        for trial in contenders:
-            trial.samples.append(trial.seconds())
+        _round(contenders)
 
 
 def _round(trials: Sequence[_Trial]) -> float:
@@ -160,12 +182,18 @@ def _within(factor: float, trials: Sequence[_Trial], best: float) -> list[_Trial
     return [trial for trial in trials if min(trial.samples) < factor * best]
 
 
-def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _Trial | None:
-    """A trial that has run once; None when the candidate cannot be made."""
-    try:
+def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seconds: float) -> _Trial | None:
+    """A trial that has run once; None when the candidate cannot be made, or not within `seconds`."""
+
+    def first() -> tuple[Assembled, Array, float]:
         assembled, result = _assembled(problem, candidate, arrays)
+        start = time.perf_counter()
         for step in assembled.steps:
             step()
+        return assembled, result, time.perf_counter() - start
+
+    try:
+        assembled, result, took = attempt(first, seconds)
     except (DagexecError, MemoryError) as error:
         logger.info("%s: %s passed over: %s", problem.label, candidate.name, error)
         return None
@@ -174,7 +202,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> _
         pool = _pool(problem.tensors[WEIGHTS][1])
         if assembled.bound.nbytes(WEIGHTS) <= pool.nbytes:  # larger ones drive themselves out of the cache
             elsewhere = pool
-    return _Trial(candidate, assembled, result.copy(), [], elsewhere)
+    return _Trial(candidate, assembled, result.copy(), took, [], elsewhere)
 
 
 def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
@@ -207,7 +235,7 @@ def _is_reproducible(problem: Problem, trial: _Trial, arrays: dict[int, Array]) 
     another = problem.named(trial.candidate.name, threads)
     if another is None:
         return False
-    other = _make(problem, another, arrays)
+    other = _make(problem, another, arrays, _FIRST_BEHIND * trial.first + _MAKING)
     same = other is not None and other.result.tobytes() == trial.result.tobytes()
     if not same:
         logger.info(

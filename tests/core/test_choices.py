@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Measure:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.left: list[float] = []
-        monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def __call__(self, seconds: float, choice: str = "fast", takes: float = 1.0) -> str:
         self.left.append(seconds)
@@ -79,13 +80,24 @@ def test_a_budget_that_is_used_up_measures_no_more(file: Path, measure: Measure)
     assert seconds_left() == 0
 
 
-def test_nested_budgets_are_spent_from_the_inside(file: Path, measure: Measure) -> None:
-    with measuring(10):
+def test_a_block_within_another_has_no_more_time_than_that_has_left(file: Path, measure: Measure) -> None:
+    with measuring(4):
         with measuring(1.5):
-            for key in "abc":
-                choose(key, measure)
-        assert seconds_left() == 9
-    assert len(measure.left) == 3
+            assert [choose(key, measure) for key in "abc"] == ["fast", "fast", None]
+        assert seconds_left() == 2
+        with measuring(10):
+            assert seconds_left() == 2
+    assert measure.left == [1.5, 0.5]
+
+
+def test_a_thread_has_only_the_time_that_it_was_given(file: Path, measure: Measure) -> None:
+    found: list[str | None] = []
+    with measuring(10):
+        thread = threading.Thread(target=lambda: found.append(choose("a", measure)))
+        thread.start()
+        thread.join(30)
+    assert found == [None]
+    assert measure.left == []
 
 
 def test_what_is_postponed_is_measured_the_weightiest_first(file: Path, measure: Measure) -> None:
@@ -155,14 +167,18 @@ def test_one_thread_measures_and_the_others_take_its_choice(file: Path) -> None:
         return f"choice {len(count)}"
 
     found: list[str | None] = []
-    with measuring(60):
-        threads = [threading.Thread(target=lambda: found.append(choose("a", measure))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        assert inside.wait(30)
-        go_on.set()
-        for thread in threads:
-            thread.join(30)
+
+    def compile_something() -> None:
+        with measuring(60):
+            found.append(choose("a", measure))
+
+    threads = [threading.Thread(target=compile_something) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert inside.wait(30)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
     assert found == ["choice 1"] * 3
 
 

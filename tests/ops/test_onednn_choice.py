@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices, measuring
+from dagexec.core.deadline import Deadline
 from dagexec.core.errors import ResourceError
 from dagexec.core.processor import last_level_cache
 from dagexec.ops.onednn import measuring as measurement
@@ -115,7 +118,7 @@ def test_every_implementation_that_is_offered_computes_the_same() -> None:
     arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
     results = {}
     for candidate in problem.candidates():
-        trial = measurement._make(problem, candidate, arrays)
+        trial = measurement._make(problem, candidate, arrays, 60.0)
         assert trial is not None
         results[candidate.name] = trial.result.view(np.float32)
     largest = max(np.abs(result).max() for result in results.values())
@@ -217,14 +220,14 @@ def test_of_what_takes_long_a_slow_implementation_runs_once(
 ) -> None:
     problem = problem_of()
     arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
-    fast, slow = (measurement._make(problem, one, arrays) for one in list(problem.candidates())[:2])
+    fast, slow = (measurement._make(problem, one, arrays, 60.0) for one in list(problem.candidates())[:2])
     assert fast is not None
     assert slow is not None
     times[fast.candidate.name], times[slow.candidate.name] = 0.1, 0.15
-    measurement._take_turns([fast, slow], deadline=float("inf"))
+    measurement._take_turns([fast, slow], Deadline(math.inf))
     assert (len(fast.samples), len(slow.samples)) == (1, 1)
     times[slow.candidate.name] = 0.11
-    measurement._take_turns([fast, slow], deadline=float("inf"))
+    measurement._take_turns([fast, slow], Deadline(math.inf))
     assert (len(fast.samples), len(slow.samples)) == (3, 3)
 
 
@@ -242,8 +245,8 @@ def test_an_inexact_implementation_is_passed_over(
     times["winograd"] = 0.1
     made = measurement._make
 
-    def spoiled(problem: Problem, candidate: Candidate, arrays: dict[int, np.ndarray]) -> measurement._Trial | None:
-        trial = made(problem, candidate, arrays)
+    def spoiled(problem: Problem, candidate: Candidate, *rest: Any) -> measurement._Trial | None:
+        trial = made(problem, candidate, *rest)
         if trial is not None and "winograd" in candidate.name:
             values = trial.result.view(np.float32)
             values[7] += 2e-5 * np.abs(values).max()
@@ -267,8 +270,8 @@ def test_other_bytes_on_more_threads_are_passed_over(
     times["winograd"] = 0.1
     made = measurement._make
 
-    def spoiled(problem: Problem, candidate: Candidate, arrays: dict[int, np.ndarray]) -> measurement._Trial | None:
-        trial = made(problem, candidate, arrays)
+    def spoiled(problem: Problem, candidate: Candidate, *rest: Any) -> measurement._Trial | None:
+        trial = made(problem, candidate, *rest)
         if trial is not None and "winograd" in candidate.name and candidate.description.threads == 1:
             trial.result.view(np.uint8)[0] ^= 1
         return trial
@@ -401,7 +404,7 @@ def test_measured_for_real_the_result_is_right() -> None:
 def test_weights_are_read_from_more_memory_than_the_caches_hold() -> None:
     problem = problem_of()
     arrays = {number: measurement._random(number, *tensor, problem) for number, tensor in problem.tensors.items()}
-    trials = [measurement._make(problem, one, arrays) for one in list(problem.candidates())[:2]]
+    trials = [measurement._make(problem, one, arrays, 60.0) for one in list(problem.candidates())[:2]]
     with measuring(60):
         places = []
         for _ in range(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,8 +148,8 @@ def test_an_implementation_that_gives_other_bytes_on_two_threads_is_not_chosen_f
     times |= dict.fromkeys(general, 0.1)
     made = measurement._make
 
-    def spoiled(problem: Problem, candidate: object, arrays: dict[int, Array]) -> measurement._Trial | None:
-        trial = made(problem, candidate, arrays)  # type: ignore[arg-type]
+    def spoiled(problem: Problem, candidate: object, *rest: Any) -> measurement._Trial | None:
+        trial = made(problem, candidate, *rest)  # type: ignore[arg-type]
         if trial is not None and trial.candidate.description.threads == 2:
             trial.result.view(np.uint8)[0] ^= 1
         return trial

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from dagexec.core.deadline import Deadline
 from dagexec.core.model import Model
 from dagexec.scheduler.calibration import SchedulingCosts
 from dagexec.scheduler.plan import Plan
-from dagexec.tuning.bench import Trial
 from dagexec.tuning.choosing import Wishes, choose_schedule, from_text, to_text
 from dagexec.tuning.layouts import fastest_layout
+from dagexec.tuning.runner import Trial
 from dagexec.tuning.schedule import Schedule
 from tests.tuning.nets import CHAIN, FORK, model_of
 
@@ -156,18 +157,18 @@ class Timed(Invented):
 
 def test_the_fastest_layout_is_kept_and_the_first_where_another_hardly_gains() -> None:
     nets = {"NHWC": model_of(*CHAIN), "NCHW16c": model_of(*FORK)}
-    assert fastest_layout(list(nets), nets.__getitem__, Timed([3 * MS, 2 * MS]), 1.0) == "NCHW16c"
-    assert fastest_layout(list(nets), nets.__getitem__, Timed([3 * MS, 2.98 * MS]), 1.0) == "NHWC"
+    assert fastest_layout(list(nets), nets.__getitem__, Timed([3 * MS, 2 * MS]), 1.0, Deadline(60.0)) == "NCHW16c"
+    assert fastest_layout(list(nets), nets.__getitem__, Timed([3 * MS, 2.98 * MS]), 1.0, Deadline(60.0)) == "NHWC"
 
 
 def test_a_layout_in_which_the_net_does_not_run_is_not_chosen() -> None:
     nets = {"NHWC": model_of(*CHAIN), "NCHW16c": model_of(*FORK)}
-    assert fastest_layout(list(nets), nets.__getitem__, Timed([math.inf, 2 * MS]), 1.0) == "NCHW16c"
-    assert fastest_layout(list(nets), nets.__getitem__, Timed([math.inf, math.inf]), 1.0) is None
+    assert fastest_layout(list(nets), nets.__getitem__, Timed([math.inf, 2 * MS]), 1.0, Deadline(60.0)) == "NCHW16c"
+    assert fastest_layout(list(nets), nets.__getitem__, Timed([math.inf, math.inf]), 1.0, Deadline(60.0)) is None
 
 
 def test_layouts_that_give_the_same_net_are_run_once() -> None:
     measures = Timed([1 * MS, 2 * MS])
     nets = {"NHWC": model_of(*CHAIN), "NCHW16c": model_of(*FORK), "NCHW16c padded": model_of(*FORK)}
-    assert fastest_layout(list(nets), nets.__getitem__, measures, 1.0) == "NHWC"
+    assert fastest_layout(list(nets), nets.__getitem__, measures, 1.0, Deadline(60.0)) == "NHWC"
     assert len(measures.asked) == 2

@@ -10,6 +10,7 @@ import pytest
 import dagexec
 from dagexec.compilation import CompileOptions, compile_model
 from dagexec.core.choices import choices
+from dagexec.core.deadline import Deadline
 from dagexec.core.device import Device
 from dagexec.core.errors import ArgumentError
 from dagexec.core.graph import build_graph
@@ -23,8 +24,8 @@ from dagexec.parameters import initialised
 from dagexec.scheduler.calibration import SchedulingCosts
 from dagexec.scheduler.plan import Plan
 from dagexec.training.model_helper import ModelHelper
-from dagexec.tuning import bench as bench_module
-from dagexec.tuning.bench import Trial, random_inputs
+from dagexec.tuning.bench import Bench, random_inputs
+from dagexec.tuning.runner import Trial
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
@@ -72,7 +73,7 @@ class Invented:
 
     made: list[Invented] = []
 
-    def __init__(self, inputs: object, search_seconds: float) -> None:
+    def __init__(self, *_given: object) -> None:
         self.trials: list[Trial] = []
         Invented.made.append(self)
 
@@ -313,7 +314,7 @@ def test_seconds_for_tuning_must_be_a_number(text: str, monkeypatch: pytest.Monk
 def test_a_layout_in_which_the_net_fails_is_passed_over(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = bench_module.Bench({"data": image()["data"]}, 0.0)
+    bench = Bench({"data": image()["data"]}, 0.0, Deadline(60.0))
     good = initialised(small_net())
     broken = Model("broken", good.net, None, {}, good.inputs, good.outputs)  # its parameters are missing
     with caplog.at_level("INFO", logger="dagexec"):
