@@ -1,4 +1,4 @@
-"""What a benchmark ran on: processor, instruction set, cores, and the versions of Python, dagexec, oneDNN and the peers."""
+"""What a benchmark ran on: processor, instruction set, cores, and versions of Python, dagexec, oneDNN and the peers."""
 
 from __future__ import annotations
 

@@ -1,19 +1,25 @@
 """dagexec: a DAG execution engine with an async scheduler for neural-network operator graphs."""
 
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from dagexec import ops as _ops
 from dagexec import scheduler as _scheduler
 from dagexec.core.choices import load_choices, save_choices
 from dagexec.core.errors import DagexecError
+from dagexec.core.lazy import LazyModule
 from dagexec.core.net_file import load_net, save_net
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.executor import Executor, compile
-from dagexec.precision import PrecisionReport, precision_report
 
-__version__ = version("dagexec")
+if TYPE_CHECKING:
+    from dagexec import precision as _precision
+    from dagexec.precision import PrecisionReport, precision_report
+else:
+    _precision = LazyModule("dagexec.precision")
+
+__version__ = "0.1.0"
 
 __all__ = [
     "DagexecError",
@@ -33,3 +39,12 @@ __all__ = [
 ]
 
 del _ops, _scheduler
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """What few callers need: its module is imported when it is asked for."""
+        if name in ("PrecisionReport", "precision_report"):
+            return getattr(_precision, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,11 +14,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dagexec.compilation import CompileOptions, Precision, compile_model
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
 from dagexec.core.feeds import Feeds, check_feeds, check_out
+from dagexec.core.lazy import LazyModule
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import Priority
@@ -42,6 +42,11 @@ from dagexec.warm_start import Shapes, zero_feeds
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+    from dagexec import compilation
+    from dagexec.compilation import Precision
+else:
+    compilation = LazyModule("dagexec.compilation")
 
 
 def compile(
@@ -110,7 +115,7 @@ def compile(
     out of range, and with `warm_start` what `warm_up` raises.
     """
     loaded = load_model(model)
-    options = CompileOptions(
+    options = compilation.CompileOptions(
         optimize=optimize,
         net_type=net_type,
         num_workers=num_workers,
@@ -136,7 +141,7 @@ def compile(
     if operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
     _check_kept(loaded, options.keep)
-    compiled = compile_model(loaded, options)
+    compiled = compilation.compile_model(loaded, options)
     tracing = None
     if telemetry is not False:
         tracing = Telemetry(loaded.name, compiled.net_type, None if telemetry is True else telemetry)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
-import onnx
-
-from dagexec import zoo
 from dagexec.core.errors import ModelFormatError
+from dagexec.core.lazy import LazyModule
 from dagexec.core.model import Model
 from dagexec.core.net_file import TEXT_SUFFIXES, load_net
 from dagexec.core.proto import NetDef
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
-from dagexec.frontend.onnx import from_model_proto, load_onnx
 
-ModelSource = str | os.PathLike[str] | onnx.ModelProto | NetDef | tuple[NetDef, NetDef] | Model
+if TYPE_CHECKING:
+    import onnx
+
+    from dagexec import zoo
+    from dagexec.frontend import onnx as onnx_frontend
+else:
+    onnx = LazyModule("onnx")
+    onnx_frontend = LazyModule("dagexec.frontend.onnx")
+    zoo = LazyModule("dagexec.zoo")
+
+ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model]
 
 ZOO_PREFIX = "zoo:"
 
@@ -33,8 +41,6 @@ def load_model(source: ModelSource) -> Model:
     """
     if isinstance(source, Model):
         return source
-    if isinstance(source, onnx.ModelProto):
-        return from_model_proto(source)
     if isinstance(source, NetDef):
         return from_nets(None, source, name="net")
     if isinstance(source, tuple) and len(source) == 2 and all(isinstance(net, NetDef) for net in source):
@@ -43,6 +49,8 @@ def load_model(source: ModelSource) -> Model:
         return zoo.build(source.removeprefix(ZOO_PREFIX))
     if isinstance(source, str | os.PathLike):
         return _load_path(Path(source))
+    if isinstance(source, onnx.ModelProto):
+        return onnx_frontend.from_model_proto(source)
     raise ModelFormatError(f"a {type(source).__name__} is no model; expected {_EXPECTED}")
 
 
@@ -59,7 +67,7 @@ def _load_path(path: Path) -> Model:
         hint = f'; did you mean "{ZOO_PREFIX}{path}"?' if str(path) in zoo.names() else ""
         raise ModelFormatError(f"{path}: no such file or folder{hint}")
     if path.suffix == ".onnx":
-        return load_onnx(path)
+        return onnx_frontend.load_onnx(path)
     if path.suffix in (".pb", *TEXT_SUFFIXES):
         return from_nets(None, load_net(path), name=path.stem)
     raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")

@@ -9,10 +9,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anyio
-import anyio.lowlevel
+from dagexec.core.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import anyio
+    from anyio import lowlevel
+else:
+    anyio = LazyModule("anyio")
+    lowlevel = LazyModule("anyio.lowlevel")
 
 
 class _Mailbox:
@@ -58,7 +64,7 @@ class TaskWait:
 
     def __init__(self) -> None:
         """To be made by the task. Raises anyio.NoEventLoopError outside of an event loop."""
-        loop = anyio.lowlevel.current_token().native_token
+        loop = lowlevel.current_token().native_token
         mailbox: _Mailbox | None = getattr(_here, "mailbox", None)
         if mailbox is None or mailbox.loop is not loop:
             mailbox = _here.mailbox = _Mailbox(loop)

@@ -1,5 +1,9 @@
-"""What operators compute: a module or small package per family. Importing this package registers them all."""
+"""What operators compute: a module or small package per family.
 
+Importing this package registers them all, except those of CUDA, which are registered when one is asked for.
+"""
+
+from dagexec.core.registry import register_when_asked
 from dagexec.ops import (
     activation,
     activation_gradient,
@@ -11,7 +15,6 @@ from dagexec.ops import (
     concat_gradient,
     control,
     conv,
-    cuda,
     dropout,
     elementwise,
     elementwise_gradient,
@@ -64,7 +67,6 @@ __all__ = [
     "concat_gradient",
     "control",
     "conv",
-    "cuda",
     "dropout",
     "elementwise",
     "elementwise_gradient",
@@ -105,3 +107,5 @@ __all__ = [
     "unit_norm",
     "variadic_gradient",
 ]
+
+register_when_asked("cuda", "dagexec.ops.cuda")

@@ -218,13 +218,13 @@ def _copy_of_sim(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> Non
 
 
 def _cuda_context(device: Device, seed: int | None) -> Context:
-    from dagexec.core.cuda import CudaContext
+    from dagexec.core.cuda.context import CudaContext
 
     return CudaContext(device, seed)
 
 
 def _copy_of_cuda(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-    from dagexec.core.cuda import copy_blocking
+    from dagexec.core.cuda.context import copy_blocking
 
     copy_blocking(destination, source)
 

@@ -17,14 +17,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from dagexec.core.device import Device
 from dagexec.core.errors import CycleError, NetOrderError
+from dagexec.core.lazy import LazyModule
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.registry import schema_of, verify
 from dagexec.core.schema import OpSchema, operator_label
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    nx = LazyModule("networkx")
 
 
 class Hazard(enum.Flag):

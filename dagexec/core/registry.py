@@ -7,6 +7,7 @@ engine; one that raises UnsupportedFeatureError while it is built is passed over
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,7 @@ _schemas: dict[str, OpSchema] = {}
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
 _implemented: set[tuple[str, str]] = set()  # device kinds and types
 _preferences: dict[tuple[str, str], tuple[str, ...]] = {}
+_modules: dict[str, str] = {}  # device kinds to the modules that register their operators
 
 ANY_OPERATOR = "*"
 
@@ -59,6 +61,17 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
     return register
 
 
+def register_when_asked(device: str, module: str) -> None:
+    """`module` registers the operators of devices of kind `device`: it is imported when one of those is looked up."""
+    _modules[device] = module
+
+
+def _have_registered(device: str) -> None:
+    """Import the module of `register_when_asked`; a thread that finds another at it waits."""
+    if device in _modules:
+        importlib.import_module(_modules[device])
+
+
 def schema_of(operator_type: str) -> OpSchema:
     """The schema of an operator type. Raises UnsupportedOperatorError, suggesting close names."""
     try:
@@ -81,11 +94,13 @@ def registered_operators() -> list[str]:
 
 def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
     """The engines an operator type has on a device kind; the default engine is called DEFAULT."""
+    _have_registered(device)
     return sorted(engine or "DEFAULT" for kind, name, engine in _operators if (kind, name) == (device, operator_type))
 
 
 def has_implementation(kind: str, operator_type: str) -> bool:
     """True when some engine computes an operator type on devices of `kind`; the simulated one has those of the host."""
+    _have_registered(kind)
     return (kind, operator_type) in _implemented or (kind == "sim" and ("cpu", operator_type) in _implemented)
 
 
@@ -154,6 +169,7 @@ def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int
 
 def _implementation(kind: str, operator_type: str, engine: str) -> type[Operator] | None:
     """The class for a device kind; the simulated device runs those of the host."""
+    _have_registered(kind)
     found = _operators.get((kind, operator_type, engine))
     return _operators.get(("cpu", operator_type, engine)) if found is None and kind == "sim" else found
 

@@ -351,7 +351,7 @@ def _sim_runtime(device: Device) -> DeviceRuntime:
 
 
 def _cuda_runtime(device: Device) -> DeviceRuntime:
-    from dagexec.core.cuda import CudaRuntime
+    from dagexec.core.cuda.runtime import CudaRuntime
 
     return CudaRuntime(device)
 

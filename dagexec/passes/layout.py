@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import networkx as nx
-
+from dagexec.core.lazy import LazyModule
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
@@ -23,6 +23,11 @@ from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.single_assignment import Value, Values, constants_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    nx = LazyModule("networkx")
 
 Node = tuple[str, int]
 

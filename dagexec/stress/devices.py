@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dagexec.core.cuda import CudaRuntime
+from dagexec.core.cuda.runtime import CudaRuntime
 from dagexec.core.device import Device
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of

@@ -6,15 +6,23 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dagexec.core.operator import Operator
-from dagexec.core.registry import operator
+from dagexec.core.registry import operator, operator_class, operator_module
 
 T = TypeVar("T", bound=Operator)
 
 
 def registered_kinds(base: type[Any]) -> list[type[Operator]]:
-    """The classes made from `base`, itself included, that compute an operator type."""
-    found: list[type[Operator]] = [base] if "schema" in vars(base) else []
+    """The classes made from `base`, itself included, that compute an operator type on the host.
+
+    Only dagexec's own of the default engine, whatever other engines or a caller have made from them by now.
+    """
+    found: list[type[Operator]] = [base] if "schema" in vars(base) and _is_default(base) else []
     return found + [kind for child in base.__subclasses__() for kind in registered_kinds(child)]
+
+
+def _is_default(kind: type[Operator]) -> bool:
+    op_type = kind.schema.type
+    return operator_module(op_type).startswith("dagexec.ops.") and operator_class(op_type) is kind
 
 
 def on_cuda(*kinds: type[Operator]) -> Callable[[type[T]], type[T]]:

@@ -1,10 +1,5 @@
 """CUDA devices: `cuda:N` behind the interface of `dagexec.core.runtime`, on CuPy.
 
-`binding` reaches the libraries; `runtime`, `stream`, `event`, `memory` are the device; `kernels` compiles and launches.
+`binding` reaches the libraries; `runtime`, `stream`, `event`, `memory` are the device; `context` is how operators reach
+it; `kernels` compiles and launches. Nothing is imported here: of a process without CUDA, nothing is needed.
 """
-
-from dagexec.core.cuda.binding import cudnn, cupy
-from dagexec.core.cuda.context import CudaContext, copy_blocking, cuda_runtime
-from dagexec.core.cuda.runtime import CudaRuntime
-
-__all__ = ["CudaContext", "CudaRuntime", "copy_blocking", "cuda_runtime", "cudnn", "cupy"]

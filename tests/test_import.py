@@ -1,0 +1,112 @@
+"""What `import dagexec` imports, and what it leaves until it is used. How long it takes: benchmarks/import_time.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import dagexec
+from dagexec.core.lazy import LazyModule
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PUT_OFF = (
+    "anyio",
+    "asyncio",
+    "cupy",
+    "cudnn",
+    "dagexec.comparison",
+    "dagexec.compilation",
+    "dagexec.core.cuda.runtime",
+    "dagexec.frontend.onnx",
+    "dagexec.ops.cuda",
+    "dagexec.passes",
+    "dagexec.precision",
+    "dagexec.training",
+    "dagexec.tuning",
+    "dagexec.zoo",
+    "importlib.metadata",
+    "lmdb",
+    "matplotlib",
+    "mpi4py",
+    "networkx",
+    "onnx",
+    "opentelemetry",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "typer",
+)
+
+
+def imported_by(statements: str) -> set[str]:
+    """The names of the modules that a new process has after `statements`."""
+    code = f"import json, sys\n{statements}\njson.dump(sorted(sys.modules), sys.stdout)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
+    modules = imported_by("import dagexec")
+    assert "dagexec.executor" in modules
+    assert [name for name in PUT_OFF if name in modules] == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "module"),
+    [
+        ("dagexec.compile('zoo:lenet', optimize=False).close()", "dagexec.zoo"),
+        ("dagexec.precision_report", "dagexec.precision"),
+        ("from dagexec.core.registry import registered_engines as f; assert f('Relu', 'cuda')", "dagexec.ops.cuda"),
+    ],
+)
+def test_what_was_left_out_is_there_when_it_is_asked_for(statements: str, module: str) -> None:
+    assert module in imported_by(f"import dagexec\n{statements}")
+
+
+def test_a_lazy_module_is_imported_by_the_first_attribute_that_is_asked_of_it() -> None:
+    code = "from dagexec.core.lazy import LazyModule\nfound = LazyModule('colorsys')\n"
+    assert "colorsys" not in imported_by(code)
+    assert "colorsys" in imported_by(code + "assert found.rgb_to_hsv(1, 0, 0) == (0, 1, 1)")
+
+
+def test_a_lazy_module_has_what_its_module_has_and_no_more() -> None:
+    found = LazyModule("os.path")
+    with ThreadPoolExecutor(2) as threads:
+        assert set(threads.map(lambda _: found.join, range(2))) == {os.path.join}
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = found.no_such_thing
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        _ = LazyModule("no_such_module").anything
+
+
+def test_all_public_names_are_there() -> None:
+    assert [name for name in dagexec.__all__ if not hasattr(dagexec, name)] == []
+    with pytest.raises(AttributeError, match="module 'dagexec' has no attribute 'no_such_name'"):
+        _ = dagexec.no_such_name  # type: ignore[attr-defined]
+
+
+def test_operators_of_cuda_are_made_from_dagexecs_own_whatever_a_caller_has_made_from_those_before() -> None:
+    code = """
+import dagexec
+from dagexec.core.registry import operator, registered_engines, schema_of
+from dagexec.core.schema import OpSchema
+from dagexec.ops.reduction import ReduceSum
+
+
+@operator(OpSchema("CallersSum", inputs=(1, 1), outputs=(1, 1), infer=schema_of("ReduceSum").infer, doc="A sum."))
+class CallersSum(ReduceSum):
+    pass
+
+assert registered_engines("ReduceSum", "cuda")
+assert registered_engines("CallersSum") == ["DEFAULT"]
+assert registered_engines("CallersSum", "cuda") == []
+"""
+    assert "dagexec.ops.cuda" in imported_by(code)
