@@ -10,11 +10,11 @@ Ranks and numbers of channels decide, so a net with free sizes is served as well
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from dagexec.core.lazy import LazyModule
+from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
@@ -24,12 +24,9 @@ from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, 
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.single_assignment import Value, Values, constants_of
 
-if TYPE_CHECKING:
-    import networkx as nx
-else:
-    nx = LazyModule("networkx")
-
 Node = tuple[str, int]
+SOURCE: Node = ("source", 0)
+SINK: Node = ("sink", 0)
 
 
 @dataclass(frozen=True)
@@ -70,63 +67,52 @@ class _Assignment:
 
     def cut(self, order: str) -> None:
         """Put into `order` what seeks it, and what is cheaper there than in NCHW. What has an order keeps it."""
-        network: nx.DiGraph[Node] = nx.DiGraph()
-        source, sink = ("source", 0), ("sink", 0)
-        network.add_nodes_from((source, sink))
+        network = _Network()
         free = [self._is_free(index, order) for index in range(len(self.roles))]
         for index, role in enumerate(self.roles):
             if not free[index] or role is None:
                 continue
             if role.seeks:
-                network.add_edge(source, ("writes", index))
+                network.join(("writes", index), SOURCE)
             if role.reads_plain and order == NCHW16C:
-                network.add_edge(("reads", index), sink)
+                network.join(("reads", index), SINK)
             else:
-                network.add_edge(("writes", index), ("reads", index))
-                network.add_edge(("reads", index), ("writes", index))
+                network.join(("reads", index), ("writes", index))
         for value in self.values.all:
-            self._add_value(network, value, free, source, sink)
-        _, (chosen, _) = nx.minimum_cut(network, source, sink)
+            self._add_value(network, value, free)
+        chosen = network.minimum_cut()
         for index, role in enumerate(self.roles):
             if free[index] and role is not None:
-                self.writes[index] = order if ("writes", index) in chosen else self.writes[index]
-                self.reads[index] = order if ("reads", index) in chosen else self.reads[index]
+                self.writes[index] = order if chosen(("writes", index)) else self.writes[index]
+                self.reads[index] = order if chosen(("reads", index)) else self.reads[index]
 
     def _is_free(self, index: int, order: str) -> bool:
         role = self.roles[index]
         return role is not None and self.writes[index] == NCHW and role.serves(order)
 
-    def _add_value(self, network: nx.DiGraph[Node], value: Value, free: list[bool], source: Node, sink: Node) -> None:
+    def _add_value(self, network: _Network, value: Value, free: list[bool]) -> None:
         """Edges for one tensor: cut once where it is written in the order and any reader is not, or the other way."""
         image = self.image(value)
         if image is None:
             return
-        weight = image.channels
-        writer = self._end(value.writer, "writes", free, sink)
+        writer = self._end(value.writer, "writes", free)
         if value.writer is not None and value.position not in _outputs(self.roles[value.writer]):
-            writer = sink
-        readers = {self._reader(index, position, free, sink) for index, position in value.readers}
+            writer = SINK
+        readers = {self._reader(index, position, free) for index, position in value.readers}
         if value.is_output:
-            readers.add(sink)
-        if not readers:
-            return
-        elsewhere, here = ("elsewhere", value.number), ("here", value.number)
-        network.add_edge(writer, elsewhere, capacity=weight)
-        network.add_edge(here, writer, capacity=weight)
-        for reader in readers:
-            network.add_edge(elsewhere, reader)
-            network.add_edge(reader, here)
+            readers.add(SINK)
+        network.connect(writer, readers, image.channels)
 
-    def _reader(self, index: int, position: int, free: list[bool], sink: Node) -> Node:
+    def _reader(self, index: int, position: int, free: list[bool]) -> Node:
         role = self.roles[index]
         if role is None or position not in role.inputs:
-            return sink
+            return SINK
         # further images of a convolution are added to what it writes
-        return self._end(index, "reads" if position == 0 or not role.seeks else "writes", free, sink)
+        return self._end(index, "reads" if position == 0 or not role.seeks else "writes", free)
 
-    def _end(self, index: int | None, side: str, free: list[bool], sink: Node) -> Node:
+    def _end(self, index: int | None, side: str, free: list[bool]) -> Node:
         """The node of an operator's side; who has its order already, or can have no other, stands with the sink."""
-        return (side, index) if index is not None and free[index] else sink
+        return (side, index) if index is not None and free[index] else SINK
 
     def image(self, value: Value) -> Image | None:
         """What is known of a tensor from who writes it and who reads it."""
@@ -152,6 +138,51 @@ class _Assignment:
         if value.writer is None or value.position not in _outputs(self.roles[value.writer]):
             return NCHW
         return self.writes[value.writer]
+
+
+class _Network:
+    """The network of a cut. Nodes that can only be on one side together are joined to one, by whatever name."""
+
+    def __init__(self) -> None:
+        self._joined: dict[Node, Node] = {}
+        self._numbers: dict[Node, int] = {SOURCE: 0, SINK: 1}
+        self._count = itertools.count(len(self._numbers))
+        self._edges: list[tuple[int, int, int, int]] = []  # from, to, and the capacity there and back
+
+    def join(self, node: Node, other: Node) -> None:
+        """Let `node`, of which nothing is known yet, be where `other` is."""
+        self._joined[node] = other
+
+    def connect(self, writer: Node, readers: Iterable[Node], capacity: int) -> None:
+        """Cutting `writer` off any of `readers` costs `capacity` once; so does cutting any of them off `writer`."""
+        start = self._number(writer)
+        ends = {self._number(reader) for reader in readers}
+        if ends <= {start}:
+            return
+        if len(ends) == 1:
+            self._edges.append((start, ends.pop(), capacity, capacity))
+            return
+        elsewhere, here = next(self._count), next(self._count)
+        self._edges += [(start, elsewhere, capacity, 0), (here, start, capacity, 0)]
+        for end in sorted(ends):
+            self._edges += [(elsewhere, end, UNLIMITED, 0), (end, here, UNLIMITED, 0)]
+
+    def minimum_cut(self) -> Callable[[Node], bool]:
+        """Tells who is on the side of the source, where as many are as can be."""
+        flow = MaximumFlow(next(self._count))
+        for tail, head, there, back in self._edges:
+            flow.connect(tail, head, there, back)
+        flow.run(self._numbers[SOURCE], self._numbers[SINK])
+        away = flow.sink_side(self._numbers[SINK])
+        return lambda node: self._number(node) not in away
+
+    def _number(self, node: Node) -> int:
+        while node in self._joined:
+            node = self._joined[node]
+        known = self._numbers.get(node)
+        if known is None:
+            known = self._numbers[node] = next(self._count)
+        return known
 
 
 def _outputs(role: Role | None) -> Mapping[int, Image]:
