@@ -62,7 +62,7 @@ class Clock:
 def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     """The times, those of the stages of compilation, and the outputs."""
     import dagexec
-    from dagexec import executor as facade
+    from dagexec.compilation import CompilationReport, compile_model
     from dagexec.model_source import load_model
     from dagexec.ops.onednn.binding import library
 
@@ -70,15 +70,15 @@ def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     clock = Clock()
     model = clock.timed("load", lambda: load_model(source))
     feeds = {name: feed(tuple(size or 1 for size in info.shape or ())) for name, info in model.inputs.items()}
-    reports = []
+    reports: list[CompilationReport] = []
 
     def noting(*arguments: Any) -> Any:
         compiled = compile_model(*arguments)
+        assert compiled.report is not None
         reports.append(compiled.report)
         return compiled
 
-    compile_model = facade.compile_model
-    with patch.object(facade, "compile_model", noting):
+    with patch("dagexec.executor.compile_model", noting):
         executor = clock.timed("compile", lambda: dagexec.compile(model, tuning_seconds=0))
     outputs = clock.timed("first run", lambda: executor.run(feeds))
     clock.timed("later run", lambda: executor.run(feeds))
@@ -155,7 +155,8 @@ def check(name: str, ours: list[Array], theirs: list[Array]) -> None:
 
 def summary(runs: list[Mapping[str, Mapping[str, float]]], operators: int) -> dict[str, Any]:
     """Medians over processes, and milliseconds an operator."""
-    kinds = {kind: {key: statistics.median(run[kind][key] for run in runs) for key in runs[0][kind]} for kind in runs[0]}
+    first = runs[0]
+    kinds = {kind: {key: statistics.median(run[kind][key] for run in runs) for key in first[kind]} for kind in first}
 
     def per_operator(times: Mapping[str, float]) -> float:
         return round((times["compile"] + times["first run"] - times["later run"]) / operators * 1e3, 4)
