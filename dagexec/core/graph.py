@@ -125,7 +125,9 @@ def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Haza
 
     def add(earlier: int, later: int, hazard: Hazard) -> None:
         if earlier != later:
-            hazards[earlier, later] = hazards.get((earlier, later), hazard) | hazard
+            known = hazards.setdefault((earlier, later), hazard)
+            if known is not hazard:
+                hazards[earlier, later] = known | hazard
 
     for index, definition in enumerate(operators):
         for names, hazard in ((definition.input, Hazard.RAW), (definition.control_input, Hazard.CONTROL)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
-from dagexec.passes.draft import Draft
+from dagexec.passes.draft import Draft, copied
 from dagexec.passes.purity import is_pure
 from dagexec.passes.rewriting import Pass, Rewritten
 
@@ -19,17 +19,20 @@ def apply(model: Model) -> Rewritten:
     """Merge equal operators, also those that are equal once their inputs have been merged."""
     draft = Draft(model)
     first: dict[Key, int] = {}
+    merged: dict[str, str] = {}  # by blob that nobody writes any more, the one that is the same
     for number, definition in draft.operators():
+        if not merged.keys().isdisjoint(definition.input):
+            definition = copied(definition)
+            definition.input[:] = [merged.get(name, name) for name in definition.input]
+            draft.replace(number, definition)
         if not (draft.is_free(number) and is_pure(definition) and definition.output):
             continue
         kept = first.setdefault(_key(definition), number)
         if kept == number or draft.outputs.intersection(definition.output):
             continue
         draft.changed(f"{draft.label(number)} is the same as {draft.label(kept)}")
-        originals = list(draft[kept].output)
         draft.remove(number)
-        for name, original in zip(definition.output, originals, strict=True):
-            draft.redirect(name, original)
+        merged.update(zip(definition.output, draft[kept].output, strict=True))
     return draft.finish()
 
 

@@ -35,13 +35,14 @@ def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
     """Take unread outputs off the end of an operator that may leave them out."""
     definition = draft[number]
     needed = _OPTIONAL_OUTPUTS.get(definition.type, len(definition.output))
+    if len(definition.output) <= needed or definition.output[-1] not in unread:
+        return
     changed = copied(definition)
     while len(changed.output) > needed and changed.output[-1] in unread:
         del changed.output[-1]
-    if len(changed.output) < len(definition.output):
-        dropped = ", ".join(map(repr, definition.output[len(changed.output) :]))
-        draft.changed(f"{draft.label(number)} no longer writes {dropped}")
-        draft.replace(number, changed)
+    dropped = ", ".join(map(repr, definition.output[len(changed.output) :]))
+    draft.changed(f"{draft.label(number)} no longer writes {dropped}")
+    draft.replace(number, changed)
 
 
 def _drop_parameters(draft: Draft) -> None:

@@ -7,8 +7,10 @@ or drop operators that are *free*: on the host, without control inputs, and on s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,29 +40,24 @@ class Draft:
         self.model = model
         self.parameters: dict[str, Array] = dict(model.parameters)
         self.outputs = frozenset(model.outputs)
-        self._operators: dict[int, OperatorDef] = {}
-        self._order: list[int] = []
-        self._writers: dict[str, list[int]] = {}
-        self._readers: dict[str, list[int]] = {}
+        found = _index_of(model)
+        self._operators = dict(enumerate(model.net.op))
+        self._order = list(self._operators)  # with the numbers of operators that are gone
+        self._writers = _Users(found.writers)
+        self._readers = _Users(found.readers)
         self._changes: list[str] = []
-        made = () if model.init_net is None else (name for op in model.init_net.op for name in op.output)
-        self._given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
-        self._controls: set[str] = set()
-        self._read_early: set[str] = set()
-        for number, definition in enumerate(model.net.op):
-            self._read_early.update(name for name in definition.input if name not in self._writers)
-            self._controls.update(definition.control_input)
-            self._operators[number] = definition
-            self._order.append(number)
-            self._enter(number, definition)
-        self._taken = {*self._given, *self._writers, *self._readers, *self._controls, *model.net.external_input}
+        self._given = found.given
+        self._controls = found.controls
+        self._read_early = found.read_early
+        self._taken = {*found.given, *found.writers, *found.readers, *found.controls, *model.net.external_input}
         self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
+        self._free: dict[int, bool] = {}  # the answers of `is_free` that no edit has changed
 
     # --- asking
 
     def numbers(self) -> list[int]:
         """The numbers of the operators, in list order."""
-        return list(self._order)
+        return [number for number in self._order if number in self._operators]
 
     def __contains__(self, number: int) -> bool:
         return number in self._operators
@@ -84,11 +81,11 @@ class Draft:
 
     def readers(self, name: str) -> Sequence[int]:
         """The operators that read blob `name`, each once."""
-        return self._readers.get(name, [])
+        return list(self._readers[name])
 
     def writers(self, name: str) -> Sequence[int]:
         """The operators that write blob `name`."""
-        return self._writers.get(name, [])
+        return list(self._writers[name])
 
     def is_given(self, name: str) -> bool:
         """True when a blob of that name is there before the net runs."""
@@ -98,7 +95,7 @@ class Draft:
         """True when the blob has one value in a run, and no control input goes by its name."""
         if name in self._controls:
             return False
-        writers = self._writers.get(name, ())
+        writers = self._writers[name]
         return not writers or (len(writers) == 1 and not self.is_given(name) and name not in self._read_early)
 
     def is_controlled(self, name: str) -> bool:
@@ -116,6 +113,12 @@ class Draft:
 
     def is_free(self, number: int) -> bool:
         """True when a pass may move, merge or drop operator `number`."""
+        free = self._free.get(number)
+        if free is None:
+            free = self._free[number] = self._is_free(number)
+        return free
+
+    def _is_free(self, number: int) -> bool:
         definition = self._operators[number]
         return (
             not definition.control_input
@@ -127,26 +130,27 @@ class Draft:
 
     def is_inner(self, name: str) -> bool:
         """True when `name` is a single blob that an operator writes and nobody outside the net sees."""
-        return len(self.writers(name)) == 1 and name not in self.outputs and self.is_single(name)
+        return len(self._writers[name]) == 1 and name not in self.outputs and self.is_single(name)
 
     def only_reader(self, name: str) -> int | None:
         """The free operator that alone reads inner blob `name`, once; None when there is none such."""
-        readers = self.readers(name)
+        readers = self._readers[name]
         if len(readers) != 1 or not self.is_inner(name):
             return None
-        [reader] = readers
-        if not self.is_free(reader) or list(self._operators[reader].input).count(name) != 1:
-            return None
-        return reader
+        [(reader, times)] = readers.items()
+        return reader if times == 1 and self.is_free(reader) else None
 
     def producer(self, name: str) -> int | None:
         """The free operator that writes single blob `name`; None when there is none such."""
-        writers = self.writers(name)
-        return writers[0] if len(writers) == 1 and self.is_single(name) and self.is_free(writers[0]) else None
+        writers = self._writers[name]
+        if len(writers) != 1 or not self.is_single(name):
+            return None
+        [writer] = writers
+        return writer if self.is_free(writer) else None
 
     def constant(self, name: str) -> Array | None:
         """The value of `name` when it is a parameter that is never fed nor written; else None."""
-        if name in self.model.inputs or self._writers.get(name) or name in self._controls:
+        if name in self.model.inputs or self._writers[name] or name in self._controls:
             return None
         return self.parameters.get(name)
 
@@ -161,10 +165,12 @@ class Draft:
         self._leave(number)
         self._operators[number] = definition
         self._enter(number, definition)
-        place = self._order.index(number) if more else 0
-        for offset, another in enumerate(more, start=1):
-            fresh = max(self._order) + 1
-            self._order.insert(place + offset, fresh)
+        if not more:
+            return
+        first = len(self._order)  # every number was in the list once
+        place = self._order.index(number) + 1
+        self._order[place:place] = range(first, first + len(more))
+        for fresh, another in enumerate(more, start=first):
             self._operators[fresh] = another
             self._enter(fresh, another)
 
@@ -172,7 +178,6 @@ class Draft:
         """Take operator `number` out."""
         self._leave(number)
         del self._operators[number]
-        self._order.remove(number)
 
     def rename(self, old: str, new: str) -> None:
         """Let every operator that reads or writes blob `old` use `new` instead."""
@@ -216,30 +221,122 @@ class Draft:
             return Rewritten(self.model)
         net = NetDef()
         net.CopyFrom(_without_operators(self.model.net))
-        net.op.extend(self._operators[number] for number in self._order)
+        net.op.extend(self._operators[number] for number in self.numbers())
         if net.external_input:
             seen = {*net.external_input, *self.model.inputs}
-            added = [name for name in self.parameters if name not in seen and self._readers.get(name)]
+            added = [name for name in self.parameters if name not in seen and self._readers[name]]
             gone = {name for name in net.external_input if name not in self.model.inputs} - self._in_use()
             external = [name for name in net.external_input if name not in gone]
             net.external_input[:] = [*external, *added]
         return Rewritten(replace(self.model, net=net, parameters=self.parameters), tuple(self._changes))
 
     def _in_use(self) -> set[str]:
-        return {name for name, readers in self._readers.items() if readers} | self.outputs | self._controls
+        return set(self._readers.names()) | self.outputs | self._controls
 
     def _enter(self, number: int, definition: OperatorDef) -> None:
-        for name in dict.fromkeys(definition.input):
-            self._readers.setdefault(name, []).append(number)
-        for name in dict.fromkeys(definition.output):
-            self._writers.setdefault(name, []).append(number)
+        self._readers.enter(number, definition.input)
+        self._writers.enter(number, definition.output)
+        self._forget(number, definition.output)
 
     def _leave(self, number: int) -> None:
         definition = self._operators[number]
-        for name in dict.fromkeys(definition.input):
-            self._readers[name].remove(number)
-        for name in dict.fromkeys(definition.output):
-            self._writers[name].remove(number)
+        self._readers.leave(number, definition.input)
+        self._writers.leave(number, definition.output)
+        self._forget(number, definition.output)
+
+    def _forget(self, number: int, written: Iterable[str]) -> None:
+        """Operator `number` has changed, and so has who writes these blobs: ask anew what is free."""
+        self._free.pop(number, None)
+        for name in written:
+            for other in (*self._readers[name], *self._writers[name]):
+                self._free.pop(other, None)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What a draft begins with: who touches which blob. Shared by all drafts of a model, and never changed.
+
+    Attributes:
+        given: blobs that are there before the run.
+        controls: control inputs.
+        read_early: blobs that an operator reads before any writes them.
+        readers, writers: by blob, the operators, and how often each names it.
+    """
+
+    given: frozenset[str]
+    controls: frozenset[str]
+    read_early: frozenset[str]
+    readers: Mapping[str, dict[int, int]]
+    writers: Mapping[str, dict[int, int]]
+
+
+_last: tuple[weakref.ref[Model], _Index] | None = None  # the passes after one that changed nothing ask
+
+
+def _index_of(model: Model) -> _Index:
+    global _last
+    known = _last
+    if known is not None and known[0]() is model:
+        return known[1]
+    found = _index(model)
+    _last = weakref.ref(model), found
+    return found
+
+
+def _index(model: Model) -> _Index:
+    readers: dict[str, dict[int, int]] = {}
+    writers: dict[str, dict[int, int]] = {}
+    controls: set[str] = set()
+    read_early: set[str] = set()
+    for number, definition in enumerate(model.net.op):
+        for name in definition.input:
+            if name not in writers:
+                read_early.add(name)
+            row = readers.setdefault(name, {})
+            row[number] = row.get(number, 0) + 1
+        controls.update(definition.control_input)
+        for name in definition.output:
+            row = writers.setdefault(name, {})
+            row[number] = row.get(number, 0) + 1
+    made = () if model.init_net is None else (name for op in model.init_net.op for name in op.output)
+    given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
+    return _Index(given, frozenset(controls), frozenset(read_early), readers, writers)
+
+
+class _Users:
+    """By blob, the operators that read it, or write it, in the order they came, and how often each names it."""
+
+    def __init__(self, first: Mapping[str, dict[int, int]]) -> None:
+        self._first = first
+        self._edited: dict[str, dict[int, int]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[int, int]:
+        edited = self._edited.get(name)
+        return self._first.get(name, _NOBODY) if edited is None else edited
+
+    def names(self) -> list[str]:
+        """The blobs that somebody uses."""
+        return [name for name in {**self._first, **self._edited} if self[name]]
+
+    def enter(self, number: int, names: Iterable[str]) -> None:
+        """Operator `number` names these blobs."""
+        for name in names:
+            row = self._row(name)
+            row[number] = row.get(number, 0) + 1
+
+    def leave(self, number: int, names: Iterable[str]) -> None:
+        """Operator `number` no longer names these blobs."""
+        for name in names:
+            self._row(name).pop(number, None)
+
+    def _row(self, name: str) -> dict[int, int]:
+        row = self._edited.get(name)
+        if row is None:
+            row = self._edited[name] = dict(self._first.get(name, _NOBODY))
+        return row
+
+
+_NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 def _on_host(option: DeviceOption) -> bool:

@@ -17,7 +17,7 @@ from dagexec.core.dtypes import FLOAT64
 from dagexec.core.model import Model
 from dagexec.core.processor import last_level_cache
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import ANY_OPERATOR, engine_preferences, registered_engines
+from dagexec.core.registry import ANY_OPERATOR, engine_preferences, has_engine
 from dagexec.ops.onednn.binding import library
 from dagexec.passes.rewriting import Pass, Rewritten
 
@@ -55,7 +55,7 @@ def assign_engine(model: Model) -> Rewritten:
 
 def _suits(definition: OperatorDef, net: NetDef, model: Model) -> bool:
     option = definition.device_option if definition.HasField("device_option") else net.device_option
-    if Device.from_option(option) != CPU or ONEDNN not in registered_engines(definition.type):
+    if Device.from_option(option) != CPU or not has_engine(definition.type, ONEDNN):
         return False
     return all(model.parameters[name].dtype != np.float64 for name in definition.input if name in model.parameters)
 

@@ -22,59 +22,72 @@ _JOINING = frozenset({"Concat", "DepthConcat", "Split"})
 
 
 class Ordering:
-    """The order of the operators of a draft as it is now; edits make it out of date, and `after_edits` a new one."""
+    """The order of the operators of a draft as it is now; an edit makes it out of date until `edited` is told of it."""
 
-    def __init__(self, draft: Draft, types: Types, known: Mapping[int, Timed] | None = None) -> None:
-        """`known` are the times of defs that were looked at before, by number of the operator."""
+    def __init__(self, draft: Draft, types: Types) -> None:
         self._draft = draft
         self._types = types
         self._numbers = draft.numbers()
         self._place = {number: place for place, number in enumerate(self._numbers)}
-        definitions = [draft[number] for number in self._numbers]
-        parents: list[list[int]] = [[] for _ in definitions]
-        for earlier, later in find_hazards(definitions):
-            parents[later].append(earlier)
-        self._known = {number: self._timed(number, (known or {}).get(number)) for number in self._numbers}
-        self._seconds = [self._known[number][1] for number in self._numbers]
-        self._ancestors: list[int] = []
-        self._finish: list[float] = []
-        for place, row in enumerate(parents):
-            reached = 0
-            for parent in row:
-                reached |= self._ancestors[parent] | 1 << parent
-            self._ancestors.append(reached)
-            self._finish.append(max((self._finish[parent] for parent in row), default=0.0) + self._seconds[place])
-        self._rest = [0.0] * len(definitions)
-        for place in reversed(range(len(definitions))):
-            for parent in parents[place]:
-                self._rest[parent] = max(self._rest[parent], self._rest[place] + self._seconds[place])
+        self._parents: dict[int, list[int]] = {number: [] for number in self._numbers}
+        for earlier, later in find_hazards([draft[number] for number in self._numbers]):
+            self._parents[self._numbers[later]].append(self._numbers[earlier])
+        self._known: dict[int, Timed] = {}  # by number, of the defs that were looked at
+        self._current: _Times | None = None
 
-    def _timed(self, number: int, known: Timed | None) -> Timed:
-        definition = self._draft[number]
-        if known is not None and known[0] is definition:
-            return known
-        return definition, _nominal_seconds(self._draft, number, self._types)
-
-    def after_edits(self) -> Ordering:
-        """The order of the draft as it has become since."""
-        return Ordering(self._draft, self._types, self._known)
+    def edited(self, number: int) -> None:
+        """Free operator `number` has changed, and those before it whose results it alone read may be gone into it."""
+        draft = self._draft
+        found = dict.fromkeys(writer for name in draft[number].input for writer in draft.writers(name))
+        self._parents[number] = list(found)
+        self._current = None
 
     def is_before(self, earlier: int, later: int) -> bool:
         """True when operator `earlier` has ended whenever operator `later` begins."""
-        return bool(self._ancestors[self._place[later]] >> self._place[earlier] & 1)
+        return self._are_before({earlier}, later)
 
     @property
     def critical_path(self) -> float:
         """Seconds of the longest path through the net."""
-        return max(self._finish, default=0.0)
+        return self._times().critical_path
 
     def path_through(self, before: int, operator: int, after: int) -> float:
         """Seconds of the longest path that ends `before`, then does `operator`, then all that comes after `after`."""
-        return self._finish[self._place[before]] + self._seconds[self._place[operator]] + self._rest[self._place[after]]
+        times = self._times()
+        return times.finish[before] + times.seconds[operator] + times.rest[after]
 
     def finish(self, number: int) -> float:
         """Seconds after which operator `number` can have ended, with workers enough."""
-        return self._finish[self._place[number]]
+        return self._times().finish[number]
+
+    def _are_before(self, wanted: set[int], later: int) -> bool:
+        """True when a path leads from each of `wanted` to `later`: backwards, no further than to the first of them."""
+        place, parents = self._place, self._parents
+        left = set(wanted)
+        first = min((place[number] for number in left), default=0)
+        seen: set[int] = set()
+        waiting = [later]
+        while waiting and left:
+            for parent in parents[waiting.pop()]:
+                if parent not in seen and place[parent] >= first:
+                    seen.add(parent)
+                    left.discard(parent)
+                    waiting.append(parent)
+        return not left
+
+    def _times(self) -> _Times:
+        if self._current is None:
+            self._numbers = [number for number in self._numbers if number in self._draft]
+            seconds = {number: self._seconds(number) for number in self._numbers}
+            self._current = _Times(self._numbers, self._parents, seconds)
+        return self._current
+
+    def _seconds(self, number: int) -> float:
+        definition = self._draft[number]
+        known = self._known.get(number)
+        if known is None or known[0] is not definition:
+            known = self._known[number] = definition, _nominal_seconds(self._draft, number, self._types)
+        return known[1]
 
     def may_be_overwritten(self, name: str, number: int) -> bool:
         """True when operator `number`, a reader of blob `name`, may write its result there.
@@ -88,10 +101,25 @@ class Ordering:
             return False
         if any(shares_memory(draft[reader]) for result in draft[number].output for reader in draft.readers(result)):
             return False
-        return all(
-            reader == number or (self.is_before(reader, number) and not shares_memory(draft[reader]))
-            for reader in draft.readers(name)
-        )
+        others = {reader for reader in draft.readers(name) if reader != number}
+        return not any(shares_memory(draft[reader]) for reader in others) and self._are_before(others, number)
+
+
+class _Times:
+    """Nominal times of operators, by number: what each takes, when it can have ended, what comes after it."""
+
+    def __init__(self, numbers: list[int], parents: Mapping[int, list[int]], seconds: Mapping[int, float]) -> None:
+        self.seconds = seconds
+        self.finish: dict[int, float] = {}
+        for number in numbers:
+            start = max((self.finish[parent] for parent in parents[number]), default=0.0)
+            self.finish[number] = start + seconds[number]
+        self.rest = dict.fromkeys(numbers, 0.0)
+        for number in reversed(numbers):
+            total = self.rest[number] + seconds[number]
+            for parent in parents[number]:
+                self.rest[parent] = max(self.rest[parent], total)
+        self.critical_path = max(self.finish.values(), default=0.0)
 
 
 def shares_memory(definition: OperatorDef) -> bool:

@@ -41,7 +41,7 @@ def apply(model: Model) -> Rewritten:
             layer = _fuse_sum(draft, number, types, ordering)
             if layer is not None:
                 fused_layers.append(layer)
-                ordering = ordering.after_edits()
+                ordering.edited(layer)
     _work_in_place(draft, [number for number in fused_layers if number in draft], ordering)
     return draft.finish()
 
@@ -50,7 +50,9 @@ def _fuse_sum(draft: Draft, number: int, types: Types, ordering: Ordering) -> in
     """Fuse sum `number` into a layer before it; returns the number that this has then."""
     inputs = list(draft[number].input)
     layers = [writer for name in inputs if (writer := _layer_for(draft, number, name)) is not None]
-    for layer in sorted(layers, key=ordering.finish, reverse=True):
+    if len(layers) > 1:
+        layers.sort(key=ordering.finish, reverse=True)
+    for layer in layers:
         source = draft[layer].output[0]
         links = operand_links(draft, number, source, types)
         operands = [link.operand for link in links]
