@@ -23,6 +23,7 @@ from dagexec.scheduler.memory.placement import Integers, aligned, smallest_gap
 
 Array = npt.NDArray[Any]
 
+_OPERATOR, _BLOCK, _OFFSET, _SIZE = range(4)
 _SPARE = 1 << 30  # bytes of addresses behind the buffers
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
 
@@ -52,6 +53,7 @@ class Arena:
         self.offsets = offsets
         self.sizes = np.array([aligned(size) for size in sizes], np.int64)
         self.working: list[WorkingMemory] = []
+        self._given = np.zeros((0, 4), np.int64)
         self._context = context
         self._lifetimes = lifetimes
         self._members = np.array(members, np.intp)
@@ -81,8 +83,15 @@ class Arena:
         grown = max(self._extents[block], offset + size) - self._extents[block]
         check_fits(self.extent + grown, f"the arena of a memory plan, with working memory of {nbytes:,} bytes,")
         self._extents[block] += grown
-        self.working.append(WorkingMemory(operator, block, offset, nbytes))
+        self._note(WorkingMemory(operator, block, offset, nbytes))
         return self._context.host_view(self._blocks[block][offset : offset + nbytes])
+
+    def _note(self, given: WorkingMemory) -> None:
+        """Remember what was given; a second time in an array, to search in."""
+        if len(self.working) == len(self._given):
+            self._given = np.concatenate((self._given, np.zeros((len(self._given) + 16, 4), np.int64)))
+        self._given[len(self.working)] = given.operator, given.block, given.offset, aligned(given.nbytes)
+        self.working.append(given)
 
     def _find_room(self, operator: int, size: int) -> tuple[int, int]:
         """A block and an offset: where no block grows if that can be, else where one has room behind its end."""
@@ -101,13 +110,11 @@ class Arena:
         if block == 0:
             alive = self._lifetimes.alive_at(operator)[self._members]
             starts, room = self.offsets[alive], self.sizes[alive]
-        beside = [
-            given
-            for given in self.working
-            if given.block == block and self._lifetimes.together(given.operator, operator)
-        ]
-        starts = np.append(starts, [given.offset for given in beside]).astype(np.int64)
-        room = np.append(room, [aligned(given.nbytes) for given in beside]).astype(np.int64)
+        given = self._given[: len(self.working)]
+        mine = given[given[:, _BLOCK] == block]
+        beside = mine[self._lifetimes.together(mine[:, _OPERATOR], operator)]
+        starts = np.concatenate((starts, beside[:, _OFFSET]))
+        room = np.concatenate((room, beside[:, _SIZE]))
         return smallest_gap(starts, room, size)
 
     def _allocate(self, nbytes: int) -> Array:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ Order = tuple[int, ...]
 """For each operator, the operators that are done before it begins: bit i stands for operator i."""
 
 Flags = npt.NDArray[np.bool_]
+Packed = npt.NDArray[np.uint8]
 
 
 def list_order(count: int) -> Order:
@@ -55,10 +55,12 @@ class Lifetimes:
         self._users = np.fromiter((user for row in users for user in row), np.intp)
         self._starts = np.cumsum([0, *(len(row) for row in users[:-1])], dtype=np.intp) if users else None
         self._kept = np.array(kept, np.bool_)
-        self._before = [reduce(and_, (order[user] for user in row)) for row in users]
+        before = [reduce(and_, (order[user] for user in row)) for row in users]
+        self._before = _packed(before, len(order))
+        self._order: Packed | None = None
         self.precedes = np.zeros((len(users), len(users)), np.bool_)
-        for buffer, before in enumerate(self._before):
-            self.precedes[:, buffer] = self._done_before(before)
+        for buffer, row in enumerate(self._before):
+            self.precedes[:, buffer] = self._done_before(row)
 
     def conflicts(self) -> Flags:
         """[a, b] is true when the two buffers must not share bytes."""
@@ -66,23 +68,40 @@ class Lifetimes:
 
     def alive_at(self, operator: int) -> Flags:
         """True for the buffers that may be in use while `operator` runs."""
-        bit = 1 << operator
-        later = np.fromiter((bool(before & bit) for before in self._before), np.bool_, len(self._before))
-        return ~(later | self._done_before(self.order[operator]))
+        later = _members(self._before, operator)
+        return ~(later | self._done_before(self._rows()[operator]))
 
-    def together(self, one: int, other: int) -> bool:
-        """True when the two operators are one, or may run at the same time."""
-        return not (self.order[one] >> other & 1 or self.order[other] >> one & 1)
+    def together(self, others: npt.NDArray[np.intp], operator: int) -> Flags:
+        """True for those of `others` that are `operator`, or may run at the same time."""
+        rows = self._rows()
+        earlier = _unpacked(rows[operator], len(self.order))[others]
+        return ~(earlier | _members(rows[others], operator))
 
-    def _done_before(self, before: int) -> Flags:
+    def _rows(self) -> Packed:
+        """The order, packed."""
+        if self._order is None:
+            self._order = _packed(self.order, len(self.order))
+        return self._order
+
+    def _done_before(self, before: Packed) -> Flags:
         """True for the buffers that operators among the set `before` alone touch."""
         if self._starts is None:
             return np.zeros(0, np.bool_)
-        inside = _flags(before, len(self.order))
+        inside = _unpacked(before, len(self.order))
         return np.logical_and.reduceat(inside[self._users], self._starts) & ~self._kept
 
 
-def _flags(members: int, count: int) -> Flags:
-    """A set of numbers below `count`, given as the bits of an integer, as an array."""
-    packed: npt.NDArray[Any] = np.frombuffer(members.to_bytes(count // 8 + 1, "little"), np.uint8)
-    return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
+def _packed(sets: Sequence[int], count: int) -> Packed:
+    """Sets of numbers below `count`, given as the bits of integers, a row of bytes each."""
+    width = count // 8 + 1
+    return np.frombuffer(b"".join(row.to_bytes(width, "little") for row in sets), np.uint8).reshape(len(sets), width)
+
+
+def _unpacked(members: Packed, count: int) -> Flags:
+    """A set, one row of `_packed`, as an array."""
+    return np.unpackbits(members, count=count, bitorder="little").view(np.bool_)
+
+
+def _members(sets: Packed, number: int) -> Flags:
+    """True for the sets that have `number` in them."""
+    return (sets[:, number >> 3] >> (number & 7) & 1).view(np.bool_)

@@ -114,11 +114,10 @@ def test_what_is_alive_while_an_operator_runs_is_all_that_is_not_surely_over_or_
     lifetimes = Lifetimes(users_of(graph), [False] * 4, graph_order(graph))
     assert lifetimes.alive_at(2).tolist() == [False, True, True, True]
     assert lifetimes.alive_at(0).tolist() == [True, False, False, True]
-    assert lifetimes.together(3, 2)
-    assert not lifetimes.together(0, 2)
+    assert lifetimes.together(np.array([3, 0, 2]), 2).tolist() == [True, False, True]
     in_turn = Lifetimes(users_of(graph), [False] * 4, list_order(4))
     assert in_turn.alive_at(2).tolist() == [False, True, True, False]
-    assert not in_turn.together(3, 2)
+    assert in_turn.together(np.array([3, 2]), 2).tolist() == [False, True]
 
 
 @given(st.integers(0, 100_000), st.integers(1, 30), st.booleans())
