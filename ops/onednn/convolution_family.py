@@ -67,6 +67,11 @@ def grouped(weights: Array, group: int, channels_last: bool) -> Array:
     return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
 
 
+def _is_for_winograd(axes: Sequence[Axis]) -> bool:
+    """True for windows of 3 x 3 without strides and dilations, which alone Winograd's algorithms compute."""
+    return len(axes) == 2 and all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
+
+
 def _is_ragged(weights: Array, axes: int) -> bool:
     """True when the channels of a filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) do not fill vectors."""
     *groups, filters, channels = weights.shape[: weights.ndim - axes]
@@ -207,7 +212,7 @@ class ConvolutionFamily(OneDNNOperator):
             constant=constant,
             taps=tap_count(axes),
             fan_in=weights[0].size if weights.ndim == len(axes) + 2 else weights[0, 0].size,
-            algorithms=algorithms,
+            algorithms=algorithms if _is_for_winograd(axes) else (DIRECT,),
             own_layouts=own_layouts and NCHW16C not in orders,
             limit=self.scratchpad_limit,
             cold=self.weights_are_cold,

@@ -16,7 +16,7 @@ from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.processor import processor_key
 from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.primitive import WEIGHTS
-from dagexec.ops.onednn.problem import Candidate, Problem
+from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Candidate, Problem
 
 logger = logging.getLogger("dagexec")
 
@@ -89,6 +89,10 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
     windows, and these are of more than one tap, or of few pixels. Filters that are fed are copied in every run, and
     the layout that `brgconv` wants is reached the slowest: it goes last then.
     """
+    first = _plain_choice(problem)
+    if first is not None:
+        winograd = [] if problem.open else [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
+        return min([first, *winograd], key=lambda one: _seconds(problem, one)) if winograd else first
     candidates = list(problem.candidates())
     winograd = [one for one in candidates if _winograd(one) and _has_channels(one, problem)]
     others = [one for one in candidates if not _winograd(one)]
@@ -102,6 +106,19 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
         special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
     first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
     return min([first, *winograd], key=lambda one: _seconds(problem, one))
+
+
+def _plain_choice(problem: Problem) -> Candidate | None:
+    """The library's first implementation, where none after it but Winograd's can be the choice; else None.
+
+    That spares asking for all others, which takes longer than to make one.
+    """
+    first = next(problem.candidates(), None)
+    if first is None or first.is_reference or _winograd(first):
+        return None
+    newest = first.generation == NEWEST.get(problem.library.isa.lanes)
+    certain = newest and not first.is_general and not first.has_own_layout and not _is_fed(problem)
+    return first if problem.open or certain else None
 
 
 def _is_fed(problem: Problem) -> bool:

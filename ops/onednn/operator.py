@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dagexec")
 
+_SHARED_BYTES = 1 << 20  # of weights: fewer are packed before other threads have woken up
+
 COMPUTED_TYPES = (FLOAT32, BFLOAT16, FLOAT16)
 
 Arguments = Mapping[int, tuple[Descriptor, Array]]
@@ -185,8 +187,10 @@ class OneDNNOperator(Operator):
         return forms.get(source, target, lambda: self._reordered(source, target, array)), nothing_to_do
 
     def _reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
-        packed = packed_memory.take(target.nbytes)
-        reorder(self.onednn, self.threads, self.label, source, target, array, packed, aligned_empty).step()
+        nbytes = target.nbytes
+        packed = packed_memory.take(nbytes)
+        threads = self.threads if nbytes >= _SHARED_BYTES else 1
+        reorder(self.onednn, threads, self.label, source, target, array, packed, aligned_empty).step()
         packed.flags.writeable = False
         return packed
 

@@ -151,7 +151,7 @@ class Attributes:
 class PrimitiveDescriptor:
     """One implementation of an operation: its name, and the layouts that it wants."""
 
-    __slots__ = ("_ask", "_library", "handle", "threads")
+    __slots__ = ("_ask", "_library", "_name", "handle", "threads")
 
     def __init__(self, library: Library, handle: Any, threads: int, ask: Callable[[], Any]) -> None:
         """Take over `handle`, made while the calling thread was set to `threads` threads.
@@ -162,10 +162,16 @@ class PrimitiveDescriptor:
         self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
         self.threads = threads
         self._ask = ask
+        self._name = ""
 
     @property
     def name(self) -> str:
         """The implementation's name, such as `jit_wino_4x3:avx512_core`."""
+        if not self._name:
+            self._name = self._asked_name()
+        return self._name
+
+    def _asked_name(self) -> str:
         name = self._library.ffi.new("char **")
         status = self._library.lib.dnnl_primitive_desc_query(self.handle, _QUERY_IMPLEMENTATION, 0, name)
         self._library.check(status, "the name of an implementation")
@@ -173,27 +179,39 @@ class PrimitiveDescriptor:
 
     def descriptor(self, query: int, index: int = 0) -> Descriptor:
         """The descriptor of an argument, as the implementation wants it; see SRC_MD and the others."""
-        found = self._library.lib.dnnl_primitive_desc_query_md(self.handle, query, index)
+        found = self._queried(query, index)
         copy = self._library.ffi.new("h *")
         self._library.check(self._library.lib.dnnl_memory_desc_clone(copy, found), "a descriptor of a primitive")
         return Descriptor(self._library, copy[0])
 
+    def wants(self, query: int, index: int, known: Descriptor) -> bool:
+        """True when `known` is the descriptor of that argument."""
+        return bool(self._library.lib.dnnl_memory_desc_equal(self._queried(query, index), known.handle))
+
+    def _queried(self, query: int, index: int) -> Any:
+        """A descriptor that lives as long as this object."""
+        return self._library.lib.dnnl_primitive_desc_query_md(self.handle, query, index)
+
     @property
     def scratchpad_bytes(self) -> int:
         """Bytes of working memory an execution needs; 64 more let it be aligned."""
-        return self.descriptor(SCRATCHPAD_MD).nbytes
+        return int(self._library.lib.dnnl_memory_desc_get_size(self._queried(SCRATCHPAD_MD, 0)))
 
     def implementations(self) -> Iterator[PrimitiveDescriptor]:
-        """All implementations that the library offers for the operation, in its order of preference."""
+        """All implementations that the library offers for the operation, in its order of preference; this is the first.
+
+        The library is asked for more only when the first is not enough.
+        """
+        yield self
         library = self._library
         walk = library.ffi.gc(self._ask(), library.lib.dnnl_primitive_desc_destroy)
         while True:
-            copy = library.ffi.new("h *")  # a copy stays where it is, and cannot go on from there
-            library.check(library.lib.dnnl_primitive_desc_clone(copy, walk), "a primitive descriptor")
-            yield PrimitiveDescriptor(library, copy[0], self.threads, self._ask)
             library.set_threads(self.threads)
             if library.lib.dnnl_primitive_desc_next_impl(walk):
                 return
+            copy = library.ffi.new("h *")  # a copy stays where it is, and cannot go on from there
+            library.check(library.lib.dnnl_primitive_desc_clone(copy, walk), "a primitive descriptor")
+            yield PrimitiveDescriptor(library, copy[0], self.threads, self._ask)
 
     def create(self) -> Primitive:
         """The primitive: its code is generated here."""
@@ -227,7 +245,9 @@ class Primitive:
         self.descriptor = descriptor
         handle = library.ffi.new("h *")
         library.set_threads(descriptor.threads)
-        library.check(library.lib.dnnl_primitive_create(handle, descriptor.handle), f"primitive {descriptor.name}")
+        status = library.lib.dnnl_primitive_create(handle, descriptor.handle)
+        if status:
+            library.check(status, f"primitive {descriptor.name}")
         self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_destroy)
 
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
@@ -238,14 +258,14 @@ class Primitive:
 class BoundPrimitive:
     """A primitive and its memory. `step` executes it; one thread at a time."""
 
-    __slots__ = ("_arrays", "_memories", "_nbytes", "_primitive", "step")
+    __slots__ = ("_arrays", "_descriptors", "_memories", "_primitive", "step")
 
     def __init__(self, primitive: Primitive, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> None:
         library = primitive.library
         ffi, lib = library.ffi, library.lib
         self._primitive = primitive
         self._arrays = {number: array for number, (_, array) in arguments.items()}
-        self._nbytes = {number: descriptor.nbytes for number, (descriptor, _) in arguments.items()}
+        self._descriptors = {number: descriptor for number, (descriptor, _) in arguments.items()}
         self._memories: dict[int, Any] = {}
         packed = ffi.new("exec_arg_t[]", max(1, len(arguments)))
         for position, (number, (descriptor, array)) in enumerate(arguments.items()):
@@ -263,7 +283,7 @@ class BoundPrimitive:
 
     def nbytes(self, number: int) -> int:
         """Bytes that argument `number` takes."""
-        return self._nbytes[number]
+        return self._descriptors[number].nbytes
 
     def move(self, number: int, array: Array) -> None:
         """Let argument `number` be at another array of the same layout from now on."""

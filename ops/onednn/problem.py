@@ -29,6 +29,10 @@ from dagexec.ops.onednn.primitive import (
 
 DIRECT, WINOGRAD = "direct", "winograd"
 
+_GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
+NEWEST = {16: 3, 8: 2}
+"""By the float32 numbers in a vector of the instruction set, the newest generation there can be."""
+
 Ask = Callable[[str, int, bool], PrimitiveDescriptor]
 """Asks the library, for an algorithm, a number of threads, and whether it may choose layouts of its own.
 
@@ -109,10 +113,11 @@ class Problem:
         places = prod(-(-size // tile) * tile for size in self.places)
         return self.batch * places * (descriptor.nbytes // meta.itemsize)
 
-    def candidates(self) -> Iterator[Candidate]:
-        """Every implementation once, those for the operator's own layouts first."""
+    def candidates(self, algorithm: str | None = None) -> Iterator[Candidate]:
+        """Every implementation once, of one algorithm or all, those for the operator's own layouts first."""
+        wanted = self.algorithms if algorithm is None else tuple({algorithm}.intersection(self.algorithms))
         for own in (False, True) if self.own_layouts else (False,):
-            for algorithm in self.algorithms:
+            for algorithm in wanted:
                 yield from self._offered(algorithm, own, self.threads)
 
     def named(self, name: str, threads: int) -> Candidate | None:
@@ -166,7 +171,7 @@ class Candidate:
     def generation(self) -> int:
         """How new the instructions are that it needs: older ones are not faster where channels fill vectors of 16."""
         isa = self.description.name.rpartition(":")[2]
-        return next((number for number, name in ((3, "avx512"), (2, "avx2"), (1, "avx")) if isa.startswith(name)), 0)
+        return next((number for number, name in _GENERATIONS if isa.startswith(name)), 0)
 
 
 @dataclass(frozen=True)
@@ -199,11 +204,11 @@ def assemble(
     direct = set()
     for number, array in arrays.items():
         layout = layouts[number]
-        wanted = layout if number >= POST_OP else description.descriptor(EXEC_ARG_MD, number)
-        if wanted == layout:
+        if number >= POST_OP or description.wants(EXEC_ARG_MD, number, layout):
             direct.add(number)
             arguments[number] = (layout, array)
             continue
+        wanted = description.descriptor(EXEC_ARG_MD, number)
         if number in problem.packed:
             copy, step = pack(number, array, layout, wanted)
             before.append(step)
@@ -213,9 +218,9 @@ def assemble(
             moved = reorder(problem.library, description.threads, problem.label, *ends, memory).step
             (after if number == problem.result else before).append(moved)
         arguments[number] = (wanted, copy)
-    if description.scratchpad_bytes:
-        scratchpad = description.descriptor(SCRATCHPAD_MD)
-        arguments[SCRATCHPAD] = (scratchpad, memory(scratchpad.nbytes))
+    scratchpad_bytes = description.scratchpad_bytes
+    if scratchpad_bytes:
+        arguments[SCRATCHPAD] = (description.descriptor(SCRATCHPAD_MD), memory(scratchpad_bytes))
     bound = description.create().bind(arguments, problem.label)
     steps = [step for step in (*before, bound.step, *after) if step is not nothing_to_do]
     return Assembled(steps, bound, frozenset(direct))
