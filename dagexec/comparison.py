@@ -39,6 +39,15 @@ Array = npt.NDArray[Any]
 _LEAST_CALIBRATIONS = 5
 
 
+AS_GIVEN = "the net as it is given"
+
+_CHOICES = {
+    "measured": "measured now",
+    "known": "measured earlier",
+    "estimated": "by rules; `dagexec tune` or --tuning-seconds measures them",
+}
+
+
 @dataclass(frozen=True)
 class RuntimeResult:
     """One runtime's row.
@@ -66,7 +75,11 @@ class RuntimeResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows for one model, what the predictions started from, and those for other machines that were asked for."""
+    """All rows for one model, what the predictions started from, and those for other machines that were asked for.
+
+    Attributes:
+        choices: where layout and kernels come from, in words.
+    """
 
     model: str
     operators: int
@@ -74,6 +87,7 @@ class Comparison:
     rows: tuple[RuntimeResult, ...]
     calibration: Calibration
     what_if: tuple[WhatIf, ...] = ()
+    choices: str = AS_GIVEN
 
     @property
     def agrees(self) -> bool:
@@ -133,6 +147,7 @@ def compare(
     feeds: Mapping[str, Array] | None = None,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     optimize: bool = True,
+    tuning_seconds: float | None = None,
     what_if_workers: Sequence[int] = (),
     what_if_streams: Sequence[int] = (),
     launch_seconds: float = LAUNCH_SECONDS,
@@ -140,16 +155,21 @@ def compare(
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
-    One thread an operator everywhere. `operator_arguments` and `optimize` are those of `compile`; all run the same
-    net, as it is rewritten for one thread. Predict the times of
+    One thread an operator everywhere. `operator_arguments`, `optimize` and `tuning_seconds` are those of `compile`;
+    all run the same net, as it is rewritten for one thread. Predict the times of
     `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an operator.
     `progress` is called after every run with the share that is done, up to 1. Raises what `compile` and `run` raise.
     """
     model = initialised(load_model(source))
     if operator_arguments:
         model = replace(model, net=with_arguments(model.net, operator_arguments))
+    origin = AS_GIVEN
     if optimize:
-        model = compile_model(model, CompileOptions(net_type="simple", num_workers=1, intra_op_threads=1)).model
+        options = CompileOptions(net_type="simple", num_workers=1, intra_op_threads=1, tuning_seconds=tuning_seconds)
+        compiled_model = compile_model(model, options)
+        model = compiled_model.model
+        if compiled_model.report is not None:
+            origin = _CHOICES[compiled_model.report.origin]
     inputs = random_feeds(model) if feeds is None else feeds
     executors: dict[tuple[str, int], Executor] = {}
     cores = min(max([1, *workers]), processor.available_cores())
@@ -183,7 +203,7 @@ def compare(
         _row(key, plans[key], seconds[key], base, calibration, outputs["simple", 1], outputs[key]) for key in executors
     )
     predictions = what_if(plan, calibration, what_if_workers, what_if_streams, launch_seconds)
-    return Comparison(model.name, len(plan.graph), repeat, rows, calibration, predictions)
+    return Comparison(model.name, len(plan.graph), repeat, rows, calibration, predictions, origin)
 
 
 def measure(

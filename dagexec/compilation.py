@@ -37,7 +37,7 @@ from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.tuning.bench import Bench, random_inputs
 from dagexec.tuning.choosing import Choice, Wishes, choose_schedule, from_text, to_text, with_threads
-from dagexec.tuning.layouts import fastest_layout, fingerprint
+from dagexec.tuning.layouts import estimated_layout, fastest_layout, fingerprint
 from dagexec.tuning.runner import Trial
 
 logger = logging.getLogger("dagexec")
@@ -48,8 +48,6 @@ NET_TYPES = ("simple", "dag", "async_dag")
 
 PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
 """All passes, in order."""
-
-DEFAULT_TUNING_SECONDS = 10.0
 
 _SMALL = 16  # operators
 
@@ -129,7 +127,7 @@ class CompilationReport:
         passes: what each pass changed, in order.
         layout: of images, one of `passes.layout.LAYOUTS`.
         schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
-        origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated".
+        origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated" by rules.
         seconds: what each stage of compilation took.
     """
 
@@ -281,7 +279,7 @@ class _Compilation:
         return self._laid_out[layout]
 
     def _layout(self, model: Model, after: Sequence[Pass]) -> str:
-        """The layout: the first where nothing may be measured or nothing is there to choose."""
+        """The layout: by rule where nothing may be measured, NCHW where nothing is there to choose."""
         if "layout" in self._options.without_passes:
             return NCHW
         if self._options.layout is not None:
@@ -291,11 +289,14 @@ class _Compilation:
         known = choices.find(key)
         if known in LAYOUTS:
             return known
-        if not any(one.changes for one in self._late(model, after, LAYOUTS[0]).outcomes if one.name == LAYOUT.name):
-            return NCHW
         bench = self._measures()
+        first = LAYOUTS[0]
+        if bench is None and self._options.dtype == "float32":
+            first = estimated_layout(model, self._inputs)
+        if not any(one.changes for one in self._late(model, after, first).outcomes if one.name == LAYOUT.name):
+            return NCHW
         if bench is None:
-            return LAYOUTS[0]
+            return first
         self._origin = "measured"
         plain = len(model.net.op) <= _SMALL  # in larger nets NCHW is out of the question, and slow to find that of
         names = [name for name in LAYOUTS if plain or name != NCHW]
@@ -387,7 +388,7 @@ def _tuning_seconds(options: CompileOptions) -> float:
         return options.tuning_seconds
     given = os.environ.get("DAGEXEC_TUNING_SECONDS", "")
     try:
-        seconds = float(given) if given else DEFAULT_TUNING_SECONDS
+        seconds = float(given) if given else 0.0
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:

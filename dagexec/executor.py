@@ -93,7 +93,8 @@ def compile(
         without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
         keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
         shapes: of inputs, by name, to optimise for; by default the model's own, with 1 for an axis of any size.
-        tuning_seconds: how long implementations may be measured; by default DAGEXEC_TUNING_SECONDS, or 10.
+        tuning_seconds: how long layouts, kernels and schedules may be measured; by default DAGEXEC_TUNING_SECONDS, or
+            0: they follow from rules, or from what `dagexec tune` measured earlier (docs/tuning.md).
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
         stream_priority: "normal", or "high" for streams that a device prefers where several have work.
         capture: on a device, record the second run for each shape, all its streams and events, and replay it from then

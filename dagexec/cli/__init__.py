@@ -1,6 +1,5 @@
-"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `stress` and `operators`.
-
-A module each.
+"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `stress`, `tune` and
+`operators`, a module each.
 
 Exit status: 0 when the answer is right, 1 when results differ or a check finds a defect, 2 when the input or the usage
 is wrong. What dagexec raises on purpose is printed as one message, without a traceback.
@@ -21,6 +20,7 @@ from dagexec.cli.operators import operators_command
 from dagexec.cli.run import run_command
 from dagexec.cli.stress import stress_command
 from dagexec.cli.train import train_command
+from dagexec.cli.tune import tune_command
 from dagexec.core.errors import DagexecError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command("explore")(explore_command)
 app.command("operators")(operators_command)
 app.command("stress")(stress_command)
 app.command("train")(train_command)
+app.command("tune")(tune_command)
 
 
 def main() -> None:

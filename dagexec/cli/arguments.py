@@ -31,6 +31,14 @@ ChoicesOption = Annotated[
         help="Choices by measurement made earlier, if the file exists; those made now are added to it.",
     ),
 ]
+TuningSecondsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--tuning-seconds",
+        min=0,
+        help="Measure layouts, kernels and schedules for so long. Default: $DAGEXEC_TUNING_SECONDS, or 0, by rules.",
+    ),
+]
 OptimizeOption = Annotated[
     bool,
     typer.Option("--optimize/--no-optimize", help="Rewrite the net for speed first, or take it as it is given."),

@@ -13,7 +13,14 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.arguments import ChoicesOption, OptimizeOption, SetOption, kept_choices, parse_arguments
+from dagexec.cli.arguments import (
+    ChoicesOption,
+    OptimizeOption,
+    SetOption,
+    TuningSecondsOption,
+    kept_choices,
+    parse_arguments,
+)
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import plot_comparison
@@ -37,6 +44,7 @@ def compare_command(
     settings: SetOption = None,
     choices: ChoicesOption = None,
     optimize: OptimizeOption = True,
+    tuning_seconds: TuningSecondsOption = None,
     what_if: Annotated[
         str | None,
         typer.Option("--what-if", metavar="COUNTS", help="Predict the times of other worker counts, such as 4,16,64."),
@@ -78,6 +86,7 @@ def compare_command(
             feeds=feeds,
             operator_arguments=arguments,
             optimize=optimize,
+            tuning_seconds=tuning_seconds,
             what_if_workers=other_workers,
             what_if_streams=other_streams,
             launch_seconds=launch_us / 1e6,
@@ -87,6 +96,7 @@ def compare_command(
         print_json(comparison.as_dict())
     else:
         Console().print(compare_table(comparison))
+        Console().print(f"layout and kernels: {comparison.choices}", markup=False, highlight=False)
         if comparison.what_if:
             Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
     if plot is not None:

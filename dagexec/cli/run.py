@@ -18,7 +18,14 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.arguments import ChoicesOption, OptimizeOption, SetOption, kept_choices, parse_arguments
+from dagexec.cli.arguments import (
+    ChoicesOption,
+    OptimizeOption,
+    SetOption,
+    TuningSecondsOption,
+    kept_choices,
+    parse_arguments,
+)
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.core.device import Device
@@ -38,6 +45,7 @@ def run_command(
     num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
     intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
     optimize: OptimizeOption = True,
+    tuning_seconds: TuningSecondsOption = None,
     device: Annotated[str, typer.Option("--device", help="Where the net runs: cpu, sim:N or cuda:N.")] = "cpu",
     streams_per_worker: Annotated[
         int, typer.Option("--streams-per-worker", min=1, help="Streams of a device that each worker launches on.")
@@ -67,6 +75,7 @@ def run_command(
         compile_model(
             loaded,
             optimize=optimize,
+            tuning_seconds=tuning_seconds,
             net_type=net_type,
             num_workers=num_workers,
             intra_op_threads=intra_op_threads,

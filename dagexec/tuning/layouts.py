@@ -1,22 +1,44 @@
-"""The layout of a net's images, by measurement: the whole net is run in each, and the fastest is kept.
+"""The layout of a net's images: by rule from its convolutions, or by measurement.
 
-No rule from single operators says which is best: Winograd's convolutions want NCHW16c, depthwise ones and odd numbers
-of channels NHWC, and every Reorder between them costs.
+Measured, the whole net is run in each layout, and the fastest is kept. The rule weighs the work of each kind of
+convolution by what blocks of channels save there, as measured on whole networks: Winograd's algorithm reads and writes
+blocks, grouped convolutions and wide windows want NHWC.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from dagexec.core.arguments import Arguments
 from dagexec.core.deadline import Deadline
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.errors import DagexecError
+from dagexec.core.graph import build_graph
+from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef
-from dagexec.tuning.bench import Measures
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.schema import TensorType
+from dagexec.ops.layout import NCHW16C, NHWC
+from dagexec.ops.onednn.binding import library
+from dagexec.passes.linear_layer import CONVOLUTIONS
+from dagexec.tuning.bench import Array, Measures
 from dagexec.tuning.runner import Trial
 
 logger = logging.getLogger("dagexec")
+
+_COUNTED = CONVOLUTIONS | {"FusedConv"}
+
+ONE_TAP, SQUARE, DEPTHWISE, GROUPED, OTHER = "one tap", "3x3, stride 1", "depthwise", "grouped", "other"
+
+_BLOCKS: Mapping[int, tuple[str, Mapping[str, float]]] = {
+    16: (NCHW16C, {ONE_TAP: 0.98, SQUARE: 0.93, GROUPED: 1.05}),
+}
+"""By lanes of a vector: blocks of channels, and the time they take over that of NHWC, by kind of convolution.
+
+From the times of twelve networks (docs/onednn.md).
+"""
 
 _GAIN = 0.98  # a later layout must take at most this part of the time of an earlier one: measured times vary
 
@@ -51,6 +73,44 @@ def fastest_layout(
         if math.isfinite(time) and (best is None or time < _GAIN * measured[best]):
             best = name
     return best
+
+
+def estimated_layout(model: Model, inputs: Mapping[str, Array] | None) -> str:
+    """The layout that `model` is expected to be fastest in at the shapes of `inputs`; NHWC where they are not known."""
+    found = library()
+    if found is None or inputs is None:
+        return NHWC
+    blocked, factors = _BLOCKS.get(found.isa.lanes, (NHWC, {}))
+    before = after = 0.0
+    for kind, flops in _convolutions(model, inputs):
+        before += flops
+        after += flops * factors.get(kind, 1.0)
+    return blocked if after < _GAIN * before else NHWC
+
+
+def _convolutions(model: Model, inputs: Mapping[str, Array]) -> Iterator[tuple[str, int]]:
+    """Kind and work of each convolution, as far as shapes can be inferred."""
+    graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
+    arrays = {**model.parameters, **inputs}
+    types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
+    try:
+        costs = infer_net(graph, types, model.parameters).costs
+    except DagexecError:
+        return
+    for definition, cost in zip(graph.operators, costs, strict=True):
+        if cost is not None and definition.type in _COUNTED and definition.input[1] in model.parameters:
+            yield _kind(definition, model.parameters[definition.input[1]].shape), cost.flops
+
+
+def _kind(definition: OperatorDef, filters: tuple[int, ...]) -> str:
+    """What decides about layouts: the window, its stride, and groups. `filters` is M, C/G, kernel."""
+    arguments = Arguments(definition, definition.type)
+    if arguments.int("group", 1) > 1:
+        return DEPTHWISE if filters[1] == 1 else GROUPED
+    strides = {arguments.int(name, 1) for name in ("stride", "stride_h", "stride_w")} | set(arguments.ints("strides"))
+    if filters[2:] == (3, 3) and strides == {1}:
+        return SQUARE
+    return ONE_TAP if math.prod(filters[2:]) == 1 else OTHER
 
 
 def fingerprint(net: NetDef) -> bytes:

@@ -1,0 +1,88 @@
+"""`dagexec tune`: measure layouts, kernels and schedules for a model once, and keep what won for later compilations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from dagexec.cli.arguments import ChoicesOption, kept_choices
+from dagexec.cli.compiled import choices_in_words
+from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
+from dagexec.cli.json_output import print_json
+from dagexec.comparison import random_feeds
+from dagexec.compilation import CompileOptions, compile_model
+from dagexec.core.choices import cache_file
+from dagexec.executor import Executor
+from dagexec.executor import compile as compile_executor
+from dagexec.ops.onednn.binding import library
+from dagexec.transfers import Array
+
+_ROUNDS = 15
+
+
+def tune_command(
+    model: ModelArgument,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long to measure, preparing included.")] = 30.0,
+    shape: ShapeOption = None,
+    net_type: Annotated[
+        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: chosen.")
+    ] = None,
+    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
+    intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
+    choices: ChoicesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how MODEL runs fastest here; `compile` of the same model with the same options then uses the result."""
+    loaded, shapes = with_shapes(read_model(model), shape or ())
+    options = {"net_type": net_type, "num_workers": num_workers, "intra_op_threads": intra_op_threads, "shapes": shapes}
+    feeds = random_feeds(loaded, shapes)
+    with kept_choices(choices):
+        start = time.perf_counter()
+        with compile_executor(loaded, tuning_seconds=0, **options) as before:  # type: ignore[arg-type]
+            before.run(feeds)
+            with Console(stderr=True).status(f"Measuring for at most {seconds:g} s"):
+                tuned = compile_model(loaded, CompileOptions(tuning_seconds=seconds, **options))  # type: ignore[arg-type]
+            took = time.perf_counter() - start
+            with compile_executor(loaded, tuning_seconds=0, **options) as after:  # type: ignore[arg-type]
+                times = _interleaved([before, after], feeds)
+    found = library()
+    lines = choices_in_words(tuned)
+    kept = choices or cache_file()
+    if as_json:
+        print_json(
+            {
+                "model": loaded.name,
+                "instruction_set": None if found is None else found.isa.name,
+                "seconds": took,
+                "choices": lines,
+                "kept_in": None if kept is None else str(kept),
+                "ms_before": times[0] * 1e3,
+                "ms_after": times[1] * 1e3,
+            }
+        )
+        return
+    console = Console()
+    for line in lines:
+        console.print(line, markup=False)
+    where = "nowhere: $DAGEXEC_CHOICES is off" if kept is None else str(kept)
+    console.print(
+        f"{loaded.name}: {times[0] * 1e3:.2f} ms a run before, {times[1] * 1e3:.2f} after; measured in {took:.1f} s, "
+        f"kept in {where}",
+        markup=False,
+    )
+
+
+def _interleaved(executors: Sequence[Executor], feeds: Mapping[str, Array]) -> list[float]:
+    """The median seconds of a run of each, in turns."""
+    times: list[list[float]] = [[] for _ in executors]
+    for _ in range(_ROUNDS):
+        for executor, row in zip(executors, times, strict=True):
+            start = time.perf_counter()
+            executor.run(feeds)
+            row.append(time.perf_counter() - start)
+    return [float(np.median(row)) for row in times]
