@@ -121,7 +121,7 @@ def test_compare_says_what_it_used(cli: Cli) -> None:
     for arguments, said in (
         ((), "layout and kernels: by rules"),
         (("--no-optimize",), "layout and kernels: the net as it is given"),
-        (("--tuning-seconds", "0.2"), "layout and kernels: measured now"),
+        (("--tuning-seconds", "3"), "layout and kernels: measured now"),
     ):
         status, out, _ = cli("compare", "zoo:lenet", "--repeat", "2", *arguments)
         assert status == 0
