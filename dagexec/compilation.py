@@ -114,7 +114,7 @@ class CompileOptions:
 
     def tell(self, stage: str) -> None:
         """Say what comes next: to the log, and to `progress`."""
-        logger.info("compilation: %s", stage)
+        logger.debug("compilation: %s", stage)
         if self.progress is not None:
             self.progress(stage)
 
