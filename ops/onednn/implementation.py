@@ -16,7 +16,7 @@ from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.processor import processor_key
 from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.primitive import WEIGHTS
-from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Candidate, Problem
+from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem
 
 logger = logging.getLogger("dagexec")
 
@@ -55,7 +55,7 @@ def choose_implementation(
 
 def _measured(problem: Problem, reference: bool, seconds: float) -> str | None:
     worthy = _worthy(list(problem.candidates()), problem, reference)
-    return fastest(problem, worthy, seconds) if len(worthy) > 1 else worthy[0].name
+    return fastest(problem, worthy, seconds) if len(worthy) > 1 or problem.open else worthy[0].name
 
 
 def _worthy(candidates: list[Candidate], problem: Problem, reference: bool) -> list[Candidate]:
@@ -87,11 +87,14 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
 
     Copies into layouts of its own pay for an implementation when the alternative is a matrix product on unrolled
     windows, and these are of more than one tap, or of few pixels. Filters that are fed are copied in every run, and
-    the layout that `brgconv` wants is reached the slowest: it goes last then.
+    the layout that `brgconv` wants is reached the slowest: it goes last then. Of products, what would give other bytes
+    on more threads has one.
     """
     first = _plain_choice(problem)
+    if first is not None and problem.open:
+        return _undivided(problem, first)
     if first is not None:
-        winograd = [] if problem.open else [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
+        winograd = [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
         return min([first, *winograd], key=lambda one: _seconds(problem, one)) if winograd else first
     candidates = list(problem.candidates())
     winograd = [one for one in candidates if _winograd(one) and _has_channels(one, problem)]
@@ -101,7 +104,7 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
     worthy = _worthy(others, problem, reference or bool(winograd))
     special = [one for one in worthy if not one.is_general]
     if problem.open:
-        return worthy[0]
+        return _undivided(problem, worthy[0])
     if _is_fed(problem):
         special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
     first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
@@ -119,6 +122,12 @@ def _plain_choice(problem: Problem) -> Candidate | None:
     newest = first.generation == NEWEST.get(problem.library.isa.lanes)
     certain = newest and not first.is_general and not first.has_own_layout and not _is_fed(problem)
     return first if problem.open or certain else None
+
+
+def _undivided(problem: Problem, candidate: Candidate) -> Candidate:
+    """A product's candidate, with one thread where more would give other bytes."""
+    divided = problem.threads > 1 and problem.divides_sums(candidate)
+    return (problem.named(candidate.name + ALONE, 1) if divided else None) or candidate
 
 
 def _is_fed(problem: Problem) -> bool:

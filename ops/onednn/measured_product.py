@@ -6,7 +6,8 @@ are; for 8 rows of 4096 x 4096 it is 3.6, 6.2 and 7.7 ms.
 
 On several threads the library's inner product cuts long sums into pieces, and gives other bytes than on one: it did for
 1280 x 1000 and up. Its matmul on packed weights, which is as fast within 6%, gave the same in all that was tried, so
-that goes first, and whatever gives other bytes on one thread than on two is passed over.
+that goes first, and whatever gives other bytes on one thread than on two is passed over. Before AVX-512 both are the
+library's general product, which cuts sums, too, unless it is one row by weights as they are: that has one thread.
 """
 
 from __future__ import annotations
@@ -152,4 +153,5 @@ class MeasuredProduct(OneDNNOperator):
             cold=self.arguments.bool("cold_weights", True),
             batch=rows,
             open=True,
+            undivided=frozenset({AS_IT_IS}) if rows == 1 and product.matmul and strides == ["straight"] else frozenset(),
         )

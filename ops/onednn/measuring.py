@@ -3,7 +3,8 @@
 They run in turns on tensors of random numbers. Weights of a problem that is `cold` are read from memory, not from a
 cache: implementations differ in how many bytes they make of them. An implementation is passed over when its result is
 further from the first one's than rounding explains, and when it gives other bytes on one thread than on the number that
-it is to run with.
+it is to run with. A product for which nothing else is left, as where all there is are matrix products for AVX2, which
+cut long sums into a piece a thread, gets one thread.
 
 One thread is timed by what it computed, where that is less than what the clock says: others may use the machine.
 
@@ -32,7 +33,7 @@ from dagexec.core.processor import last_level_cache
 from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
-from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
+from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Problem, assemble
 
 logger = logging.getLogger("dagexec")
 
@@ -139,10 +140,12 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
     if not measured:
         return None
     ranked = sorted(measured, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
-    chosen = next((trial for trial in ranked if _is_reproducible(problem, trial, arrays)), first)
+    reproducible = (trial.candidate.name for trial in ranked if _is_reproducible(problem, trial, arrays))
+    otherwise = ranked[0].candidate.name + ALONE if problem.open else first.candidate.name
+    chosen = next(reproducible, otherwise)
     times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in measured}
-    logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen.candidate.name)
-    return chosen.candidate.name
+    logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen)
+    return chosen
 
 
 def _longest_first(trials: Sequence[_Trial]) -> float:

@@ -7,7 +7,7 @@ layout of those tensors or in layouts of its own, with copies before and after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from dagexec.core.dtypes import TypeMeta
@@ -28,6 +28,8 @@ from dagexec.ops.onednn.primitive import (
 )
 
 DIRECT, WINOGRAD = "direct", "winograd"
+ALONE = ", on one thread"
+"""Ends the name of a candidate that gets one thread, however many the problem has."""
 
 _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
@@ -69,6 +71,7 @@ class Problem:
         ragged: True when channels do not fill vectors of 16, so that implementations with vectors of 8 may be faster.
         views: of algorithms that see an argument in other axes, its layout there.
         open: True when general implementations may be faster than others, as in products of few rows.
+        undivided: algorithms by which a general implementation, too, adds up each sum on one thread.
     """
 
     library: Library
@@ -91,6 +94,7 @@ class Problem:
     places: tuple[int, ...] = ()
     ragged: bool = False
     open: bool = False
+    undivided: frozenset[str] = frozenset()
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
@@ -121,12 +125,19 @@ class Problem:
                 yield from self._offered(algorithm, own, self.threads)
 
     def named(self, name: str, threads: int) -> Candidate | None:
-        """The candidate of a name, for a number of threads; None when there is none."""
+        """The candidate of a name, for a number of threads unless the name says one; None when there is none."""
+        wanted, count = (name.removesuffix(ALONE), 1) if name.endswith(ALONE) else (name, threads)
         for own in (False, True) if self.own_layouts else (False,):
             for algorithm in self.algorithms:
-                if name.startswith(_prefix(algorithm, own)):
-                    return next((one for one in self._offered(algorithm, own, threads) if one.name == name), None)
+                if wanted.startswith(_prefix(algorithm, own)):
+                    found = (one for one in self._offered(algorithm, own, count) if one.name == wanted)
+                    return next((replace(one, name=name) for one in found), None)
         return None
+
+    def divides_sums(self, candidate: Candidate) -> bool:
+        """True when the candidate may cut a sum into a piece a thread, so that threads decide its bytes."""
+        algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
+        return candidate.is_general and not candidate.name.startswith(algorithms)
 
     def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:
         try:

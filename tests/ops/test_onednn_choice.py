@@ -130,8 +130,7 @@ def test_within_a_budget_the_fastest_is_taken_and_kept(
     monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
 ) -> None:
     problem = problem_of()
-    direct = [one.name for one in problem.candidates() if not one.is_general and "avx512" in one.name]
-    wanted = direct[-1]
+    wanted = _worthy(list(problem.candidates()), problem, False)[-1].name
     times[wanted] = 0.5
     with measuring(60):
         assert computed_by(monkeypatch) == wanted
@@ -207,12 +206,14 @@ def test_winograd_follows_weights_that_change() -> None:
 
 
 def test_vectors_of_8_are_measured_where_channels_do_not_fill_vectors_of_16() -> None:
-    def generations(channels: int) -> set[int]:
+    def generations(channels: int) -> tuple[set[int], int]:
         problem = problem_of(layer=Layer(Geometry((8, 8), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)), 32, channels))
-        return {one.generation for one in _worthy(list(problem.candidates()), problem, False)}
+        offered = list(problem.candidates())
+        return {one.generation for one in _worthy(offered, problem, False)}, max(one.generation for one in offered)
 
-    assert generations(32) == {3}
-    assert generations(24) == {2, 3}
+    full, newest = generations(32)
+    assert full == {newest}
+    assert generations(24)[0] == ({2, 3} if newest == 3 else {newest})
 
 
 def test_of_what_takes_long_a_slow_implementation_runs_once(
@@ -305,6 +306,8 @@ def test_a_budget_that_is_over_at_once_leaves_the_choice_to_the_rule(
 ) -> None:
     problem = problem_of()
     assert fastest(problem, list(problem.candidates()), 0.0) is None
+    if len(_worthy(list(problem.candidates()), problem, False)) == 1:
+        pytest.skip("there is one implementation, which needs no measurement")
     usual = computed_by(monkeypatch)
     with measuring(1e-9):
         assert computed_by(monkeypatch) == usual

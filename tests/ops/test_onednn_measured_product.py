@@ -15,7 +15,7 @@ from dagexec.ops.onednn import measured_product
 from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
-from dagexec.ops.onednn.problem import Problem
+from dagexec.ops.onednn.problem import ALONE, Candidate, Problem
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.onednn import needs_onednn, normal
 from tests.ops.running import Array, operator_def
@@ -116,10 +116,14 @@ def test_without_a_measurement_one_row_reads_large_weights_as_they_are() -> None
     assert rule(problem_of("FC", 1, 64, 64), reference=False).name.startswith("matmul")
 
 
-def test_what_is_taken_by_rule_gives_the_same_bytes_on_one_and_two_threads() -> None:
-    for rows, inner, units in ((1, 64, 64), (1, 1280, 1000), (8, 1280, 1000), (8, 2048, 512), (64, 1024, 300)):
-        arrays, _ = arrays_of("FC", rows, inner, units)
-        assert run("FC", arrays).tobytes() == run("FC", arrays, threads=2).tobytes(), (rows, inner, units)
+@pytest.mark.parametrize("op_type", KINDS)
+def test_what_is_taken_by_rule_gives_the_same_bytes_on_one_and_more_threads(op_type: str) -> None:
+    shapes = [(1, 64, 64), (1, 300, 200), (1, 1280, 1000), (4, 1024, 64), (8, 1280, 1000), (8, 2048, 512), (64, 1024, 300)]
+    for rows, inner, units in shapes:
+        arrays, _ = arrays_of(op_type, rows, inner, units)
+        alone = run(op_type, arrays).tobytes()
+        for threads in (2, 4):
+            assert run(op_type, arrays, threads=threads).tobytes() == alone, (rows, inner, units, threads)
 
 
 @pytest.mark.parametrize("op_type", KINDS)
@@ -140,29 +144,54 @@ def test_of_large_weights_a_part_is_measured(
     assert measured == ([] if op_type == "Gemm" else [arrays[1].nbytes // 2]), "Gemm has an operand for all columns"
 
 
-def test_an_implementation_that_gives_other_bytes_on_two_threads_is_not_chosen_for_one(
-    times: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = problem_of("FC")
-    general = [one.name for one in problem.candidates() if one.is_general and not one.is_reference]
-    times |= dict.fromkeys(general, 0.1)
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of candidates that give other bytes on two threads than on one; a test adds to them."""
+    names: list[str] = []
     made = measurement._make
 
-    def spoiled(problem: Problem, candidate: object, *rest: Any) -> measurement._Trial | None:
-        trial = made(problem, candidate, *rest)  # type: ignore[arg-type]
-        if trial is not None and trial.candidate.description.threads == 2:
+    def make(problem: Problem, candidate: Candidate, *rest: Any) -> measurement._Trial | None:
+        trial = made(problem, candidate, *rest)
+        if trial is not None and candidate.description.threads == 2 and candidate.name in names:
             trial.result.view(np.uint8)[0] ^= 1
         return trial
 
-    monkeypatch.setattr(measurement, "_make", spoiled)
+    monkeypatch.setattr(measurement, "_make", make)
+    return names
+
+
+def test_an_implementation_that_gives_other_bytes_on_two_threads_is_not_chosen_for_one(
+    times: dict[str, float], spoiled: list[str]
+) -> None:
+    usable = [one.name for one in problem_of("FC").candidates() if not one.is_reference]
+    spoiled += usable[:1]
+    times |= dict.fromkeys(spoiled, 0.1)
     with measuring(60):
         run("FC", arrays_of("FC", 4, 48, 40)[0])
-    assert list(choices.all().values()) == [rule(problem, reference=False).name]
+    (chosen,) = choices.all().values()
+    assert chosen in usable[1:]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_where_all_give_other_bytes_on_two_threads_the_fastest_gets_one(
+    times: dict[str, float], spoiled: list[str], threads: int
+) -> None:
+    usable = [one.name for one in problem_of("FC").candidates() if not one.is_reference]
+    spoiled += usable
+    times[usable[-1]] = 0.1
+    arrays, expected = arrays_of("FC", 4, 48, 40)
+    with measuring(60):
+        found = run("FC", arrays, threads=threads)
+    assert list(choices.all().values()) == [usable[-1] + ALONE]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    chosen = problem_of("FC").named(usable[-1] + ALONE, 2)
+    assert chosen is not None
+    assert chosen.description.threads == 1
 
 
 @pytest.mark.parametrize("op_type", KINDS)
 def test_measured_for_real_bytes_are_the_same_on_one_and_two_threads(op_type: str) -> None:
-    for rows, inner, units in ((1, 300, 200), (7, 64, 40)):
+    for rows, inner, units in ((1, 300, 200), (7, 64, 40), (4, 1024, 64)):
         arrays, expected = arrays_of(op_type, rows, inner, units)
         choices.forget()
         with measuring(60):
