@@ -46,6 +46,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Which calls of the test's operators run on devices, too, depends on the test alone."""
+    from tests.ops.running import start_counting  # not before `pytest_configure`
+
+    start_counting(item.nodeid)
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run the command line in this process: exit status, standard output, standard error."""

@@ -127,6 +127,7 @@ class MeasuredProduct(OneDNNOperator):
         strides = ["turned" if weights.strides[0] < weights.strides[1] else "straight"]
         strides += ["turned source"] if arrays[SRC].strides[0] < arrays[SRC].strides[1] else []
         rows = len(arrays[SRC])
+        is_one_straight_row = rows == 1 and product.matmul is not None and strides == ["straight"]
         packed = (PACKED,) if product.matmul is None else (MATMUL, PACKED)
         parts = [
             f"{product.function} {meta}",
@@ -153,5 +154,7 @@ class MeasuredProduct(OneDNNOperator):
             cold=self.arguments.bool("cold_weights", True),
             batch=rows,
             open=True,
-            undivided=frozenset({AS_IT_IS}) if rows == 1 and product.matmul and strides == ["straight"] else frozenset(),
+            undivided=frozenset({AS_IT_IS})
+            if rows == 1 and product.matmul and strides == ["straight"]
+            else frozenset(),
         )

@@ -22,6 +22,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.drawing import drawn
+from tests.ops.onednn import AVX512, has_vectors_of
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_onednn_conv import from_order, to_order
 from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels_last
@@ -68,9 +69,10 @@ class Drawn:
         return y
 
     def fits_blocks(self) -> bool:
-        """False for what NumPy must compute, not in blocks then: float16, and windows that leave pixels out."""
+        """False for what NumPy must compute, not in blocks then: float16, bfloat16 without AVX-512, and windows that
+        leave pixels out."""
         leaves_out = any(window.low > 0 for window in self.geometry.windows())
-        return self.dtype != "float16" and not leaves_out
+        return (self.dtype == "float32" or (self.dtype == "bfloat16" and has_vectors_of(AVX512))) and not leaves_out
 
     def computed(self, engine: str, order: str) -> Array:
         """Y as N, M, spatial."""

@@ -16,8 +16,10 @@ from dagexec.core.operator import Operator
 from dagexec.core.registry import create_operator
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.operator import PackedForms
 from dagexec.ops.post_ops import parse_post_op
 from dagexec.scheduler.simple import SimpleNet
+from tests.ops.onednn import AVX512, has_vectors_of, run_fallback
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_post_ops import FORMULAS, POSITIVE
 from tests.ops.windows import Array, Geometry, convolve, to_channels_first, to_channels_last
@@ -107,6 +109,12 @@ def by_onednn(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     assert not [line for line in caplog.messages if "the default engine computes it" in line or "passed over" in line]
 
 
+def computed_in(order: str, layer: Layer) -> Array:
+    """Y by oneDNN, in that order."""
+    (y,) = run_operator("Conv", list(layer.fed(order)), engine="ONEDNN", **layer.arguments(order))
+    return y
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("channels", "filters", "group"), [(16, 32, 1), (32, 32, 2), (32, 32, 32), (16, 32, 16)])
@@ -117,9 +125,13 @@ def test_every_geometry_order_and_type(
 ) -> None:  # fmt: skip
     if (dtype, order) == ("bfloat16", "NCHW16c") and group == 1 and geometry is CUBE:
         pytest.skip("slow: only the reference implementation is there")
+    if (dtype, order) == ("bfloat16", "NCHW16c") and not has_vectors_of(AVX512):
+        with pytest.raises(UnsupportedFeatureError, match="oneDNN has no implementation"):
+            computed_in(order, Layer(geometry, channels, filters, group, dtype=dtype))
+        return
     layer = Layer(geometry, channels, filters, group, dtype=dtype)
     by_onednn.clear()
-    (y,) = run_operator("Conv", list(layer.fed(order)), engine="ONEDNN", **layer.arguments(order))
+    y = computed_in(order, layer)
     if any("reference implementation" in line for line in by_onednn.messages):
         assert dtype == "bfloat16"
         by_onednn.clear()
@@ -239,8 +251,8 @@ def test_fed_weights_are_read_in_every_run_and_constant_ones_are_packed_once(
     second.input[0], second.output[0] = "z", "u"
     with SimpleNet(net, workspace) as running:
         running.run()
-        forms = workspace.get_blob("w").tensor().constant.derived("onednn", list)
-        assert len(forms._found) == 1
+        forms = workspace.get_blob("w").tensor().constant.derived("onednn", PackedForms)
+        assert len(forms._found) <= 1, "an implementation may read the weights as they are, too"
     assert workspace.fetch_blob("u").tobytes() == workspace.fetch_blob("y").tobytes()
 
 
@@ -327,14 +339,12 @@ def test_float16_is_right_by_whichever_engine() -> None:
     assert_close(from_order(y, "NHWC"), layer.exact(), "float16")
 
 
-def test_a_window_that_starts_behind_the_first_pixel_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    x, weights, _ = Layer(Geometry((9, 9), (1, 1), (4, 4), (1, 1), (0, 0, 0, 0))).arrays()
+def test_a_window_that_starts_behind_the_first_pixel_falls_back() -> None:
+    x, weights, _ = Layer(Geometry((11, 11), (1, 1), (4, 4), (1, 1), (0, 0, 0, 0))).arrays()
     arguments: dict[str, ArgumentValue] = {"kernel": 1, "stride": 4, "legacy_pad": 2}
-    with caplog.at_level(logging.INFO, "dagexec"):
-        (y,) = run_operator("Conv", [x, weights], engine="ONEDNN", **arguments)
-    (expected,) = run_operator("Conv", [x, weights], **arguments)
-    assert y.tobytes() == expected.tobytes()
-    assert any("padding -1" in line for line in caplog.messages) == ("padding" in "".join(caplog.messages))
+    (y,), why = run_fallback("Conv", [x, weights], **arguments)
+    assert y.tobytes() == run_operator("Conv", [x, weights], **arguments)[0].tobytes()
+    assert "padding -1" in why
 
 
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])

@@ -118,7 +118,15 @@ def test_without_a_measurement_one_row_reads_large_weights_as_they_are() -> None
 
 @pytest.mark.parametrize("op_type", KINDS)
 def test_what_is_taken_by_rule_gives_the_same_bytes_on_one_and_more_threads(op_type: str) -> None:
-    shapes = [(1, 64, 64), (1, 300, 200), (1, 1280, 1000), (4, 1024, 64), (8, 1280, 1000), (8, 2048, 512), (64, 1024, 300)]
+    shapes = [
+        (1, 64, 64),
+        (1, 300, 200),
+        (1, 1280, 1000),
+        (4, 1024, 64),
+        (8, 1280, 1000),
+        (8, 2048, 512),
+        (64, 1024, 300),
+    ]
     for rows, inner, units in shapes:
         arrays, _ = arrays_of(op_type, rows, inner, units)
         alone = run(op_type, arrays).tobytes()
