@@ -154,7 +154,5 @@ class MeasuredProduct(OneDNNOperator):
             cold=self.arguments.bool("cold_weights", True),
             batch=rows,
             open=True,
-            undivided=frozenset({AS_IT_IS})
-            if rows == 1 and product.matmul and strides == ["straight"]
-            else frozenset(),
+            undivided=frozenset({AS_IT_IS}) if is_one_straight_row else frozenset(),
         )

@@ -181,20 +181,18 @@ def test_an_implementation_that_gives_other_bytes_on_two_threads_is_not_chosen_f
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_where_all_give_other_bytes_on_two_threads_the_fastest_gets_one(
-    times: dict[str, float], spoiled: list[str], threads: int
-) -> None:
+def test_where_all_give_other_bytes_on_two_threads_the_product_has_one(spoiled: list[str], threads: int) -> None:
     usable = [one.name for one in problem_of("FC").candidates() if not one.is_reference]
     spoiled += usable
-    times[usable[-1]] = 0.1
     arrays, expected = arrays_of("FC", 4, 48, 40)
     with measuring(60):
         found = run("FC", arrays, threads=threads)
-    assert list(choices.all().values()) == [usable[-1] + ALONE]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    chosen = problem_of("FC").named(usable[-1] + ALONE, 2)
-    assert chosen is not None
-    assert chosen.description.threads == 1
+    (chosen,) = choices.all().values()
+    assert chosen in {name + ALONE for name in usable}
+    made = problem_of("FC").named(chosen, 2)
+    assert made is not None
+    assert made.description.threads == 1
 
 
 @pytest.mark.parametrize("op_type", KINDS)
