@@ -69,7 +69,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onednn]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onednn,plot,examples,mpi]'
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python

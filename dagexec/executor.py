@@ -35,7 +35,7 @@ from dagexec.scheduler.pool import WorkerPool
 from dagexec.scheduler.run import task, waiting_time
 from dagexec.scheduler.trace_lines import line_observer
 from dagexec.statistics import ExecutorStatistics
-from dagexec.telemetry import Telemetry
+from dagexec.telemetry import Telemetry, require_telemetry
 from dagexec.transfers import Array, Outputs
 from dagexec.waiting import TaskWait
 from dagexec.warm_start import Shapes, zero_feeds
@@ -134,6 +134,8 @@ def compile(
         library_states=library_states,
     )
     make_context(options.device)
+    if telemetry is not False:
+        require_telemetry()  # before anything is measured
     if stream_priority not in ("normal", "high"):
         raise ValueError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
     if streams_per_worker < 1:

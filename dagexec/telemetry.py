@@ -9,9 +9,10 @@ and the exception recorded. An error of the tracer or of a span processor is log
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagexec.core.errors import DagexecError
+from dagexec.core.extras import install_command
 from dagexec.requests import Request
 
 if TYPE_CHECKING:
@@ -22,18 +23,23 @@ logger = logging.getLogger("dagexec")
 SPAN_NAME = "dagexec.run"
 
 
+def require_telemetry() -> Any:
+    """The module `opentelemetry.trace`. Raises DagexecError when opentelemetry-api is not installed."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        raise DagexecError(
+            f"telemetry needs opentelemetry-api; install it with: {install_command('telemetry')}"
+        ) from None
+    return trace
+
+
 class Telemetry:
     """Makes the spans of one executor."""
 
     def __init__(self, net: str, net_type: str, tracer: Tracer | None) -> None:
-        """Without a `tracer`, the one called "dagexec" of the global provider.
-
-        Raises DagexecError when opentelemetry-api is not installed.
-        """
-        try:
-            from opentelemetry import trace
-        except ImportError:
-            raise DagexecError("telemetry needs opentelemetry-api: pip install 'dagexec[telemetry]'") from None
+        """Without a `tracer`, the one called "dagexec" of the global provider. Raises what `require_telemetry` does."""
+        trace = require_telemetry()
         self._tracer = tracer or trace.get_tracer("dagexec")
         self._error = trace.StatusCode.ERROR
         self._net = net

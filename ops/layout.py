@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
+from dagexec.core.extras import install_command
 from dagexec.core.operator import Operator
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall
@@ -121,5 +122,5 @@ class ImageOperator(Operator):
         if NCHW16C not in self.orders and blocked in asked:
             raise UnsupportedFeatureError(
                 f"{self.label}: NumPy does not compute in order NCHW16c, oneDNN is needed: "
-                "pip install dagexec[onednn], and engine ONEDNN"
+                f"{install_command('onednn')}, and engine ONEDNN"
             )

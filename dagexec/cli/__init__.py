@@ -8,10 +8,12 @@ is wrong. What dagexec raises on purpose is printed as one message, without a tr
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+import dagexec
 from dagexec.cli.check import check_command
 from dagexec.cli.compare import compare_command
 from dagexec.cli.explore import explore_command
@@ -25,11 +27,27 @@ from dagexec.core.errors import DagexecError
 
 app = typer.Typer(
     name="dagexec",
-    help="Run neural-network operator graphs, compare runtimes on them, look inside them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"dagexec {dagexec.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version, and exit.")
+    ] = False,
+) -> None:
+    """Run neural-network operator graphs, compare runtimes on them, look inside them."""
+
+
 app.command("run")(run_command)
 app.command("compare")(compare_command)
 app.command("inspect")(inspect_command)
@@ -47,10 +65,10 @@ def main() -> None:
         app()
     except DagexecError as error:
         message = f"dagexec: {type(error).__name__}: {error}"
-        Console(stderr=True).print(message, style="red", markup=False, highlight=False)
+        Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as error:  # standard output on a full disk
-        Console(stderr=True).print(f"dagexec: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(f"dagexec: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -23,7 +23,7 @@ from dagexec.cli.arguments import (
 )
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
-from dagexec.cli.plot import plot_comparison
+from dagexec.cli.plot import check_picture, plot_comparison
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
 from dagexec.comparison import Comparison, compare
 from dagexec.core.errors import SchemaError
@@ -63,7 +63,11 @@ def compare_command(
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
+    if plot is not None:
+        check_picture(plot)
     if dtype is not None:
+        if plot is not None:
+            raise SchemaError("--plot draws the times of runtimes, and --dtype compares none")
         _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, as_json)
         return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]

@@ -17,7 +17,7 @@ from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
-from dagexec.cli.plot import draw_graph
+from dagexec.cli.plot import check_drawing, draw_graph
 from dagexec.comparison import random_feeds
 from dagexec.core.device import Device
 from dagexec.core.dtypes import from_numpy
@@ -57,6 +57,8 @@ def inspect_command(
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
+    if draw is not None:
+        check_drawing(draw)
     arguments = parse_arguments(settings)
     loaded, shapes = with_shapes(read_model(model), shape or ())
     if arguments:

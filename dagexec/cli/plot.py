@@ -9,6 +9,7 @@ import networkx as nx
 
 from dagexec.comparison import Comparison
 from dagexec.core.errors import DagexecError
+from dagexec.core.extras import install_command
 from dagexec.scheduler.plan import Plan
 
 
@@ -100,7 +101,7 @@ def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list[An
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise DagexecError("drawing needs matplotlib: pip install 'dagexec[plot]'") from None
+        raise DagexecError(f"drawing needs matplotlib; install it with: {install_command('plot')}") from None
     figure = Figure(figsize=(width, min(height, 200.0)), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
@@ -113,6 +114,18 @@ def check_picture(path: Path) -> None:
     kind = path.suffix.removeprefix(".").lower()
     if kind and kind not in kinds:
         raise DagexecError(f"{path}: cannot be drawn: expected a name that ends in one of {', '.join(sorted(kinds))}")
+    _check_folder(path)
+
+
+def check_drawing(path: Path) -> None:
+    """As `check_picture`, for `draw_graph`, which needs no matplotlib for `.dot`."""
+    if path.suffix == ".dot":
+        _check_folder(path)
+    else:
+        check_picture(path)
+
+
+def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
         raise DagexecError(f"{path}: cannot be drawn: {path.parent} is not a folder")
 

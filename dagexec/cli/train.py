@@ -71,7 +71,7 @@ def train_command(
         float, typer.Option("--rank-timeout", min=0.1, help="Seconds that a rank waits for another, under mpiexec.")
     ] = 10.0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the learning curve. Needs dagexec[plot].")
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the learning curve. Needs matplotlib.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Real data without a download: the handwritten digits that scikit-learn bundles (`pip install dagexec[examples]`)."""
+"""Real data without a download: the handwritten digits that scikit-learn bundles (extra `examples`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.errors import DataError
+from dagexec.core.extras import install_command
 from dagexec.training.data import epoch_order
 
 Array = npt.NDArray[Any]
@@ -38,7 +39,7 @@ def digits(size: int = 8, *, test_share: float = 0.2, seed: int = 0) -> Split:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError("the digits come with scikit-learn: pip install dagexec[examples]") from None
+        raise DataError(f"the digits come with scikit-learn; install it with: {install_command('examples')}") from None
     bunch = load_digits()
     images = (bunch.images / 16.0).astype(np.float32)[:, None]
     labels = bunch.target.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Parameters as safetensors files, in which model hubs exchange weights (`pip install dagexec[safetensors]`)."""
+"""Parameters as safetensors files, in which model hubs exchange weights (extra `safetensors`)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from dagexec.core.dtypes import (
     TypeMeta,
 )
 from dagexec.core.errors import StorageError
+from dagexec.core.extras import install_command
 from dagexec.core.storage.database import reason
 from dagexec.core.storage.publishing import Unpublished
 from dagexec.core.tensor import Tensor
@@ -136,6 +137,8 @@ def _library() -> ModuleType:
     try:
         import safetensors
     except ImportError:
-        raise StorageError("safetensors files need the module safetensors: pip install dagexec[safetensors]") from None
+        raise StorageError(
+            f"safetensors files need the module safetensors; install it with: {install_command('safetensors')}"
+        ) from None
     module: ModuleType = safetensors
     return module

@@ -1,4 +1,4 @@
-"""The transport between processes: MPI, through mpi4py (`pip install dagexec[mpi]`).
+"""The transport between processes: MPI, through mpi4py (extra `mpi`).
 
 An array goes as two messages: a header with what it belongs to, its dtype and shape, and its bytes. Notices that a rank
 has failed or left go under a tag of their own. Whoever waits looks for its message and for notices in turns and gives
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
+from dagexec.core.extras import install_command
 from dagexec.core.threads import threads
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
 
@@ -243,7 +244,7 @@ def require_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise DagexecError(f"MPI is not available ({error}): pip install 'dagexec[mpi]'") from None
+        raise DagexecError(f"MPI is not available ({error}); install it with: {install_command('mpi')}") from None
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise DagexecError("this MPI was started for one thread only; MPI_THREAD_SERIALIZED or more is needed")
     return MPI

@@ -1,7 +1,7 @@
 """The binding to oneDNN: its C API through cffi in ABI mode, so nothing is compiled and the library may be absent.
 
 The library is looked for once, when it is first asked for: at `DAGEXEC_ONEDNN` (a path, or "off"), in the environment's
-own `lib` folder, where `pip install dagexec[onednn]` puts it, then where the system's loader looks. Versions from 3.1
+own `lib` folder, where pip puts it (extra `onednn`), then where the system's loader looks. Versions from 3.1
 serve; their functions and constants used here are the same in all of them. The numbers are those of the C headers of
 oneDNN 3.1 (`dnnl_types.h`, `dnnl_common_types.h`), Apache-2.0.
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
+from dagexec.core.extras import install_command
 from dagexec.core.processor import InstructionSet, instruction_set
 from dagexec.core.teams import on_release
 
@@ -207,7 +208,9 @@ def require_library(label: str) -> Library:
     """oneDNN. Raises UnsupportedFeatureError, naming the operator `label`, where it cannot be used."""
     found = library()
     if found is None:
-        raise UnsupportedFeatureError(f"{label}: oneDNN cannot be used here; pip install dagexec[onednn]")
+        raise UnsupportedFeatureError(
+            f"{label}: oneDNN cannot be used here; install it with: {install_command('onednn')}"
+        )
     return found
 
 

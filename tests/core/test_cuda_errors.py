@@ -61,7 +61,7 @@ def test_no_driver_is_told_from_one_that_is_too_old() -> None:
         assert "docker run --gpus all" in message()
     with machine(status=35, driver=12040):
         assert "the NVIDIA driver serves CUDA 12.4 and CuPy needs CUDA 13.0; upgrade the driver with" in message()
-        assert "pip install 'dagexec[cuda12]'" in message()
+        assert "pip install 'cupy-cuda12x>=14'" in message()
 
 
 def test_no_visible_device_names_the_variable_that_hides_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,5 +120,5 @@ def test_an_old_cupy_is_named_with_the_command_that_brings_a_new_one(monkeypatch
     monkeypatch.setattr(binding.importlib, "import_module", lambda name: old)
     with installed():
         binding._loaded.clear()
-        with pytest.raises(DeviceError, match=r"CuPy 13.4.1 is too old, 14.0 is the oldest .*dagexec\[cuda13\]"):
+        with pytest.raises(DeviceError, match=r"CuPy 13.4.1 is too old, 14.0 is the oldest .*'cupy-cuda13x>=14'"):
             binding.cupy()

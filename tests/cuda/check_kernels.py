@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dagexec.core.extras import install_command
 from tests.cuda.nvrtc import architectures, errors_of, nvrtc
 
 
@@ -24,7 +25,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1)
     given = parser.parse_args()
     if nvrtc() is None:
-        print("NVRTC is not installed; install it with: pip install 'dagexec[cuda12]'", file=sys.stderr)
+        print(f"NVRTC is not installed; install it with: {install_command('cuda12')}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder, "sources")

@@ -36,7 +36,7 @@ def test_without_cupy_they_say_what_to_install(arguments: list[str], monkeypatch
     result = runner.invoke(app, [*arguments, "--device", "cuda:0"])
     assert result.exit_code != 0
     assert isinstance(result.exception, DeviceError)
-    assert "pip install 'dagexec[cuda12]'" in str(result.exception)
+    assert "pip install 'cupy-cuda12x>=14'" in str(result.exception)
 
 
 COMMANDS = [
@@ -65,9 +65,7 @@ def test_no_cupy_is_one_message_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "cupy", None)
     with installed():
         _loaded.clear()
-        assert "install one with: pip install 'dagexec[cuda12]' (CUDA 12), or 'dagexec[cuda13]'" in refused(
-            cli, command
-        )
+        assert "pip install 'cupy-cuda12x>=14'" in refused(cli, command)
 
 
 @every_command
@@ -81,7 +79,7 @@ def test_an_old_cupy_is_one_message_with_the_command_that_replaces_it(
         _loaded.clear()
         message = refused(cli, command)
     assert "CuPy 13.6.0 is too old, 14.0 is the oldest that serves" in message
-    assert "pip install 'dagexec[cuda12]'" in message
+    assert "pip install 'cupy-cuda12x>=14'" in message
 
 
 @every_command

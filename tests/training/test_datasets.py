@@ -50,5 +50,5 @@ def test_wrong_sizes_and_a_missing_module_are_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="found 8 and 1"):
         digits(test_share=1)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install dagexec\[examples\]"):
+    with pytest.raises(DataError, match="pip install 'scikit-learn>="):
         digits()

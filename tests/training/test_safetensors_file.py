@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
 
 def test_a_missing_module_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(StorageError, match=r"pip install dagexec\[safetensors\]"):
+    with pytest.raises(StorageError, match="pip install 'safetensors>="):
         read_safetensors(tmp_path / "f")
 
 

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagexec.core.errors import DeviceError
+from dagexec.core.extras import install_command
 
 OLDEST_CUPY = (14, 0)
 OLDEST_FRONTEND = (1, 10)
-INSTALL = "install one with: pip install 'dagexec[cuda12]' (CUDA 12), or 'dagexec[cuda13]' (CUDA 13)"
+INSTALL = f"install it with: {install_command('cuda12')} (CUDA 12), or: {install_command('cuda13')} (CUDA 13)"
 
 _loaded: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""lmdb: a database in a folder, with an index and transactions of its own (`pip install dagexec[lmdb]`)."""
+"""lmdb: a database in a folder, with an index and transactions of its own (extra `lmdb`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from dagexec.core.errors import StorageError
+from dagexec.core.extras import install_command
 from dagexec.core.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.core.storage.lmdb_pages import check_pages
 from dagexec.core.storage.publishing import Unpublished, synchronise_folder
@@ -28,7 +29,9 @@ def _lmdb() -> ModuleType:
     try:
         import lmdb
     except ImportError:
-        raise StorageError("databases of type lmdb need the module lmdb: pip install dagexec[lmdb]") from None
+        raise StorageError(
+            f"databases of type lmdb need the module lmdb; install it with: {install_command('lmdb')}"
+        ) from None
     module: ModuleType = lmdb
     return module
 

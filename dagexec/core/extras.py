@@ -1,0 +1,41 @@
+"""What dagexec uses where it is installed, and the command that installs it for the Python that runs.
+
+The command names the packages and not `dagexec[...]`, so that it serves a checkout, an installed wheel and any index.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+REQUIREMENTS = {
+    "onednn": ("cffi>=1.17", "onednn-cpu-gomp==2023.1.0"),
+    "cuda12": (
+        "cupy-cuda12x>=14",
+        "nvidia-cudnn-frontend>=1.10",
+        "nvidia-cudnn-cu12>=9.10",
+        "nvidia-cublas-cu12>=12.8",
+        "nvidia-cuda-nvrtc-cu12>=12.8",
+        "nvidia-nccl-cu12>=2.26",
+    ),
+    "cuda13": (
+        "cupy-cuda13x>=14",
+        "nvidia-cudnn-frontend>=1.10",
+        "nvidia-cudnn-cu13>=9.12",
+        "nvidia-cublas>=13",
+        "nvidia-cuda-nvrtc>=13",
+        "nvidia-nccl-cu13>=2.26",
+    ),
+    "plot": ("matplotlib>=3.8",),
+    "mpi": ("mpi4py>=4", "openmpi>=5"),
+    "telemetry": ("opentelemetry-api>=1.27",),
+    "lmdb": ("lmdb>=1.5",),
+    "safetensors": ("safetensors>=0.8",),
+    "examples": ("scikit-learn>=1.4",),
+}
+"""The optional dependencies of pyproject.toml, without those of tests and benchmarks."""
+
+
+def install_command(extra: str) -> str:
+    """A command for a shell that installs what `extra` needs, where this Python finds it."""
+    return shlex.join([sys.executable or "python3", "-m", "pip", "install", *REQUIREMENTS[extra]])
