@@ -152,20 +152,24 @@ def compare(
     what_if_streams: Sequence[int] = (),
     launch_seconds: float = LAUNCH_SECONDS,
     progress: Callable[[float], object] = lambda _done: None,
+    tell: Callable[[str], object] = lambda _stage: None,
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
     One thread an operator everywhere. `operator_arguments`, `optimize` and `tuning_seconds` are those of `compile`;
     all run the same net, as it is rewritten for one thread. Predict the times of
     `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an operator.
-    `progress` is called after every run with the share that is done, up to 1. Raises what `compile` and `run` raise.
+    `progress` is called after every run with the share that is done, up to 1, and `tell` before with what is done
+    next. Raises what `compile` and `run` raise.
     """
     model = initialised(load_model(source))
     if operator_arguments:
         model = replace(model, net=with_arguments(model.net, operator_arguments))
     origin = AS_GIVEN
     if optimize:
-        options = CompileOptions(net_type="simple", num_workers=1, intra_op_threads=1, tuning_seconds=tuning_seconds)
+        options = CompileOptions(
+            net_type="simple", num_workers=1, intra_op_threads=1, tuning_seconds=tuning_seconds, progress=tell
+        )
         compiled_model = compile_model(model, options)
         model = compiled_model.model
         if compiled_model.report is not None:
@@ -192,7 +196,9 @@ def compare(
                 if key not in executors:
                     executors[key] = stack.enter_context(compiled(net_type, count))
         crowd = stack.enter_context(compiled("simple", cores, cores)) if cores > 1 else None
+        tell("first runs")
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
+        tell("runs in turns")
         calibrator = Calibrator(executors["simple", 1], crowd, inputs)
         seconds = measure(executors, calibrator, inputs, repeat, progress)
         plans = {key: executor.net().plan for key, executor in executors.items()}

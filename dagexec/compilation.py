@@ -362,8 +362,11 @@ class _Compilation:
         if self._deadline.is_over or self._inputs is None or not all(map(is_known, self._model.net.op)):
             return None
         if self._bench is None:
-            self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._options.tell)
+            self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._tell_tuning)
         return self._bench
+
+    def _tell_tuning(self, stage: str) -> None:
+        self._options.tell(f"{stage} ({self._left():.1f} of {self._tuning:g} s left)")
 
     def _left(self) -> float:
         """What is left of the seconds for tuning."""

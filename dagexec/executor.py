@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -74,6 +74,7 @@ def compile(
     when_full: WhenFull = "wait",
     warm_start: bool | Shapes = False,
     telemetry: bool | Tracer = False,
+    progress: Callable[[str], object] | None = None,
 ) -> Executor:
     """Load a model and make it ready to run.
 
@@ -110,6 +111,8 @@ def compile(
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
             (see `Executor.warm_up`); or the shapes of those zeros by input name.
         telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
+        progress: called, in this thread, with a few words on what compilation does next. `logging` has them, too, at
+            level DEBUG for "dagexec".
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, ArgumentError
     for an argument that no operator knows, FeedError for a blob to keep that the model has not, ValueError for a count
@@ -132,6 +135,7 @@ def compile(
         capture=capture,
         layout=layout,
         library_states=library_states,
+        progress=progress,
     )
     make_context(options.device)
     if telemetry is not False:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -97,6 +97,7 @@ def precision_report(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     intra_op_threads: int | None = None,
     tuning_seconds: float | None = None,
+    tell: Callable[[str], object] = lambda _stage: None,
 ) -> PrecisionReport:
     """Compare a model in `dtype` with itself in float32.
 
@@ -108,6 +109,7 @@ def precision_report(
         repeat: timed runs of each, in turns.
         per_layer: tell what each layer loses alone, too.
         intra_op_threads, tuning_seconds: as for `compile`.
+        tell: called with what is done next.
 
     Raises ArgumentError for another dtype, and what `compile` and `run` raise.
     """
@@ -127,8 +129,10 @@ def precision_report(
                 shapes={name: np.shape(array) for name, array in samples[0].items()},
                 intra_op_threads=intra_op_threads,
                 tuning_seconds=tuning_seconds,
+                progress=lambda stage, kind=kind: tell(f"{kind}: {stage}"),  # type: ignore[misc]
             )
             executors.append(stack.enter_context(executor))
+        tell("running")
         results = [[executor.run(sample) for sample in samples] for executor in executors]
         milliseconds = _times(executors, samples[0], repeat)
     layers = _layers(model, dtype, samples, calibration) if per_layer else ()

@@ -67,7 +67,7 @@ def _parsed(text: str) -> Value:
 
 @contextmanager
 def kept_choices(file: Path | None) -> Iterator[None]:
-    """Load the choices of `file`, if it is given and exists; save all to it if the block measured others.
+    """Load the choices of `file`, if it is given and exists; save all to it if the block, however it ends, measured others.
 
     Raises ModelFormatError when it cannot be read or written, or is something else; before the block, as far as can be
     told then.
@@ -80,6 +80,8 @@ def kept_choices(file: Path | None) -> Iterator[None]:
     elif not file.parent.is_dir():
         raise ModelFormatError(f"{file}: choices of algorithms cannot be kept: {file.parent} is not a folder")
     before = choices.all()
-    yield
-    if choices.all() != before:
-        choices.save(file)
+    try:
+        yield
+    finally:
+        if choices.all() != before:
+            choices.save(file)

@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +23,7 @@ from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import check_picture, plot_comparison
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
+from dagexec.cli.progress import shown
 from dagexec.comparison import Comparison, compare
 from dagexec.core.errors import SchemaError
 from dagexec.precision import RANDOM_INPUTS, LowPrecision, precision_report
@@ -79,9 +78,7 @@ def compare_command(
     arguments = parse_arguments(settings)
     loaded = read_model(model)
     feeds = read_feeds(loaded, input_file, shape, seed)
-    progress = Progress(console=Console(stderr=True), transient=True, disable=as_json)
-    with kept_choices(choices), progress as bar:
-        task = bar.add_task(escape(f"Comparing runtimes on {loaded.name}"), total=1.0)
+    with kept_choices(choices), shown(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
             loaded,
             net_types=net_types,
@@ -94,7 +91,8 @@ def compare_command(
             what_if_workers=other_workers,
             what_if_streams=other_streams,
             launch_seconds=launch_us / 1e6,
-            progress=lambda done: bar.update(task, completed=done),
+            progress=line.done,
+            tell=line,
         )
     if as_json:
         print_json(comparison.as_dict())
@@ -130,9 +128,9 @@ def _compare_precision(
         [read_feeds(loaded, input_file, shape, seed + start + number) for number in range(count)]
         for start in (0, count)
     )
-    with Console(stderr=True).status(Text(f"Comparing {dtype} with float32")):
+    with shown(f"Comparing {dtype} with float32", quiet=as_json) as line:
         kind: LowPrecision = "int8" if dtype == "int8" else "bfloat16"
-        report = precision_report(loaded, kind, feeds, calibration=others, repeat=repeat, per_layer=layers)
+        report = precision_report(loaded, kind, feeds, calibration=others, repeat=repeat, per_layer=layers, tell=line)
     if as_json:
         print_json(report.as_dict())
         return

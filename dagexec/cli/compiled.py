@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.cli.progress import shown
 from dagexec.compilation import Compiled, CompileOptions, compile_model
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device, make_context
@@ -19,7 +20,8 @@ def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]
     Raises what compiling raises, and DeviceError when there is no such device.
     """
     make_context(device)
-    return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes, device=device))
+    with shown(f"Compiling {model.name}") as line:
+        return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes, device=device, progress=line))
 
 
 def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import typer
 from numpy.lib.npyio import NpzFile
-from rich.console import Console
-from rich.text import Text
 
+from dagexec.cli.progress import shown
 from dagexec.comparison import random_feeds, require_inputs
 from dagexec.core.dtypes import TypeMeta, from_name
 from dagexec.core.errors import ArgumentError, FeedError
@@ -48,7 +47,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 
 def read_model(source: str) -> Model:
     """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does."""
-    with Console(stderr=True).status(Text(f"Loading {source}")):
+    with shown(f"Loading {source}"):
         return initialised(load_model(source))
 
 

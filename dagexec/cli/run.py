@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 from zipfile import ZipFile
@@ -28,6 +28,7 @@ from dagexec.cli.arguments import (
 )
 from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
+from dagexec.cli.progress import shown
 from dagexec.core.device import Device
 from dagexec.core.errors import FeedError
 from dagexec.core.sim import simulated
@@ -69,29 +70,30 @@ def run_command(
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []
-    with (
-        kept_choices(choices),
-        _modelled(device) if record is not None else nullcontext(),
-        compile_model(
-            loaded,
-            optimize=optimize,
-            tuning_seconds=tuning_seconds,
-            net_type=net_type,
-            num_workers=num_workers,
-            intra_op_threads=intra_op_threads,
-            device=device,
-            streams_per_worker=streams_per_worker,
-            operator_arguments=arguments,
-        ) as executor,
-    ):
-        console = Console(stderr=True)
-        quiet = as_json or line_observer() is not None  # whose lines a display would break
+    quiet = as_json or line_observer() is not None  # whose lines a display would break
+    with kept_choices(choices), _modelled(device) if record is not None else nullcontext(), ExitStack() as stack:
+        with shown(f"Compiling {loaded.name}", quiet=quiet) as line:
+            executor = stack.enter_context(
+                compile_model(
+                    loaded,
+                    optimize=optimize,
+                    tuning_seconds=tuning_seconds,
+                    net_type=net_type,
+                    num_workers=num_workers,
+                    intra_op_threads=intra_op_threads,
+                    device=device,
+                    streams_per_worker=streams_per_worker,
+                    operator_arguments=arguments,
+                    progress=line,
+                )
+            )
         try:
-            with nullcontext() if quiet else console.status("Running for the first time"):
+            with shown(f"Running {loaded.name} for the first time", quiet=quiet):
                 outputs = executor.run(feeds, trace=record)
         finally:  # a run that fails has a trace, too
             if trace is not None and record is not None:
                 record.write(trace)
+        console = Console(stderr=True)
         for _ in track(range(repeat), "Running", console=console, transient=True, disable=quiet or repeat == 1):
             start = time.perf_counter()
             outputs = executor.run(feeds)
@@ -111,8 +113,8 @@ def run_command(
     for name, array in outputs.items():
         row = _summary(array)
         figures = (row[key] for key in ("least", "greatest", "mean"))
-        shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
-        table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *shown)
+        figures_shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
+        table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *figures_shown)
     Console().print(table)
 
 

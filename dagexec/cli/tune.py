@@ -14,6 +14,7 @@ from dagexec.cli.arguments import ChoicesOption, kept_choices
 from dagexec.cli.compiled import choices_in_words
 from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
+from dagexec.cli.progress import shown
 from dagexec.comparison import random_feeds
 from dagexec.compilation import CompileOptions, compile_model
 from dagexec.core.choices import cache_file
@@ -45,8 +46,9 @@ def tune_command(
         start = time.perf_counter()
         with compile_executor(loaded, tuning_seconds=0, **options) as before:  # type: ignore[arg-type]
             before.run(feeds)
-            with Console(stderr=True).status(f"Measuring for at most {seconds:g} s"):
-                tuned = compile_model(loaded, CompileOptions(tuning_seconds=seconds, **options))  # type: ignore[arg-type]
+            with shown(f"Tuning {loaded.name}", quiet=as_json) as tell:
+                wanted = CompileOptions(tuning_seconds=seconds, progress=tell, **options)  # type: ignore[arg-type]
+                tuned = compile_model(loaded, wanted)
             took = time.perf_counter() - start
             with compile_executor(loaded, tuning_seconds=0, **options) as after:  # type: ignore[arg-type]
                 times = _interleaved([before, after], feeds)

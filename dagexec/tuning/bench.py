@@ -109,6 +109,7 @@ class Bench:
         self._search_seconds = search_seconds
         self._deadline = deadline
         self._tell = tell
+        self._preparing = 0.0  # seconds, the least for a net so far
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
     def quiet(self) -> bool:
@@ -155,7 +156,7 @@ class Bench:
             runners: dict[int, Runner] = {}
             firsts: list[float] = []
             for number, model in enumerate(models):
-                self._tell(f"timing operators, {number + 1} of {len(models)}")
+                self._tell(f"timing operators {number + 1} of {len(models)}")
                 runner = stack.enter_context(Runner(Trial(model), self.parameters(model)))
                 try:
                     firsts.append(self._first_run(runner, firsts[0] if firsts else None))
@@ -237,8 +238,12 @@ class Bench:
     def _first_run(self, runner: Runner, best: float | None) -> float:
         """The time of the first run. Raises LateError or RunTimeoutError when it is hopeless, or there is no time."""
         with held_to(self._deadline), measuring(0):
+            begun = self._deadline.left()
+            if begun <= self._preparing:
+                raise LateError("there is no time to prepare it")
             runner.prepare(self._inputs)
             left = self._deadline.left()
+            self._preparing = min(self._preparing or begun, begun - left)
             longest = left if best is None else min(left, _HOPELESS * best + _HOPELESS_SECONDS)
             return runner.first(self._inputs, max(0.0, longest))
 
@@ -250,7 +255,7 @@ class Bench:
         allowed = min(self._search_seconds * _SURVEY_SHARE, self._deadline.left())
         if allowed <= 0:
             return
-        self._tell("asking which operators there are to measure")
+        self._tell("listing what may be measured")
         parameters: dict[int, Workspace] = {}
         with measuring(self._deadline.left()):
             with held_to(self._deadline), postponed() as measure, ExitStack() as stack:
@@ -261,7 +266,7 @@ class Bench:
                         runner.prepare(self._inputs)
                     except Exception as error:
                         logger.info("net %r cannot be surveyed (%s): %s", model.name, type(error).__name__, error)
-            self._tell("measuring implementations of operators")
+            self._tell("measuring implementations")
             start = time.perf_counter()
             with measuring(allowed):
                 measure()

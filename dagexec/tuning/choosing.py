@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -97,13 +98,19 @@ def choose_schedule(
 
 
 def _by_prediction(model: Model, graph: Graph, wishes: Wishes, measures: Measures, seconds: float) -> Choice:
-    """While others use the machine: from the processor time of operators on one thread."""
+    """While others use the machine: from the processor time of operators on one thread.
+
+    What is chosen runs once all the same, beside a schedule of fewer threads, to see that it is not hopeless.
+    """
     logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
     (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
     predicted = _considered(_situation(graph, wishes, _scaled_times(graph, alone, _widths(wishes))))
-    chosen = predicted[0].schedule
-    measures.run_seconds([trial_of(model, chosen, wishes.threads or 1)], 0.0)  # its operators choose how to compute
-    return Choice(chosen, tuple(predicted))
+    narrow = min(predicted, key=lambda one: max(one.schedule.threads))
+    tried = [narrow, predicted[0]] if narrow is not predicted[0] else [narrow]
+    trials = [trial_of(model, one.schedule, wishes.threads or 1) for one in tried]
+    found = measures.run_seconds(trials, 0.0)  # its operators choose how to compute
+    hopeless = math.isinf(found[-1]) and math.isfinite(found[0])
+    return Choice((narrow if hopeless else predicted[0]).schedule, tuple(predicted))
 
 
 def _by_measurement(model: Model, graph: Graph, wishes: Wishes, measures: Measures, seconds: float) -> Choice:
