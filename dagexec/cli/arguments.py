@@ -67,7 +67,7 @@ def _parsed(text: str) -> Value:
 
 @contextmanager
 def kept_choices(file: Path | None) -> Iterator[None]:
-    """Load the choices of `file`, if it is given and exists; save all to it if the block, however it ends, measured others.
+    """Load the choices of `file`, if it is given and exists; save all to it if the block measured others, even in part.
 
     Raises ModelFormatError when it cannot be read or written, or is something else; before the block, as far as can be
     told then.
