@@ -31,7 +31,7 @@ from dagexec.parameters import initialised
 from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
 from dagexec.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.passes.engine import ENGINE
-from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass
+from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass, layouts
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
 from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
@@ -299,7 +299,7 @@ class _Compilation:
             return first
         self._origin = "measured"
         plain = len(model.net.op) <= _SMALL  # in larger nets NCHW is out of the question, and slow to find that of
-        names = [name for name in LAYOUTS if plain or name != NCHW]
+        names = [name for name in layouts() if plain or name != NCHW]
         seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
 
         def fastest(threads: int) -> str | None:

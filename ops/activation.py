@@ -31,8 +31,7 @@ from dagexec.ops.activation_passes import (
 )
 from dagexec.ops.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.layout import (
-    BLOCK_CHANNELS,
-    NCHW16C,
+    BLOCKS,
     ORDER_HELP,
     channel_axis,
     channel_count,
@@ -259,11 +258,11 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
     if math.prod(slope) == 1:
         return (1,) * len(x)
     order = image_order(call)
-    if order == NCHW16C:
+    if order in BLOCKS:
         check_blocks(call, 0)
         if slope == (channel_count(order, x),):
-            return (1, x[1], *(1,) * (len(x) - 3), BLOCK_CHANNELS)
-    if len(slope) == 1 and x and slope[0] == x[channels] and order != NCHW16C:
+            return (1, x[1], *(1,) * (len(x) - 3), BLOCKS[order])
+    if len(slope) == 1 and x and slope[0] == x[channels] and order not in BLOCKS:
         return (*(1,) * channels, slope[0], *(1,) * (len(x) - channels - 1))
     padded = (*(1,) * (len(x) - len(slope)), *slope)
     if len(slope) > 1 and len(padded) == len(x) and all(s in (1, d) for s, d in zip(padded, x, strict=True)):

@@ -18,7 +18,7 @@ from dagexec.ops.shape import copy_cost, integers_of
 
 AXIS_ARGS = {
     "axis": "the axis to work along; negative counts from the end",
-    "order": "NCHW or NCHW16c (axis 1, the default) or NHWC (the last axis), instead of `axis`",
+    "order": "NHWC (the last axis), or NCHW or an order in blocks (axis 1, the default), instead of `axis`",
     "zero_copy": "1: inputs and outputs may share memory where a memory plan finds that nobody sees it (default 0)",
 }
 

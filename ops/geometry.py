@@ -180,7 +180,7 @@ class Window:
         return channel_count(self.order, shape)
 
     def image_shape(self, batch: int, channels: int, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of an image tensor in this order. Raises ArgumentError when NCHW16c cannot hold the channels."""
+        """The shape of an image tensor in this order. Raises ArgumentError when the channels fill no blocks."""
         return image_shape(self.order, batch, channels, sizes, self.label)
 
     def filter_shape(self, outer: int, inner: int) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ class Window:
 
 
 def read_window(call: OperatorCall, rank: int, *, blocked: bool = False) -> Window:
-    """The window arguments of an operator on images of `rank` spatial axes; `blocked` allows order NCHW16c.
+    """The window arguments of an operator on images of `rank` spatial axes; `blocked` allows orders in blocks.
 
     Raises ArgumentError for forms that contradict each other, wrong numbers of entries and values out of range.
     """

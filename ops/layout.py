@@ -1,14 +1,16 @@
-"""Where the channels of an image tensor are: argument `order`, NCHW (second axis), NHWC (last axis) or NCHW16c.
+"""Where the channels of an image tensor are: argument `order`, NCHW (second axis), NHWC (last axis) or in blocks.
 
-NCHW16c is N, C/16, spatial, 16: channels in blocks of 16, which oneDNN's kernels for AVX-512 read and write whole. It
-is a physical shape like the others, so C is a multiple of 16. NumPy's operators compute in NCHW and NHWC only.
+NCHW16c is N, C/16, spatial, 16: channels in blocks of 16, which oneDNN's kernels for AVX-512 read and write whole;
+NCHW8c, in blocks of 8, is for AVX2. They are physical shapes like the others, so C is a multiple of the block. NumPy's
+operators compute in NCHW and NHWC only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from dagexec.core.arguments import Arguments
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.core.extras import install_command
 from dagexec.core.operator import Operator
@@ -19,14 +21,17 @@ if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
 
 ORDER_HELP = (
-    "NCHW or NHWC: whether channels are the second or the last axis (default NCHW); or NCHW16c, N, C/16, spatial, 16, "
-    "where oneDNN computes"
+    "NCHW or NHWC: whether channels are the second or the last axis (default NCHW); or, where oneDNN computes, in "
+    "blocks: NCHW16c, which is N, C/16, spatial, 16, or NCHW8c"
 )
 
-NCHW, NHWC, NCHW16C = "NCHW", "NHWC", "NCHW16c"
-ORDERS = (NCHW, NHWC, NCHW16C)
-BLOCK_CHANNELS = 16
-"""Channels of a block of NCHW16c."""
+NCHW, NHWC, NCHW8C, NCHW16C = "NCHW", "NHWC", "NCHW8c", "NCHW16c"
+BLOCKS: Mapping[str, int] = {NCHW8C: 8, NCHW16C: 16}
+"""By blocked order, the channels of a block."""
+
+ORDERS = (NCHW, NHWC, *BLOCKS)
+KNOWN_ORDERS = f"{', '.join(ORDERS[:-1])} or {ORDERS[-1]}"
+"""For messages."""
 
 
 def image_order(call: OperatorCall, argument: str = "order", default: str = NCHW) -> str:
@@ -35,7 +40,7 @@ def image_order(call: OperatorCall, argument: str = "order", default: str = NCHW
     for order in ORDERS:
         if given.upper() == order.upper():
             return order
-    raise ArgumentError(f"{call.label}: argument {argument!r} must be NCHW, NHWC or NCHW16c, found {given.upper()!r}")
+    raise ArgumentError(f"{call.label}: argument {argument!r} must be {KNOWN_ORDERS}, found {given.upper()!r}")
 
 
 def channels_last(call: OperatorCall) -> bool:
@@ -49,7 +54,7 @@ def channels_last(call: OperatorCall) -> bool:
 def channel_axis(call: OperatorCall) -> int:
     """The axis of channels of input 0, whatever its rank; a tensor of one axis has its channels there.
 
-    For NCHW16c it is the axis of blocks.
+    In a blocked order it is the axis of blocks.
     """
     rank = len(call.inputs[0].shape)
     return rank - 1 if image_order(call) == NHWC else min(1, rank - 1)
@@ -58,9 +63,9 @@ def channel_axis(call: OperatorCall) -> int:
 def require_image(call: OperatorCall, index: int, spatial_axes: Sequence[int] = (1, 2, 3)) -> tuple[int, ...]:
     """The shape of input `index`, an image tensor in the order of the call with one of those numbers of spatial axes.
 
-    Raises ShapeError for another rank, and ArgumentError when NCHW16c does not have blocks of 16 channels.
+    Raises ShapeError for another rank, and ArgumentError when the blocks are not those of the order.
     """
-    if image_order(call) != NCHW16C:
+    if image_order(call) not in BLOCKS:
         return call.require_rank(index, *(rank + 2 for rank in spatial_axes))
     shape = call.require_rank(index, *(rank + 3 for rank in spatial_axes))
     check_blocks(call, index)
@@ -69,22 +74,25 @@ def require_image(call: OperatorCall, index: int, spatial_axes: Sequence[int] = 
 
 def check_blocks(call: OperatorCall, index: int) -> None:
     """Raise ArgumentError unless input `index`, an image tensor, has the blocks that its order asks for."""
-    shape = call.inputs[index].shape
-    if image_order(call) == NCHW16C and (len(shape) < 3 or shape[-1] != BLOCK_CHANNELS):
+    shape, order = call.inputs[index].shape, image_order(call)
+    block = BLOCKS.get(order)
+    if block is not None and (len(shape) < 3 or shape[-1] != block):
         raise ArgumentError(
-            f"{call.label}: with order NCHW16c input {call.definition.input[index]!r} must be N, C/16, spatial, 16; "
-            f"found shape {shape}"
+            f"{call.label}: with order {order} input {call.definition.input[index]!r} must be N, C/{block}, spatial, "
+            f"{block}; found shape {shape}"
         )
 
 
 def spatial_sizes(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The spatial sizes of an image tensor's shape."""
-    return {NCHW: shape[2:], NHWC: shape[1:-1], NCHW16C: shape[2:-1]}[order]
+    if order in BLOCKS:
+        return shape[2:-1]
+    return shape[1:-1] if order == NHWC else shape[2:]
 
 
 def channel_count(order: str, shape: tuple[int, ...]) -> int:
     """The number of channels of an image tensor's shape."""
-    if order == NCHW16C:
+    if order in BLOCKS:
         return shape[1] * shape[-1]
     return shape[-1] if order == NHWC else shape[1]
 
@@ -95,14 +103,21 @@ def logical_shape(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def image_shape(order: str, batch: int, channels: int, sizes: Sequence[int], label: str) -> tuple[int, ...]:
-    """The shape of an image tensor. Raises ArgumentError, naming `label`, when the channels are no blocks of 16."""
+    """The shape of an image tensor. Raises ArgumentError, naming `label`, when the channels fill no blocks."""
     if order == NHWC:
         return (batch, *sizes, channels)
     if order == NCHW:
         return (batch, channels, *sizes)
-    if channels % BLOCK_CHANNELS:
-        raise ArgumentError(f"{label}: order NCHW16c needs a multiple of 16 channels, found {channels}")
-    return (batch, channels // BLOCK_CHANNELS, *sizes, BLOCK_CHANNELS)
+    block = BLOCKS[order]
+    if channels % block:
+        raise ArgumentError(f"{label}: order {order} needs a multiple of {block} channels, found {channels}")
+    return (batch, channels // block, *sizes, block)
+
+
+def blocked_orders(arguments: Arguments) -> list[str]:
+    """The blocked orders that arguments `order` and `output_order` name."""
+    asked = {arguments.string(name, NCHW).upper() for name in ("order", "output_order")}
+    return [order for order in BLOCKS if order.upper() in asked]
 
 
 class ImageOperator(Operator):
@@ -115,12 +130,11 @@ class ImageOperator(Operator):
     orders: ClassVar[tuple[str, ...]] = (NCHW, NHWC)
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
-        """Raises UnsupportedFeatureError for NCHW16c where the class does not compute in it."""
+        """Raises UnsupportedFeatureError for a blocked order where the class does not compute in it."""
         super().__init__(definition, workspace, index=index, net=net)
-        blocked = NCHW16C.upper()
-        asked = {self.arguments.string(name, NCHW).upper() for name in ("order", "output_order")}
-        if NCHW16C not in self.orders and blocked in asked:
-            raise UnsupportedFeatureError(
-                f"{self.label}: NumPy does not compute in order NCHW16c, oneDNN is needed: "
-                f"{install_command('onednn')}, and engine ONEDNN"
-            )
+        for order in blocked_orders(self.arguments):
+            if order not in self.orders:
+                raise UnsupportedFeatureError(
+                    f"{self.label}: NumPy does not compute in order {order}, oneDNN is needed: "
+                    f"{install_command('onednn')}, and engine ONEDNN"
+                )

@@ -8,19 +8,11 @@ import numpy as np
 
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.errors import ArgumentError
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import Array
-from dagexec.ops.layout import (
-    BLOCK_CHANNELS,
-    NCHW,
-    NCHW16C,
-    NHWC,
-    image_order,
-    image_shape,
-    logical_shape,
-)
+from dagexec.ops.layout import BLOCKS, KNOWN_ORDERS, NCHW, image_order, image_shape, logical_shape
 from dagexec.ops.shape import copy_cost
 
 
@@ -34,27 +26,37 @@ def infer_reorder(call: OperatorCall) -> list[TensorType]:
     meta = call.require_types(0, *NUMBER_TYPES)
     source, target = orders_of(call)
     shape = call.inputs[0].shape
-    least = 4 if source == NCHW16C else 3
+    least = 4 if source in BLOCKS else 3
     if len(shape) < least:
         raise call.fail(f"an image tensor in order {source} has at least {least} axes, found {len(shape)}")
-    if source == NCHW16C and shape[-1] != BLOCK_CHANNELS:
-        raise ArgumentError(f"{call.label}: in order NCHW16c the last axis has size 16, found shape {shape}")
+    block = BLOCKS.get(source)
+    if block is not None and shape[-1] != block:
+        raise ArgumentError(f"{call.label}: in order {source} the last axis has size {block}, found shape {shape}")
     batch, channels, *sizes = logical_shape(source, shape)
     return [TensorType(image_shape(target, batch, channels, sizes, call.label), meta)]
 
 
-def in_blocks(array: Array, order: str) -> Array:
-    """A packed image tensor in `order`, seen as N, C/16, 16, spatial. C is a multiple of 16."""
-    if order == NCHW:
-        return array.reshape(array.shape[0], array.shape[1] // BLOCK_CHANNELS, BLOCK_CHANNELS, *array.shape[2:])
-    if order == NHWC:
-        array = np.moveaxis(array.reshape(*array.shape[:-1], -1, BLOCK_CHANNELS), -2, 1)
-    return np.moveaxis(array, -1, 2)
+def in_common_blocks(array: Array, order: str, other: str) -> Array:
+    """A packed image tensor in `order`, seen as N, C / outer, outer / inner, inner, spatial; it is not empty.
+
+    Every order is N, C/k, spatial, k, for NCHW with k = 1 and for NHWC with k = C. `inner` and `outer` are the smaller
+    and the larger k of `order` and `other`.
+    """
+    batch, channels, *sizes = logical_shape(order, array.shape)
+    own = _block(order, channels)
+    inner, outer = sorted((own, _block(other, channels)))
+    if own == inner:
+        blocks = array.reshape(batch, channels // outer, outer // inner, *sizes, inner)
+        return blocks.transpose(0, 1, 2, blocks.ndim - 1, *range(3, blocks.ndim - 1))
+    blocks = array.reshape(batch, channels // outer, *sizes, outer // inner, inner)
+    return blocks.transpose(0, 1, blocks.ndim - 2, blocks.ndim - 1, *range(2, blocks.ndim - 2))
 
 
-def channels_second(array: Array, order: str) -> Array:
-    """An image tensor in order NCHW or NHWC, seen as N, C, spatial."""
-    return np.moveaxis(array, -1, 1) if order == NHWC else array
+def _block(order: str, channels: int) -> int:
+    """The channels that lie side by side."""
+    if order in BLOCKS:
+        return BLOCKS[order]
+    return 1 if order == NCHW else channels
 
 
 @operator(
@@ -63,12 +65,12 @@ def channels_second(array: Array, order: str) -> Array:
         inputs=(1, 1),
         outputs=(1, 1),
         infer=infer_reorder,
-        doc="Y = X, an image tensor, with its axes in another order. Into NCHW16c the channels must be a multiple of "
-        "16. (dagexec's own; the layout pass puts it between operators of different orders.)",
+        doc="Y = X, an image tensor, with its axes in another order. Into blocks the channels must be a multiple of "
+        "theirs. (dagexec's own; the layout pass puts it between operators of different orders.)",
         input_names=("X",),
         output_names=("Y",),
         args={
-            "from_order": "order of X: NCHW, NHWC or NCHW16c (N, C/16, spatial, 16) (default NCHW)",
+            "from_order": f"order of X: {KNOWN_ORDERS}; the last is N, C/16, spatial, 16 (default NCHW)",
             "to_order": "order of Y (default NCHW)",
         },
         cost=copy_cost,
@@ -79,6 +81,8 @@ class Reorder(Operator):
 
     def prepare(self) -> Step:
         """Both tensors seen with their axes in one order."""
+        x, y = self.x(0), self.y(0)
+        if not x.size:
+            return nothing_to_do
         source, target = orders_of(self.call())
-        view = in_blocks if NCHW16C in (source, target) else channels_second
-        return partial(np.copyto, view(self.y(0), target), view(self.x(0), source))
+        return partial(np.copyto, in_common_blocks(y, target, source), in_common_blocks(x, source, target))

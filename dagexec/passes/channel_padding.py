@@ -1,4 +1,4 @@
-"""Channels padded with zeros to a multiple of 16, so that images between convolutions can be in order NCHW16c.
+"""Channels padded with zeros to a multiple of a block, so that images between convolutions can be in blocks.
 
 A convolution gets further filters of zeros, and those that read its result ignore what these make: their filters have
 zeros there, too. That is more arithmetic, so it is an alternative to be measured, not a gain by itself.
@@ -14,7 +14,7 @@ import numpy as np
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW
+from dagexec.ops.layout import NCHW
 from dagexec.passes.image_operators import Array, set_arguments
 from dagexec.passes.single_assignment import Value, Values
 
@@ -34,8 +34,11 @@ _UNARY = frozenset(
 _SUMS = frozenset(("Add", "Sum", "Mul", "Sub"))
 
 
-def pad_channels(model: Model) -> Model:
-    """`model` with channels padded wherever every operator that sees them allows it; the same object if none does."""
+def pad_channels(model: Model, block: int) -> Model:
+    """`model` with channels padded to multiples of `block` wherever every operator that sees them allows it.
+
+    The same object if none does.
+    """
     values = Values(model)
     groups = _Groups()
     for index, definition in enumerate(model.net.op):
@@ -43,8 +46,8 @@ def pad_channels(model: Model) -> Model:
     for value in values.all:
         if value.is_output or value.writer is None:
             groups.forbid(value.number)
-    padded = {number: channels for number in groups.channels if (channels := groups.padding(number))}
-    return _Padding(model, values, padded).result() if padded else model
+    padded = {number: channels for number in groups.channels if (channels := groups.padding(number, block))}
+    return _Padding(model, values, padded, block).result() if padded else model
 
 
 class _Groups:
@@ -79,15 +82,15 @@ class _Groups:
             self.channels.setdefault(number, 0)
         self.channels.setdefault(first, 0)
 
-    def padding(self, number: int) -> int:
-        """The channels of tensor `number` if it is to be padded, else 0."""
+    def padding(self, number: int, block: int) -> int:
+        """The channels of tensor `number` if it is to be padded to blocks, else 0."""
         root = self._root(number)
         members = [other for other in self.channels if self._root(other) == root]
         sizes = {self.channels[other] for other in members if self.channels[other]}
         if len(sizes) != 1 or any(other in self._forbidden for other in members):
             return 0
         (channels,) = sizes
-        return channels if channels % BLOCK_CHANNELS and channels >= BLOCK_CHANNELS // 2 else 0
+        return channels if channels % block and channels >= block // 2 else 0
 
 
 def _join(groups: _Groups, index: int, definition: OperatorDef, values: Values, model: Model) -> None:
@@ -139,11 +142,12 @@ def _finite(arguments: Arguments) -> bool:
 
 @dataclass
 class _Padding:
-    """The padded model. `padded` gives the channels of the tensors to pad, by number."""
+    """The padded model. `padded` gives the channels of the tensors to pad to multiples of `block`, by number."""
 
     model: Model
     values: Values
     padded: Mapping[int, int]
+    block: int
     parameters: dict[str, Array] = field(default_factory=dict)
     net: NetDef = field(default_factory=NetDef)
 
@@ -181,7 +185,7 @@ class _Padding:
                 definition.input[position] = self._constant(definition.input[position], np.pad(array, widths))
 
     def _missing(self, value: Value | None) -> int:
-        return 0 if value is None else -self.padded.get(value.number, 0) % BLOCK_CHANNELS
+        return 0 if value is None else -self.padded.get(value.number, 0) % self.block
 
     def _constant(self, name: str, array: Array) -> str:
         """A parameter of that shape made of parameter `name`."""

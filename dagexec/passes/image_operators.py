@@ -19,13 +19,13 @@ from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.errors import DagexecError
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC
+from dagexec.ops.layout import BLOCKS, NCHW, NHWC
 from dagexec.ops.slicing import slice_ranges
 
 Array = npt.NDArray[Any]
 
 _ANY_SIZE = 1 << 30  # for axes whose size is not known, larger than any bound
-_MOST_CHANNELS_READ_PLAIN = 4  # an image with colours: oneDNN has kernels that read it in NCHW and write NCHW16c
+_MOST_CHANNELS_READ_PLAIN = 4  # an image with colours: oneDNN has kernels that read it in NCHW and write blocks
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Role:
         constants: by position, the parameters that are changed with the order, and how: (array, order) to array.
         arguments: for an order, arguments to set; None for one to take away.
         seeks: it is much faster in an order other than NCHW.
-        reads_plain: it may read input 0 in NCHW and write NCHW16c.
-        blocked: it can work in NCHW16c, as far as that depends on other things than the images' channels.
+        reads_plain: it may read input 0 in NCHW and write blocks of channels.
+        blocked: by the channels of a block, whether it can work in such blocks, as far as that depends on other things
+            than the images' channels.
     """
 
     inputs: Mapping[int, Image]
@@ -55,22 +56,23 @@ class Role:
     arguments: Callable[[str], Mapping[str, ArgumentValue | None]] = lambda order: {}
     seeks: bool = False
     reads_plain: bool = False
-    blocked: bool = True
+    blocked: Callable[[int], bool] = lambda block: True
 
     def serves(self, order: str) -> bool:
-        """True when the operator can work in `order`."""
+        """True when the operator can work in `order`, NHWC or blocked."""
         if order == NHWC:
             return True
+        block = BLOCKS[order]
         images = [*self.inputs.values(), *self.outputs.values()]
         if self.reads_plain:
             images = list(self.outputs.values())
-        return self.blocked and all(image.channels % BLOCK_CHANNELS == 0 for image in images)
+        return self.blocked(block) and all(image.channels % block == 0 for image in images)
 
 
 def in_order(array: Array, rank: int, order: str) -> Array:
     """A constant that broadcasts to images of `rank` axes, so that it broadcasts to them in `order`.
 
-    An array of one element stays as it is. Raises ValueError where the channels are no blocks of 16.
+    An array of one element stays as it is. Raises ValueError where the channels fill no blocks.
     """
     if array.size == 1:
         return array
@@ -80,7 +82,7 @@ def in_order(array: Array, rank: int, order: str) -> Array:
     batch, channels, *spatial = full.shape
     if channels == 1:
         return full[..., np.newaxis]
-    blocks = full.reshape(batch, channels // BLOCK_CHANNELS, BLOCK_CHANNELS, *spatial)
+    blocks = full.reshape(batch, channels // BLOCKS[order], BLOCKS[order], *spatial)
     return np.ascontiguousarray(np.moveaxis(blocks, 2, -1))
 
 
@@ -116,7 +118,6 @@ def _convolution(
         return None
     inputs, constants = extra
     depthwise = group == weights.shape[0] and weights.shape[1] == 1
-    whole_groups = weights.shape[1] % BLOCK_CHANNELS == 0 and (weights.shape[0] // group) % BLOCK_CHANNELS == 0
     reads_plain = group == 1 and source.channels <= _MOST_CHANNELS_READ_PLAIN
     return Role(
         inputs={0: source, **inputs},
@@ -125,8 +126,21 @@ def _convolution(
         arguments=_order_argument,
         seeks=_has_library(definition),
         reads_plain=reads_plain,
-        blocked=_has_onednn(definition) and (group == 1 or depthwise or whole_groups),
+        blocked=_blocked_groups(definition, group, weights.shape[1], weights.shape[0] // group, depthwise),
     )
+
+
+def _blocked_groups(
+    definition: OperatorDef, group: int, inner: int, outer: int, depthwise: bool = False
+) -> Callable[[int], bool]:
+    """Where oneDNN computes a convolution from `inner` to `outer` channels a group: no block has two groups."""
+    if not _has_onednn(definition):
+        return _never
+    return lambda block: group == 1 or depthwise or (inner % block == 0 and outer % block == 0)
+
+
+def _never(block: int) -> bool:
+    return False
 
 
 def _filter_in_order(weights: Array, order: str) -> Array:
@@ -142,14 +156,13 @@ def _transposed_convolution(
     if weights is None or weights.ndim < 3:
         return None
     group, axes = arguments.int("group", 1), weights.ndim - 2
-    whole_groups = weights.shape[1] % BLOCK_CHANNELS == 0 and (weights.shape[0] // group) % BLOCK_CHANNELS == 0
     return Role(
         inputs={0: Image(axes, weights.shape[0])},
         outputs={0: Image(axes, weights.shape[1] * group)},
         constants={1: _filter_in_order},
         arguments=_order_argument,
         seeks=_has_library(definition),
-        blocked=_has_onednn(definition) and (group == 1 or whole_groups),
+        blocked=_blocked_groups(definition, group, weights.shape[0] // group, weights.shape[1]),
     )
 
 
@@ -169,7 +182,7 @@ def _quantised_convolution(
         constants={1: _filter_in_order},
         arguments=_order_argument,
         seeks=_has_library(definition),
-        blocked=False,
+        blocked=_never,
     )
 
 
@@ -182,10 +195,10 @@ def _on_integers(
         return None
     if definition.type == "QuantAdd":
         same = images.get(definition.input[1]) == image
-        return Role({0: image, 1: image}, {0: image}, blocked=False) if same else None
+        return Role({0: image, 1: image}, {0: image}, blocked=_never) if same else None
     if any(name not in parameters or parameters[name].size != 1 for name in definition.input[1:]):
         return None
-    return Role({0: image}, {0: image}, blocked=False)
+    return Role({0: image}, {0: image}, blocked=_never)
 
 
 def _has_library(definition: OperatorDef) -> bool:
@@ -203,9 +216,8 @@ def _same_channels(
     image = images.get(definition.input[0])
     if image is None or len(definition.output) != 1:
         return None
-    blocked = _has_onednn(definition)
-    if definition.type == "ChannelShuffle":
-        blocked = blocked and image.channels // arguments.int("group", 1) % BLOCK_CHANNELS == 0
+    width = image.channels // arguments.int("group", 1) if definition.type == "ChannelShuffle" else 0
+    blocked = (lambda block: width % block == 0) if _has_onednn(definition) else _never
     return Role({0: image}, {0: image}, arguments=_order_argument, blocked=blocked)
 
 
@@ -224,7 +236,8 @@ def _normalised_by_channel(
         if operands is None:
             return None
         changed = operands[1]
-    return Role({0: image}, {0: image}, changed, _order_argument, blocked=_has_onednn(definition))
+    blocked = Role.blocked if _has_onednn(definition) else _never
+    return Role({0: image}, {0: image}, changed, _order_argument, blocked=blocked)
 
 
 def _elementwise(
@@ -325,7 +338,7 @@ def _cut(
     sizes = arguments.ints("split") or [image.channels // count] * count
 
     def changed(order: str) -> Mapping[str, ArgumentValue | None]:
-        parts = [size // BLOCK_CHANNELS for size in sizes] if order == NCHW16C else sizes
+        parts = [size // BLOCKS.get(order, 1) for size in sizes]
         return {"axis": None, "order": order, "split": parts}
 
     outputs = {position: Image(image.axes, size) for position, size in enumerate(sizes)}
@@ -360,15 +373,18 @@ def _sliced(
 
     def changed(order: str) -> Mapping[str, ArgumentValue | None]:
         moved: dict[str, ArgumentValue | None] = {"axes": [_axis_in(order, axis, rank) for axis in axes]}
-        if order == NCHW16C and 1 in axes:
+        if order in BLOCKS and 1 in axes:
             for name, bound in (("starts", kept.start), ("ends", kept.stop)):
                 bounds = list(arguments.ints(name))
-                bounds[axes.index(1)] = bound // BLOCK_CHANNELS
+                bounds[axes.index(1)] = bound // BLOCKS[order]
                 moved[name] = bounds
         return moved
 
-    whole_blocks = kept.step == 1 and kept.start % BLOCK_CHANNELS == 0 and kept.stop % BLOCK_CHANNELS == 0
-    blocked = 1 not in axes or (whole_blocks and not values)
+    def blocked(block: int) -> bool:
+        """Channels are cut between blocks."""
+        whole_blocks = kept.step == 1 and kept.start % block == 0 and kept.stop % block == 0
+        return 1 not in axes or (whole_blocks and not values)
+
     result = image if whole else Image(image.axes, len(kept))
     return Role({0: image}, {0: result}, arguments=changed, blocked=blocked)
 
@@ -390,8 +406,8 @@ def _padded(
             halves += [half[0], *half[2:], half[1]] if order == NHWC else [*half, 0]
         return {"pads": halves}
 
-    whole = pads[1] == pads[rank + 1] == 0
-    return Role({0: image}, {0: Image(image.axes, image.channels + channels)}, arguments=changed, blocked=whole)
+    blocked = Role.blocked if pads[1] == pads[rank + 1] == 0 else _never
+    return Role({0: image}, {0: Image(image.axes, image.channels + channels)}, arguments=changed, blocked=blocked)
 
 
 def _reduced(

@@ -1,9 +1,9 @@
-"""Pass `layout`: the image part of a net in order NCHW16c or NHWC, with a Reorder only where two orders meet.
+"""Pass `layout`: the image part of a net in NHWC or in blocks of channels, with a Reorder only where two orders meet.
 
 Convolutions are what gains; the operators around them go along as far as they can, those that cannot are fed NCHW.
 Who works in which order is a minimum cut: an edge is a tensor, its capacity the elements that a Reorder would copy, the
 source is all that seeks the order and the sink all that must have NCHW (Ford and Fulkerson 1956). A tensor is reordered
-once for all its readers. What cannot be NCHW16c, as its channels are no blocks of 16, becomes NHWC in a second cut.
+once for all its readers. What cannot be in blocks, as its channels fill none, becomes NHWC in a second cut.
 
 Ranks and numbers of channels decide, so a net with free sizes is served as well.
 """
@@ -18,7 +18,8 @@ from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.ops.layout import NCHW, NCHW16C, NHWC
+from dagexec.ops.layout import BLOCKS, NCHW, NHWC
+from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
 from dagexec.passes.rewriting import Pass, Rewritten
@@ -44,13 +45,13 @@ class Layout:
 
 
 def assign_layout(model: Model, order: str) -> Layout:
-    """`model` with its images in `order`, NHWC or NCHW16c, where that is possible and useful.
+    """`model` with its images in `order`, NHWC or a blocked one, where that is possible and useful.
 
     Parameters must be in the model (no init net). Results are those of the model up to the rounding of other kernels.
     """
     assignment = _Assignment(without_unread_outputs(model))
-    if order == NCHW16C:
-        assignment.cut(NCHW16C)
+    if order in BLOCKS:
+        assignment.cut(order)
     assignment.cut(NHWC)
     return _Rewriting(assignment).result()
 
@@ -74,7 +75,7 @@ class _Assignment:
                 continue
             if role.seeks:
                 network.join(("writes", index), SOURCE)
-            if role.reads_plain and order == NCHW16C:
+            if role.reads_plain and order in BLOCKS:
                 network.join(("reads", index), SINK)
             else:
                 network.join(("reads", index), ("writes", index))
@@ -349,7 +350,7 @@ def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
         for argument in definition.arg
         if argument.name in ("order", "output_order", "to_order")
     }
-    return frozenset(found & {NHWC, NCHW16C})
+    return frozenset(found & {NHWC, *BLOCKS})
 
 
 def layout_pass(name: str) -> Pass:
@@ -361,18 +362,32 @@ def laid_out(model: Model, name: str) -> Rewritten:
     """`model` in the layout called `name`, one of LAYOUTS; NCHW leaves it as it is."""
     if name == NCHW:
         return Rewritten(model)
-    source = pad_channels(model) if name == PADDED else model
-    layout = assign_layout(source, NHWC if name == NHWC else NCHW16C)
+    order = PADDED.get(name, name)
+    source = pad_channels(model, BLOCKS[order]) if name in PADDED else model
+    layout = assign_layout(source, order)
     if not layout.operators:
         return Rewritten(model)
-    padded = ("channels padded to blocks of 16",) if source is not model else ()
+    padded = (f"channels padded to blocks of {BLOCKS[order]}",) if source is not model else ()
     return Rewritten(layout.model, (*padded, *layout.changes()))
 
 
-PADDED = "NCHW16c padded"
-LAYOUTS = (NHWC, NCHW16C, PADDED, NCHW)
-"""What `layout_pass` knows. The first is taken where nothing is measured: every engine computes in it."""
+PADDED = {f"{order} padded": order for order in BLOCKS}
+"""By layout, the order of those that make channels more until they fill blocks."""
 
-_DOC = "images in order NHWC or NCHW16c where oneDNN computes, with a Reorder only where two orders meet"
+LAYOUTS = (NHWC, *BLOCKS, *PADDED, NCHW)
+"""What `layout_pass` knows; see `layouts` for what to try. In NHWC every engine computes."""
+
+_DOC = "images in NHWC or in blocks where oneDNN computes, with a Reorder only where two orders meet"
+
+
+def layouts() -> tuple[str, ...]:
+    """The layouts that may be the fastest on this processor, NHWC first: plain ones, and blocks with kernels.
+
+    Those are of 16 channels with AVX-512 and of 8 with older instructions; see `widest_blocks`.
+    """
+    order = widest_blocks()
+    blocked = () if order is None else (order, *(name for name, padded in PADDED.items() if padded == order))
+    return (NHWC, *blocked, NCHW)
+
 
 LAYOUT = layout_pass(LAYOUTS[0])

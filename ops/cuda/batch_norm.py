@@ -19,7 +19,7 @@ from dagexec.ops.cuda.constants import zero_step
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW16C, ORDERS, image_order
+from dagexec.ops.layout import BLOCKS, ORDERS, image_order
 from dagexec.ops.normalization import epsilon_of
 
 _MOMENTS = r"""
@@ -59,9 +59,9 @@ class _ChannelOperator(CudaOperator):
         """A step that computes `groups`, a channel each; tensors become views, vectors broadcast."""
         call = self.call()
         outer, channels, inner = channel_view(call)
-        blocked = image_order(call) == NCHW16C
-        view = (outer, channels, inner // BLOCK_CHANNELS, BLOCK_CHANNELS) if blocked else (outer, channels, inner)
-        vector = (1, channels, 1, BLOCK_CHANNELS) if blocked else (1, channels, 1)
+        block = BLOCKS.get(image_order(call))
+        view = (outer, channels, inner) if block is None else (outer, channels, inner // block, block)
+        vector = (1, channels, 1) if block is None else (1, channels, 1, block)
 
         def seen(arrays: dict[str, Array]) -> dict[str, Array]:
             return {

@@ -30,7 +30,7 @@ from dagexec.ops.cuda.windows import (
     windows_argument,
 )
 from dagexec.ops.geometry import Axis, Window
-from dagexec.ops.layout import NCHW16C
+from dagexec.ops.layout import BLOCKS
 from dagexec.ops.pool.average import AveragePooling
 from dagexec.ops.pool.maximum import MaxPooling
 from dagexec.ops.pool.maximum_index import IndexedMaxPooling, pixel_pitches
@@ -80,12 +80,12 @@ class Images:
         """Those of a pooling operator, or of its gradient."""
         window, axes = pool_window(operator.call())
         trimmed = tuple(axis.trimmed() for axis in axes)
-        blocked = window.order == NCHW16C
+        blocked = window.order in BLOCKS
         return Images(window, trimmed, axes, is_whole(axes), window.channels_last or blocked)
 
     def view(self, array: Array) -> Array:
-        """N, C, spatial; in blocks of channels N * C / 16, 16, spatial."""
-        if self.window.order == NCHW16C:
+        """N, C, spatial; in blocks of k channels N * C / k, k, spatial."""
+        if self.window.order in BLOCKS:
             array = array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
         found: Array = channels_first_view(array, self.channels_last)
         return found

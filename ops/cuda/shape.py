@@ -11,8 +11,7 @@ from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.cuda.strided_copy import strided_copy
 from dagexec.ops.index_gradient import IndexRows
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC
-from dagexec.ops.reorder import Reorder, orders_of
+from dagexec.ops.reorder import Reorder, in_common_blocks, orders_of
 from dagexec.ops.shape import (
     NCHW2NHWC,
     NHWC2NCHW,
@@ -106,29 +105,11 @@ class _CudaReorder(CudaOperator):
 
     def prepare(self) -> Step:
         """Both tensors seen with their axes in one order."""
-        orders = orders_of(self.call())
-        if NCHW16C in orders:
-            x, y = (_in_blocks(array, order) for array, order in zip((self.x(0), self.y(0)), orders, strict=True))
-        else:
-            x, y = (_channels_second(array, order) for array, order in zip((self.x(0), self.y(0)), orders, strict=True))
-        return strided_copy(self, y, x)
-
-
-def _channels_second(array: Array, order: str) -> Array:
-    """An image tensor in order NCHW or NHWC, seen as N, C, spatial."""
-    return channels_moved(array, last=False) if order == NHWC else array
-
-
-def _in_blocks(array: Array, order: str) -> Array:
-    """A packed image tensor, seen as N, C/16, 16, spatial."""
-    if order == NCHW:
-        return array.reshape(array.shape[0], array.shape[1] // BLOCK_CHANNELS, BLOCK_CHANNELS, *array.shape[2:])
-    if order == NHWC:
-        blocks = array.shape[-1] // BLOCK_CHANNELS
-        split, end = array.reshape(*array.shape[:-1], blocks, BLOCK_CHANNELS), array.ndim
-        return split.transpose(0, end - 1, end, *range(1, end - 1))
-    end = array.ndim - 1
-    return array.transpose(0, 1, end, *range(2, end))
+        x, y = self.x(0), self.y(0)
+        if not x.size:
+            return nothing_to_do
+        source, target = orders_of(self.call())
+        return strided_copy(self, in_common_blocks(y, target, source), in_common_blocks(x, source, target))
 
 
 @on_cuda(Shape)

@@ -15,7 +15,7 @@ from dagexec.core.dtypes import FLOAT16, from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.geometry import Axis, tap_count
-from dagexec.ops.layout import NCHW, NCHW16C, NHWC, logical_shape
+from dagexec.ops.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator, PackedForms
 from dagexec.ops.onednn.primitive import (
@@ -33,8 +33,6 @@ from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, P
 SCRATCHPAD_LIMIT = 512 << 20
 """Default of `ws_nbytes_limit`, bytes. F(4x4, 3x3) takes up to 2.3 times its images' bytes: 228 MiB for 8 images of
 128 x 112 x 112. The memory plan lets operators share it."""
-
-_LANES = 16  # float32 numbers in a vector
 
 CONVOLUTION = {DIRECT: 1, WINOGRAD: 2}
 """dnnl_alg_kind_t of convolutions, by algorithm."""
@@ -72,12 +70,12 @@ def _is_for_winograd(axes: Sequence[Axis]) -> bool:
     return len(axes) == 2 and all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
 
 
-def _is_ragged(weights: Array, axes: int) -> bool:
-    """True when the channels of a filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) do not fill vectors."""
+def _is_ragged(weights: Array, axes: int, lanes: int) -> bool:
+    """True when channels of a filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) fill no vectors of `lanes`."""
     *groups, filters, channels = weights.shape[: weights.ndim - axes]
     if groups and filters == channels == 1:
-        return bool(groups[0] % _LANES)
-    return bool(filters % _LANES or channels % _LANES)
+        return bool(groups[0] % lanes)
+    return bool(filters % lanes or channels % lanes)
 
 
 class ConvolutionFamily(OneDNNOperator):
@@ -213,12 +211,12 @@ class ConvolutionFamily(OneDNNOperator):
             taps=tap_count(axes),
             fan_in=weights[0].size if weights.ndim == len(axes) + 2 else weights[0, 0].size,
             algorithms=algorithms if _is_for_winograd(axes) else (DIRECT,),
-            own_layouts=own_layouts and NCHW16C not in orders,
+            own_layouts=own_layouts and orders.isdisjoint(BLOCKS),
             limit=self.scratchpad_limit,
             cold=self.weights_are_cold,
             batch=batch,
             places=tuple(axis.out for axis in axes),
-            ragged=_is_ragged(weights, len(axes)),
+            ragged=_is_ragged(weights, len(axes), library.isa.lanes),
         )
         arrays = {number: array for number, (array, _) in images.items()}
         arrays |= parameters

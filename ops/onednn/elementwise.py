@@ -23,7 +23,7 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.ops import activation, elementwise, fused_elementwise, unary
 from dagexec.ops.broadcasting import operand_views
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C
+from dagexec.ops.layout import BLOCKS, NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, operand_descriptor
@@ -51,7 +51,7 @@ class Layout:
 
     Attributes:
         shape: of the result's array, with axes merged that all operands stretch or fill alike.
-        order: NCHW for a packed tensor of that shape, or NCHW16c.
+        order: NCHW for a packed tensor of that shape, or one in blocks.
         operands: arrays of as many axes as `shape`, 1 where they are stretched.
     """
 
@@ -88,12 +88,11 @@ def layouts(shape: tuple[int, ...], operands: Operands) -> Iterator[Layout]:
     leading = {index: array[None] for index, array in least.operands.items()}
     if len(least.shape) > 1:
         yield Layout((1, *least.shape), NCHW, leading)
-    if least.shape[-1] != BLOCK_CHANNELS:
-        return
-    if len(least.shape) == 3:
-        yield Layout((1, *least.shape), NCHW16C, leading)
-    if len(least.shape) == 4:
-        yield replace(least, order=NCHW16C)
+    for order, block in BLOCKS.items():
+        if least.shape[-1] == block and len(least.shape) == 3:
+            yield Layout((1, *least.shape), order, leading)
+        if least.shape[-1] == block and len(least.shape) == 4:
+            yield replace(least, order=order)
 
 
 class Chain(OneDNNOperator):

@@ -18,7 +18,7 @@ from dagexec.ops.conv.gradient import ConvolutionGradient, bias_gradient
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
 from dagexec.ops.geometry import Axis
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW16C, NHWC
+from dagexec.ops.layout import BLOCKS, NHWC
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.primitive import (
     DIFF_BIAS,
@@ -91,10 +91,10 @@ class GradientFamily(ConvolutionFamily):
 
     def bias_gradient(self, order: str, gradient: Array, result: Array) -> Step:
         """The step that sums a gradient over images and pixels."""
-        if order != NCHW16C:
+        if order not in BLOCKS:
             return bias_gradient(self, gradient, result, order == NHWC)  # type: ignore[arg-type]
-        blocks = gradient.reshape(*gradient.shape[:2], -1, BLOCK_CHANNELS)
-        wide = self.scratch((gradient.shape[1], BLOCK_CHANNELS), np.float32)
+        blocks = gradient.reshape(*gradient.shape[:2], -1, BLOCKS[order])
+        wide = self.scratch((gradient.shape[1], BLOCKS[order]), np.float32)
         total = partial(np.add.reduce, blocks, axis=(0, 2), dtype=np.float32, out=wide)
         return in_sequence([total, partial(np.copyto, result, wide.reshape(result.shape), casting="same_kind")])
 

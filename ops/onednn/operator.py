@@ -16,7 +16,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
-from dagexec.ops.layout import NCHW, NCHW16C, ORDERS, logical_shape
+from dagexec.ops.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import (
@@ -115,8 +115,7 @@ class OneDNNOperator(Operator):
 
     def needs_onednn(self) -> bool:
         """True when the default engine cannot compute what is asked for: a blocked layout."""
-        blocked = NCHW16C.upper()
-        return blocked in {self.arguments.string(name, NCHW).upper() for name in ("order", "output_order")}
+        return bool(blocked_orders(self.arguments))
 
     def prepare_primitive(self) -> Step:
         """The step by oneDNN. Raises UnsupportedFeatureError where the default engine has to serve."""

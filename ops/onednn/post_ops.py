@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW, NCHW16C, NHWC, logical_shape
+from dagexec.ops.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.primitive import POST_OP, SRC_1, Array, Attributes, Descriptor
 from dagexec.ops.post_ops import SUM, PostOp
@@ -60,12 +60,12 @@ def operand_descriptor(library: Library, operand: Array, rank: int, order: str, 
         shape = logical_shape(NHWC, padded.shape)
         return Descriptor.strided(library, shape, meta, (strides[0], strides[-1], *strides[1:-1]))
     blocks, inner = padded.shape[1], padded.shape[-1]
-    if inner == BLOCK_CHANNELS:
-        return Descriptor.of_order(library, logical_shape(NCHW16C, padded.shape), meta, NCHW16C)
+    if inner == BLOCKS[order]:
+        return Descriptor.of_order(library, logical_shape(order, padded.shape), meta, order)
     if blocks == 1:
         return Descriptor.of(library, padded[..., 0], meta)
     raise UnsupportedFeatureError(
-        f"{label}: oneDNN reads no operand of shape {operand.shape} in order NCHW16c: it has blocks of channels, but "
+        f"{label}: oneDNN reads no operand of shape {operand.shape} in order {order}: it has blocks of channels, but "
         "one value for each"
     )
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
 from dagexec.core.errors import DagexecError, UnsupportedFeatureError
 from dagexec.core.native import NativeCall, declare
+from dagexec.ops.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.onednn.binding import Library
 
 Array = npt.NDArray[Any]
@@ -40,8 +41,9 @@ EXEC_ARG_MD = 255
 _ANY = 1
 _PLAIN_TAGS = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}  # a, ab, abc, ...
 _CHANNELS_LAST_TAGS = {3: 15, 4: 22, 5: 33}  # acb, acdb, acdeb
+_BLOCKED_8_TAGS = {3: 69, 4: 102, 5: 142}  # aBc8b, aBcd8b, aBcde8b
 _BLOCKED_16_TAGS = {3: 56, 4: 78, 5: 121}  # aBc16b, aBcd16b, aBcde16b
-_TAGS = {"NCHW": _PLAIN_TAGS, "NHWC": _CHANNELS_LAST_TAGS, "NCHW16c": _BLOCKED_16_TAGS}
+_TAGS = {NCHW: _PLAIN_TAGS, NHWC: _CHANNELS_LAST_TAGS, NCHW8C: _BLOCKED_8_TAGS, NCHW16C: _BLOCKED_16_TAGS}
 
 
 class Descriptor:
@@ -61,8 +63,8 @@ class Descriptor:
 
     @classmethod
     def of_order(cls, library: Library, shape: Sequence[int], meta: TypeMeta, order: str) -> Descriptor:
-        """A tensor of logical `shape` (N, C, spatial) stored as `order` says: NCHW (packed), NHWC or NCHW16c."""
-        tag = _TAGS[order].get(len(shape)) if order != "NCHW" or len(shape) in _PLAIN_TAGS else None
+        """A tensor of logical `shape` (N, C, spatial) stored as `order` says, in NCHW packed."""
+        tag = _TAGS[order].get(len(shape))
         if tag is None:
             raise UnsupportedFeatureError(f"a tensor of rank {len(shape)} in order {order} for oneDNN")
         return cls._tagged(library, shape, meta, tag)

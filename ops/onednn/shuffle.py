@@ -1,8 +1,8 @@
 """ChannelShuffle by oneDNN, in every order.
 
 A shuffle is a transposition of the groups, which a reorder with strides does at the speed of memory: of 240 channels
-of 28 x 28 pixels in NHWC in 31 us, where NumPy takes 600. oneDNN's shuffle primitive is fast in NCHW16c only, and
-serves there when the groups are no whole blocks.
+of 28 x 28 pixels in NHWC in 31 us, where NumPy takes 600. oneDNN's shuffle primitive is fast in blocks of channels
+only, and serves there when the groups are no whole blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.ops import spatial
-from dagexec.ops.layout import BLOCK_CHANNELS, NCHW16C, channel_axis, channel_count, image_order
+from dagexec.ops.layout import BLOCKS, channel_axis, channel_count, image_order
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, DTYPES, FORWARD_INFERENCE, SRC, Array
 
@@ -28,9 +28,10 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         group = self.arguments.int("group", 1)
         width = channel_count(order, x.shape) // group
-        if order == NCHW16C and (width % BLOCK_CHANNELS or BLOCK_CHANNELS % group):
-            return self._shuffle(x, y, width)
-        if order == NCHW16C:
+        block = BLOCKS.get(order)
+        if block is not None and (width % block or block % group):
+            return self._shuffle(x, y, order, width)
+        if block is not None:
             source, target = _blocks(x, y, group)
         else:
             axis = channel_axis(self.call())
@@ -41,9 +42,9 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         self.offer_moves(bound, {0: SRC}, {0: DST})
         return bound.step
 
-    def _shuffle(self, x: Array, y: Array, width: int) -> Step:
+    def _shuffle(self, x: Array, y: Array, order: str, width: int) -> Step:
         """The primitive, whose groups are what the operator's groups have of channels."""
-        layout, attributes = self.image(x, NCHW16C), self.attributes()
+        layout, attributes = self.image(x, order), self.attributes()
         shuffled = (FORWARD_INFERENCE, layout.handle, layout.handle, 1, width, attributes.handle)
         found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
@@ -52,11 +53,11 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
 
 
 def _blocks(x: Array, y: Array, group: int) -> tuple[Array, Array]:
-    """Tensors in NCHW16c as N, group, blocks, pixels, and a block of the input as parts that go to blocks of their own.
+    """Tensors in blocks as N, group, blocks, pixels, and a block of the input as parts that go to blocks of their own.
 
-    Channel 16 b + 16/G j + k of group g goes to place G k + g of block G b + j.
+    In blocks of B, channel B b + B/G j + k of group g goes to place G k + g of block G b + j.
     """
-    batch, blocks, pixels, part = x.shape[0], x.shape[1] // group, math.prod(x.shape[2:-1]), BLOCK_CHANNELS // group
+    batch, blocks, pixels, part = x.shape[0], x.shape[1] // group, math.prod(x.shape[2:-1]), x.shape[-1] // group
     source = x.reshape(batch, group, blocks, pixels, group, part)
     target = y.reshape(batch, blocks, group, pixels, part, group)
     return source, target.transpose(0, 5, 1, 3, 2, 4)

@@ -22,6 +22,7 @@ from dagexec.ops.cuda import sorted_indices as sorting_module
 from dagexec.ops.cuda.indices import divider, index_type
 from dagexec.ops.cuda.operator import CudaOperator
 from dagexec.ops.cuda.pieces import in_place
+from dagexec.ops.layout import BLOCKS
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import on_device, operator_def, run_operator
@@ -276,16 +277,17 @@ def test_tiles_serve_transposes_of_long_axes(
 
 
 @pytest.mark.parametrize("scales", [(2.0, 3.0), (1.5, 0.6)])
-def test_images_in_blocks_of_channels_are_resized(scales: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("order", "block"), BLOCKS.items())
+def test_images_in_blocks_of_channels_are_resized(order: str, block: int, scales: tuple[float, float]) -> None:
     x = numbers((2, 32, 5, 6))
 
     def blocked(array: Array) -> Array:
-        split = array.reshape(2, 2, 16, *array.shape[2:])
+        split = array.reshape(2, -1, block, *array.shape[2:])
         return np.ascontiguousarray(np.moveaxis(split, 2, -1))
 
     arguments: dict[str, Any] = {"height_scale": scales[0], "width_scale": scales[1]}
     (y,) = run("ResizeNearest", [x], **arguments)
-    np.testing.assert_array_equal(run("ResizeNearest", [blocked(x)], order="NCHW16c", **arguments)[0], blocked(y))
+    np.testing.assert_array_equal(run("ResizeNearest", [blocked(x)], order=order, **arguments)[0], blocked(y))
     (dx,) = run("ResizeNearestGradient", [y, x], **arguments)
-    (found,) = run("ResizeNearestGradient", [blocked(y), blocked(x)], order="NCHW16c", **arguments)
+    (found,) = run("ResizeNearestGradient", [blocked(y), blocked(x)], order=order, **arguments)
     np.testing.assert_array_equal(found, blocked(dx))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagexec.core.cuda import kernels
 from dagexec.core.device import Device
-from dagexec.ops.layout import NCHW16C
+from dagexec.ops.layout import BLOCKS
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import on_device, operator_def, run_operator
 from tests.ops.windows import geometries
@@ -91,22 +91,25 @@ def test_bytes_do_not_depend_on_the_grid(
 
 @pytest.mark.parametrize("op_type", FORWARD)
 @pytest.mark.parametrize("arguments", [{"kernel": 3, "stride": 2, "pad": 1}, {"global_pooling": 1}])
-def test_blocks_of_channels_give_what_plain_images_give(op_type: str, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("order", "block"), BLOCKS.items())
+def test_blocks_of_channels_give_what_plain_images_give(
+    op_type: str, arguments: dict[str, Any], order: str, block: int
+) -> None:
     x = pixels((2, 32, 7, 6))
 
     def blocked(array: Array) -> Array:
-        split = array.reshape(array.shape[0], -1, 16, *array.shape[2:])
+        split = array.reshape(array.shape[0], -1, block, *array.shape[2:])
         return np.ascontiguousarray(np.moveaxis(split, 2, -1))
 
     count = outputs_of(op_type)
     flat = {"flat_indices": 1} if count == 2 else {}
     plain = run(op_type, [x], count, **arguments, **flat)
-    found = run(op_type, [blocked(x)], count, order=NCHW16C, **arguments, **flat)
+    found = run(op_type, [blocked(x)], count, order=order, **arguments, **flat)
     for one, other in zip(found, plain, strict=True):
         np.testing.assert_array_equal(one, blocked(other))
     dy = pixels(plain[0].shape, seed=1)
     wanted = gradient_of(op_type, x, plain, dy, **arguments, **flat)
-    dx = gradient_of(op_type, blocked(x), found, blocked(dy), order=NCHW16C, **arguments, **flat)
+    dx = gradient_of(op_type, blocked(x), found, blocked(dy), order=order, **arguments, **flat)
     np.testing.assert_array_equal(dx, blocked(wanted))
 
 

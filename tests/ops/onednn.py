@@ -19,7 +19,6 @@ AVX512 = 16
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 ENGINES = ["DEFAULT", pytest.param("ONEDNN", marks=needs_onednn)]
-ORDERS = ["NCHW", "NHWC", "NCHW16c"]
 
 
 @contextmanager

@@ -193,7 +193,7 @@ def test_prelu_refuses_a_slope_that_fits_no_axis_and_a_bad_order() -> None:
     x = np.ones((2, 3, 4, 4), np.float32)
     with pytest.raises(ShapeError, match=r"one element, 3 \(a channel each\).*found shape \(4,\)"):
         run_operator("PRelu", [x, np.ones(4, np.float32)])
-    with pytest.raises(ArgumentError, match="'order' must be NCHW, NHWC or NCHW16c, found 'NWHC'"):
+    with pytest.raises(ArgumentError, match="'order' must be NCHW, NHWC, NCHW8c or NCHW16c, found 'NWHC'"):
         run_operator("PRelu", [x, np.ones(4, np.float32)], order="NWHC")
     with pytest.raises(ShapeError, match="share one element type"):
         run_operator("PRelu", [x, np.ones(3, np.float64)])

@@ -1,6 +1,6 @@
 """Random convolutions and small nets of them: all engines, in all orders, give what float64 gives.
 
-The engines are NumPy's (default, WINOGRAD, FFT, DIRECT) and oneDNN's; NCHW16c is oneDNN's alone.
+The engines are NumPy's (default, WINOGRAD, FFT, DIRECT) and oneDNN's; orders in blocks are oneDNN's alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
+from dagexec.ops.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.drawing import drawn
@@ -30,7 +31,7 @@ from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels
 NUMPY_ENGINES = ["", "WINOGRAD", "FFT", "DIRECT"]
 WAYS = [(engine, order) for order in ("NCHW", "NHWC") for engine in NUMPY_ENGINES]
 if library() is not None:
-    WAYS += [("ONEDNN", order) for order in ("NCHW", "NHWC", "NCHW16c")]
+    WAYS += [("ONEDNN", order) for order in ORDERS]
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2.0**-7, "float16": 2.0**-9}
 POST_OPS = ["relu", "clip:-0.5:0.75", "sigmoid", "hardswish", "linear:0.5:0.25", "square", "tanh", "elu:0.5"]
 
@@ -151,7 +152,7 @@ def check(case: Drawn, ways: Sequence[tuple[str, str]]) -> None:
     exact = case.exact()
     largest = np.abs(exact).max(initial=1.0)
     for engine, order in ways:
-        if order == "NCHW16c" and not case.fits_blocks():
+        if order in BLOCKS and not case.fits_blocks():
             continue
         found = case.computed(engine, order)
         assert found.shape == exact.shape, f"check({case}, [{(engine, order)}])"
@@ -164,7 +165,7 @@ def check(case: Drawn, ways: Sequence[tuple[str, str]]) -> None:
 @given(convolutions(blocks=False))
 @drawn(60)
 def test_all_engines_agree_on_any_convolution(case: Drawn) -> None:
-    check(case, [(engine, order) for engine, order in WAYS if order != "NCHW16c"])
+    check(case, [(engine, order) for engine, order in WAYS if order not in BLOCKS])
 
 
 @given(convolutions(blocks=True))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.ops.layout import BLOCKS
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.onednn import needs_onednn
@@ -261,17 +262,18 @@ def test_forward_and_gradient_of_every_type_and_engine_agree_with_float64(
 
 
 @needs_onednn
-def test_onednn_trains_in_blocks_of_channels() -> None:
+@pytest.mark.parametrize(("order", "block"), BLOCKS.items())
+def test_onednn_trains_in_blocks_of_channels(order: str, block: int) -> None:
     rng = np.random.default_rng(0)
-    x, dy = (rng.normal(1, 2, (3, 2, 5, 4, 16)).astype(np.float32) for _ in range(2))
+    x, dy = (rng.normal(1, 2, (3, 32 // block, 5, 4, block)).astype(np.float32) for _ in range(2))
     plain, plain_dy = (a.transpose(0, 1, 4, 2, 3).reshape(3, 32, 5, 4) for a in (x, dy))
     given_parameters = parameters(32, np.float32)
-    found, wanted = train(x, given_parameters, "NCHW16c", "ONEDNN"), expected(plain, given_parameters)
+    found, wanted = train(x, given_parameters, order, "ONEDNN"), expected(plain, given_parameters)
     y = found["y"].transpose(0, 1, 4, 2, 3).reshape(3, 32, 5, 4)
     np.testing.assert_allclose(y, wanted["y"], 1e-5, 1e-5)
     np.testing.assert_allclose(found["running variance"], wanted["running variance"], 1e-5)
     inputs = [x, given_parameters[0], dy, found["saved mean"], found["saved inverse"]]
-    dx, dscale, _ = run_operator("SpatialBNGradient", inputs, 3, order="NCHW16c", engine="ONEDNN")
+    dx, dscale, _ = run_operator("SpatialBNGradient", inputs, 3, order=order, engine="ONEDNN")
     reference = gradient_by_rows(plain, given_parameters[0], plain_dy, "NCHW", 1e-5)
     np.testing.assert_allclose(dx.transpose(0, 1, 4, 2, 3).reshape(3, 32, 5, 4), reference[0], 1e-4, 1e-5)
     np.testing.assert_allclose(dscale, reference[1], 1e-4, 1e-4)

@@ -101,7 +101,7 @@ def test_concat_refuses_what_does_not_fit() -> None:
         run_operator("Concat", [numbered((2,))])
     with pytest.raises(ArgumentError, match="expected 'axis' or 'order', found both"):
         run_operator("Concat", [numbered((2,))], axis=0, order="NCHW")
-    with pytest.raises(ArgumentError, match="must be NCHW, NHWC or NCHW16c, found 'CHWN'"):
+    with pytest.raises(ArgumentError, match="must be NCHW, NHWC, NCHW8c or NCHW16c, found 'CHWN'"):
         run_operator("Concat", [numbered((2, 3))], order="CHWN")
 
 

@@ -322,7 +322,7 @@ REFUSED: dict[str, tuple[Shapes, Named, type[DagexecError], str]] = {
     "SAME pads": (BOTH, {"kernel": 3, "legacy_pad": 2, "pad": 1}, ArgumentError, r"SAME.*\[1, 1, 1, 1\]"),
     "legacy dilation": (BOTH, {"kernel": 3, "legacy_pad": 3, "dilation": 2}, ArgumentError, "no dilation.*2"),
     "legacy 6": (BOTH, {"kernel": 3, "legacy_pad": 6}, ArgumentError, "'legacy_pad' must be 0 to 5, found 6"),
-    "order": (BOTH, {"kernel": 3, "order": "CHWN"}, ArgumentError, "NCHW, NHWC or NCHW16c, found 'CHWN'"),
+    "order": (BOTH, {"kernel": 3, "order": "CHWN"}, ArgumentError, "NCHW, NHWC, NCHW8c or NCHW16c, found 'CHWN'"),
     "global": (BOTH, {"global_pooling": 1}, ArgumentError, "global_pooling"),
     "ceil": (BOTH, {"kernel": 3, "ceil_mode": 1}, ArgumentError, "ceil_mode"),
     "image rank": (((4, 6), FILTER), {"kernel": 3}, ShapeError, "'x0' must have 3 or 4 or 5 axes, found 2"),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.errors import ArgumentError, GradientError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient, has_maker, is_known_to_gradients
+from dagexec.ops.layout import BLOCKS
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import Array, operator_def, run_operator
@@ -303,12 +304,14 @@ def test_prelu_gives_one_gradient_alone(wanted: int) -> None:
     assert list(made.operators[0].output) == [["x_grad", "w_grad"][wanted]]
 
 
-def test_prelu_gradient_in_blocks_of_channels() -> None:
+@pytest.mark.parametrize(("order", "block"), BLOCKS.items())
+def test_prelu_gradient_in_blocks_of_channels(order: str, block: int) -> None:
     rng = np.random.default_rng(0)
-    x, slope, dy = rng.normal(size=(2, 3, 4, 16)), rng.normal(size=48), rng.normal(size=(2, 3, 4, 16))
-    dx, dslope = run_operator("PReluGradient", [x, dy, x, slope], 2, order="NCHW16c")
-    np.testing.assert_allclose(dx, dy * np.where(x > 0, 1, slope.reshape(1, 3, 1, 16)))
-    np.testing.assert_allclose(dslope, np.where(x > 0, 0, x * dy).sum((0, 2)).reshape(48))
+    x, dy = rng.normal(size=(2, 2, 3, 4, block))
+    slope = rng.normal(size=3 * block)
+    dx, dslope = run_operator("PReluGradient", [x, dy, x, slope], 2, order=order)
+    np.testing.assert_allclose(dx, dy * np.where(x > 0, 1, slope.reshape(1, 3, 1, block)))
+    np.testing.assert_allclose(dslope, np.where(x > 0, 0, x * dy).sum((0, 2)).reshape(-1))
 
 
 @pytest.mark.parametrize("op_type", ["ReluGradient", "SigmoidGradient", "GeluGradient", "PowGradient", "EluGradient"])

@@ -1,4 +1,4 @@
-"""Order NCHW16c: what schemas infer for it, and that NumPy's operators refuse it when they are made."""
+"""Orders in blocks: what schemas infer for them, and that NumPy's operators refuse them when they are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import ArgumentError, DagexecError, ShapeError, UnsupportedOperatorError
 from dagexec.core.registry import create_operator, schema_of
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.layout import ORDERS, channel_count, image_shape, logical_shape
+from dagexec.ops.layout import BLOCKS, ORDERS, channel_count, image_shape, logical_shape
 from tests.ops.running import operator_def, run_operator
 
 Shape = tuple[int, ...]
@@ -34,19 +34,26 @@ INFERRED: list[tuple[str, list[Shape], dict[str, ArgumentValue], Shape]] = [
 ]
 
 
-def call_of(op_type: str, shapes: list[Shape], **arguments: ArgumentValue) -> OperatorCall:
-    definition = operator_def(op_type, [f"x{i}" for i in range(len(shapes))], ["y"], order="NCHW16c", **arguments)
+def call_of(op_type: str, shapes: list[Shape], order: str = "NCHW16c", **arguments: ArgumentValue) -> OperatorCall:
+    definition = operator_def(op_type, [f"x{i}" for i in range(len(shapes))], ["y"], order=order, **arguments)
     types = tuple(TensorType(shape, FLOAT32) for shape in shapes)
     return OperatorCall(definition, Arguments(definition, op_type), types, (None,) * len(types), op_type)
 
 
+def in_blocks(block: int, shape: Shape) -> Shape:
+    """A shape in blocks of 16 channels in others; that of a filter or a vector stays."""
+    return (shape[0], shape[1] * 16 // block, *shape[2:-1], block) if len(shape) > 3 and shape[-1] == 16 else shape
+
+
+@pytest.mark.parametrize(("order", "block"), BLOCKS.items())
 @pytest.mark.parametrize(("op_type", "shapes", "arguments", "expected"), INFERRED)
 def test_blocks_of_channels_are_inferred(
-    op_type: str, shapes: list[Shape], arguments: dict[str, ArgumentValue], expected: Shape
+    op_type: str, shapes: list[Shape], arguments: dict[str, ArgumentValue], expected: Shape, order: str, block: int
 ) -> None:
     infer = schema_of(op_type).infer
     assert infer is not None
-    assert infer(call_of(op_type, shapes, **arguments))[0].shape == expected
+    call = call_of(op_type, [in_blocks(block, shape) for shape in shapes], order, **arguments)
+    assert infer(call)[0].shape == in_blocks(block, expected)
 
 
 REFUSED: list[tuple[str, list[Shape], dict[str, ArgumentValue], type[DagexecError], str]] = [
@@ -74,24 +81,29 @@ def test_what_is_no_image_in_blocks_is_refused(
 NUMPY_ONLY = ["Conv", "ConvTranspose", "ConvGradient", "MaxPool", "AveragePool", "LpPool", "MaxPoolGradient"]
 
 
+@pytest.mark.parametrize("order", BLOCKS)
 @pytest.mark.parametrize("op_type", [*NUMPY_ONLY, "LRN", "SpatialBN", "ResizeNearest", "ChannelShuffle"])
-def test_numpy_refuses_blocks_when_the_operator_is_made(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_refuses_blocks_when_the_operator_is_made(
+    op_type: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dagexec.ops.onednn.binding._found", [None])
     schema = schema_of(op_type)
     workspace = Workspace()
     names = [f"x{index}" for index in range(schema.inputs[0])]
     for name in names:
         workspace.feed_blob(name, np.zeros((1, 1, 4, 4, 16), np.float32))
-    definition = operator_def(op_type, names, ["y"], order="nchw16c", is_test=1, size=3)
-    with pytest.raises(UnsupportedOperatorError, match=r"NumPy does not compute in order NCHW16c.*onednn-cpu-gomp"):
+    definition = operator_def(op_type, names, ["y"], order=order.lower(), is_test=1, size=3)
+    message = f"NumPy does not compute in order {order}.*onednn-cpu-gomp"
+    with pytest.raises(UnsupportedOperatorError, match=message):
         create_operator(definition, workspace)
 
 
-def test_a_slope_a_channel_is_found_in_its_block() -> None:
-    slopes = np.arange(32, dtype=np.float32)
-    x = np.full((2, 2, 3, 4, 16), -1, np.float32)
-    (y,) = run_operator("PRelu", [x, slopes], order="NCHW16c")
-    np.testing.assert_array_equal(y, np.broadcast_to(-slopes.reshape(2, 1, 1, 16), y.shape))
+@pytest.mark.parametrize(("order", "block"), BLOCKS.items())
+def test_a_slope_a_channel_is_found_in_its_block(order: str, block: int) -> None:
+    slopes = np.arange(2 * block, dtype=np.float32)
+    x = np.full((2, 2, 3, 4, block), -1, np.float32)
+    (y,) = run_operator("PRelu", [x, slopes], order=order)
+    np.testing.assert_array_equal(y, np.broadcast_to(-slopes.reshape(2, 1, 1, block), y.shape))
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -116,7 +116,7 @@ def test_spatial_bn_refuses_what_it_cannot_do() -> None:
         run_operator("SpatialBN", [x, *parameters], is_test=1, epsilon=float("nan"))
     with pytest.raises(ArgumentError, match="'epsilon' must be at least 0, found -1"):
         run_operator("SpatialBN", [x, *parameters], is_test=1, epsilon=-1.0)
-    with pytest.raises(ArgumentError, match="'order' must be NCHW, NHWC or NCHW16c, found 'CHWN'"):
+    with pytest.raises(ArgumentError, match="'order' must be NCHW, NHWC, NCHW8c or NCHW16c, found 'CHWN'"):
         run_operator("SpatialBN", [x, *parameters], is_test=1, order="CHWN")
 
 

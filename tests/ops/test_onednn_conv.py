@@ -14,6 +14,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.core.operator import Operator
 from dagexec.core.registry import create_operator
+from dagexec.ops.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.operator import PackedForms
@@ -36,7 +37,6 @@ GEOMETRIES = {
     "square": SQUARE, "asymmetric": ASYMMETRIC, "line": LINE, "cube": CUBE, "one by one": ONE_BY_ONE,
     "windows that do not reach the end": SHORT_TAIL,
 }  # fmt: skip
-ORDERS = ["NCHW", "NHWC", "NCHW16c"]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
@@ -44,8 +44,8 @@ def to_order(x: Array, order: str) -> Array:
     """N, C, spatial as `order` stores it."""
     if order == "NHWC":
         return to_channels_last(x)
-    if order == "NCHW16c":
-        return np.ascontiguousarray(np.moveaxis(x.reshape(len(x), x.shape[1] // 16, 16, *x.shape[2:]), 2, -1))
+    if order in BLOCKS:
+        return np.ascontiguousarray(np.moveaxis(x.reshape(len(x), -1, BLOCKS[order], *x.shape[2:]), 2, -1))
     return x
 
 
@@ -53,9 +53,9 @@ def from_order(x: Array, order: str) -> Array:
     """What `to_order` undoes."""
     if order == "NHWC":
         return to_channels_first(x)
-    if order == "NCHW16c":
+    if order in BLOCKS:
         moved = np.moveaxis(x, -1, 2)
-        return moved.reshape(len(moved), 16 * moved.shape[1], *moved.shape[3:])
+        return moved.reshape(len(moved), -1, *moved.shape[3:])
     return x
 
 
@@ -123,7 +123,7 @@ def test_every_geometry_order_and_type(
     by_onednn: pytest.LogCaptureFixture,
     geometry: Geometry, channels: int, filters: int, group: int, order: str, dtype: str,
 ) -> None:  # fmt: skip
-    if (dtype, order) == ("bfloat16", "NCHW16c") and group == 1 and geometry is CUBE:
+    if dtype == "bfloat16" and order in BLOCKS and group == 1 and geometry is CUBE:
         pytest.skip("slow: only the reference implementation is there")
     if (dtype, order) == ("bfloat16", "NCHW16c") and not has_vectors_of(AVX512):
         with pytest.raises(UnsupportedFeatureError, match="oneDNN has no implementation"):
@@ -189,7 +189,7 @@ def test_operands_of_post_ops(
     layer = Layer(SQUARE)
     operand = np.random.default_rng(1).uniform(1, 2, shape).astype(np.float32)
     fed = operand if shape[1] == 1 and order != "NHWC" else to_order(operand, order)
-    if order == "NCHW16c" and shape[1] == 1:
+    if order in BLOCKS and shape[1] == 1:
         fed = operand[..., None]
     arguments = {**layer.arguments(order), "bias": 1, "post_ops": ["relu", f"{kind}:3"]}
     (y,) = run_operator("FusedConv", [*layer.fed(order), fed], engine="ONEDNN", **arguments)

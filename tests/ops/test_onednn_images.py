@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.ops.layout import BLOCKS, ORDERS
 from tests.ops.drawing import drawn
-from tests.ops.onednn import ORDERS, from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
+from tests.ops.onednn import from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, run_operator
 
 pytestmark = needs_onednn
@@ -72,7 +73,7 @@ def test_a_shuffle_in_float64_is_computed_by_numpy() -> None:
 @pytest.mark.parametrize("size", [(7,), (5, 4), (3, 4, 2), (1,), (1, 1)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_batches_are_normalised_by_given_statistics(order: str, size: tuple[int, ...], threads: int) -> None:
-    channels = 32 if order == "NCHW16c" else 21
+    channels = 32 if order in BLOCKS else 21
     image = normal(3, 2, channels, *size)
     scale, bias, mean = (normal(seed, channels) for seed in (4, 5, 6))
     variance = np.abs(normal(7, channels)) + np.float32(0.1)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.ops.layout import BLOCKS, ORDERS
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.drawing import drawn
-from tests.ops.onednn import ORDERS, fallbacks, from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
+from tests.ops.onednn import fallbacks, from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.pooling import starts_inside
 from tests.ops.running import Array, operator_def, run_operator
 from tests.ops.windows import Geometry, geometries, pool
@@ -46,7 +47,7 @@ def is_plain(geometry: Geometry) -> bool:
 def test_every_window_is_pooled(
     geometry: Geometry, op_type: str, order: str, batch: int, blocks: int, padding: bool, seed: int
 ) -> None:
-    channels = 16 * blocks if order == "NCHW16c" else 5 * blocks
+    channels = BLOCKS.get(order, 5) * blocks
     image = np.random.default_rng(seed).integers(-100, 100, (batch, channels, *geometry.size)).astype(np.float32)
     count = {"count_include_pad": 1} if op_type == "AveragePool" and padding else {}
     try:
@@ -54,7 +55,7 @@ def test_every_window_is_pooled(
             arguments = geometry.arguments() | count | {"order": order}
             (found,) = run_operator(op_type, [in_order(image, order)], engine="ONEDNN", **arguments)
     except UnsupportedFeatureError:
-        assert order == "NCHW16c"
+        assert order in BLOCKS
         assert not is_plain(geometry)
         return
     assert not (reasons and is_plain(geometry)), reasons

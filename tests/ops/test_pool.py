@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[str, Named, type[DagexecError], str]] = {
     "global with stride": ("MaxPool", {"global_pooling": 1, "stride": 2}, ArgumentError, "global_pooling allows no"),
     "global with pad": ("MaxPool", {"global_pooling": 1, "pad": 1}, ArgumentError, "global_pooling allows no"),
     "no kernel": ("MaxPool", {}, ArgumentError, "'kernel' .*is required"),
-    "order": ("MaxPool", {"kernel": 2, "order": "NWHC"}, ArgumentError, "NCHW, NHWC or NCHW16c, found 'NWHC'"),
+    "order": ("MaxPool", {"kernel": 2, "order": "NWHC"}, ArgumentError, "NCHW, NHWC, NCHW8c or NCHW16c, found 'NWHC'"),
     "behind": ("MaxPool", {"kernel": 1, "stride": 4, "legacy_pad": 3}, ArgumentError, "3 windows, .*stride 4.* 6 pix"),
     "rank": ("MaxPool1D", {"kernel": 2}, ShapeError, "'x0' must have 3 axes, found 4"),
 }

@@ -15,6 +15,7 @@ from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.errors import ArgumentError, DagexecError, SchemaError, ShapeError
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.ops.layout import channel_count, spatial_sizes
 from dagexec.ops.post_ops import BINARY, FUNCTIONS, PostOp, infer_post_ops, parse_post_op
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
@@ -56,8 +57,7 @@ def test_every_kind_has_a_formula_here() -> None:
 
 def unit_conv(y: np.ndarray, *texts: str, engine: str = "", order: str = "NCHW") -> np.ndarray:
     """post_ops of `y`, N, C, spatial (or as `order` says), behind a 1x1 convolution with the unit matrix as filter."""
-    channels = {"NCHW": y.shape[1], "NHWC": y.shape[-1], "NCHW16c": y.shape[1] * 16}[order]
-    rank = y.ndim - (3 if order == "NCHW16c" else 2)
+    channels, rank = channel_count(order, y.shape), len(spatial_sizes(order, y.shape))
     unit = np.eye(channels).reshape(
         (channels, *(1,) * rank, channels) if order == "NHWC" else (channels, -1, *(1,) * rank)
     )

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 import dagexec
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.ops.layout import BLOCKS
 from dagexec.ops.onednn.binding import library
 from dagexec.passes.assignment import PASS as SINGLE_ASSIGNMENT
 from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import set_arguments
-from dagexec.passes.layout import LAYOUTS, PADDED, assign_layout, laid_out, layout_pass
+from dagexec.passes.layout import LAYOUTS, PADDED, assign_layout, laid_out, layout_pass, layouts
 from dagexec.passes.single_assignment import Values
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
@@ -276,15 +277,15 @@ def test_a_mean_over_the_image_and_operators_with_an_order_go_along(name: str) -
 
 @needs_onednn
 def test_odd_channels_become_nhwc_where_the_others_are_in_blocks() -> None:
-    drawing = Drawing()
+    drawing, blocked = Drawing(), layouts()[1]
     x = drawing.conv("x", "conv1", 3, 16)
     x = drawing.conv(x, "conv2", 16, 16)
     x = drawing.conv(x, "odd", 16, 10, kernel=1)
     drawing.add("AveragePool", [x], "y", global_pooling=1)
-    changed = check_same(drawing.model("y"), "NCHW16c")
-    assert orders(changed)["conv2"] == "NCHW16c"
+    changed = check_same(drawing.model("y"), blocked)
+    assert orders(changed)["conv2"] == blocked
     assert orders(changed)["odd"] == "NHWC"
-    assert reorders(changed) == [("conv2", "NCHW16c", "NHWC"), ("y/NHWC", "NHWC", "NCHW")]
+    assert reorders(changed) == [("conv2", blocked, "NHWC"), ("y/NHWC", "NHWC", "NCHW")]
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -388,31 +389,32 @@ def test_a_split_whose_last_pieces_nobody_reads_still_cuts_them_off(name: str, s
 
 @needs_onednn
 def test_padding_makes_blocks_of_channels_that_only_convolutions_see() -> None:
-    drawing = Drawing()
-    x = drawing.conv("x", "conv1", 3, 24)
+    drawing, blocked = Drawing(), layouts()[1]
+    x = drawing.conv("x", "conv1", 3, 28)
     x = drawing.add("Relu", [x], "relu1")
-    x = drawing.conv(x, "depthwise", 24, 24, group=24)
+    x = drawing.conv(x, "depthwise", 28, 28, group=28)
     x = drawing.add("MaxPool", [x], "pooled", kernel=2, stride=2)
-    drawing.conv(x, "y", 24, 16)
+    drawing.conv(x, "y", 28, 16)
     model = drawing.model("y")
-    padded = pad_channels(model)
+    padded = pad_channels(model, BLOCKS[blocked])
     assert padded.parameters["depthwise_w/padded32x1x3x3"].shape == (32, 1, 3, 3)
-    changed = check_same(model, PADDED)
-    assert {order for order in orders(changed).values() if order != "NCHW"} == {"NCHW16c"}
+    changed = check_same(model, f"{blocked} padded")
+    assert {order for order in orders(changed).values() if order != "NCHW"} == {blocked}
 
 
 @needs_onednn
 @pytest.mark.parametrize("kind", ["FusedElementwise", "FusedConv"])
-def test_channels_are_not_padded_where_a_zero_becomes_infinite(kind: str) -> None:
+@pytest.mark.parametrize("padded", PADDED)
+def test_channels_are_not_padded_where_a_zero_becomes_infinite(kind: str, padded: str) -> None:
     drawing = Drawing()
-    x = drawing.conv("x", "first", 3, 24)
+    x = drawing.conv("x", "first", 3, 20)
     if kind == "FusedConv":
-        constants = [drawing.constant("second_w", 24, 24, 1, 1)]
+        constants = [drawing.constant("second_w", 20, 20, 1, 1)]
         drawing.add(kind, [x, *constants], "second", kernel=1, post_ops=["square", "log"])
     else:
         drawing.add(kind, [x], "second", post_ops=["square", "log"])
-    drawing.conv("second", "y", 24, 16)
-    found = results(laid_out(drawing.model("y"), PADDED).model, np.ones((1, 3, 12, 12), np.float32))["y"]
+    drawing.conv("second", "y", 20, 16)
+    found = results(laid_out(drawing.model("y"), padded).model, np.ones((1, 3, 12, 12), np.float32))["y"]
     assert np.isfinite(found).all()
 
 
@@ -426,7 +428,7 @@ def test_channels_that_others_see_are_not_padded() -> None:
             x = drawing.add(last, [x], "seen", engine="")
         drawing.conv(x, "y", 48 if last == "Concat" else 24, 16)
         model = drawing.model(*(("conv1", "y") if last == "output" else ("y",)))
-        assert pad_channels(model) is model, last
+        assert pad_channels(model, 16) is model, last
 
 
 def test_the_pass_says_what_it_did() -> None:

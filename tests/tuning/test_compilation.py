@@ -19,8 +19,10 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
+from dagexec.ops.layout import BLOCKS
 from dagexec.ops.onednn.binding import library
 from dagexec.parameters import initialised
+from dagexec.passes.layout import layouts
 from dagexec.scheduler.calibration import SchedulingCosts
 from dagexec.scheduler.plan import Plan
 from dagexec.training.model_helper import ModelHelper
@@ -105,7 +107,7 @@ class Invented:
 
 def _order(model: Model) -> str:
     found = {argument.s.decode() for one in model.net.op for argument in one.arg if argument.name == "order"}
-    return next((order for order in ("NCHW16c", "NHWC") if order in found), "NCHW")
+    return next((order for order in (*BLOCKS, "NHWC") if order in found), "NCHW")
 
 
 def _most_threads(model: Model) -> int:
@@ -121,11 +123,12 @@ def invented(cache: Path, monkeypatch: pytest.MonkeyPatch) -> type[Invented]:
 
 
 @needs_onednn
-@pytest.mark.parametrize("best", ["NHWC", "NCHW16c"])
+@pytest.mark.parametrize("position", [0, 1])
 def test_the_layout_that_is_measured_to_be_fastest_is_the_one_that_runs(
-    best: str, cache: Path, invented: type[Invented], monkeypatch: pytest.MonkeyPatch
+    position: int, cache: Path, invented: type[Invented], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invented, "runs", {"NHWC": 2e-3, "NCHW16c": 2e-3} | {best: 1e-3})
+    best = layouts()[position]
+    monkeypatch.setattr(invented, "runs", dict.fromkeys(layouts(), 2e-3) | {best: 1e-3})
     compiled = compile_model(small_net(), CompileOptions(tuning_seconds=1.0))
     assert _order(compiled.model) == best
     assert compiled.report is not None
@@ -136,7 +139,7 @@ def test_the_layout_that_is_measured_to_be_fastest_is_the_one_that_runs(
 def test_the_second_compilation_of_a_net_measures_nothing(
     cache: Path, invented: type[Invented], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invented, "runs", {"NHWC": 2e-3, "NCHW16c": 1e-3})
+    monkeypatch.setattr(invented, "runs", dict.fromkeys(layouts(), 1e-3) | {"NHWC": 2e-3})
     first = compile_model(small_net(), CompileOptions(tuning_seconds=1.0))
     kept = json.loads(cache.read_text())["choices"]
     assert sorted(key.split(" | ")[0] for key in kept) == ["layout", "schedule"]
