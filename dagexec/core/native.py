@@ -10,20 +10,16 @@ memory that was written to, or DAGEXEC_JOIN=off - steps are called one by one.
 from __future__ import annotations
 
 import ctypes
-import logging
-import mmap
 import os
-import platform
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from dagexec.core.machine_code import executable
 from dagexec.core.operator import Step
-
-logger = logging.getLogger("dagexec")
 
 _CODE = bytes.fromhex(
     "f30f1efa"  # endbr64
@@ -146,21 +142,14 @@ def _code() -> _Code | None:
 def _make() -> _Code | None:
     if os.environ.get("DAGEXEC_JOIN") == "off":
         return None
-    if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 1 << 32:
-        return None
-    try:
-        memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.write(_CODE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))  # keeps `memory` from being closed
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise OSError(ctypes.get_errno(), "mprotect")
-    except (OSError, AttributeError) as error:
-        logger.info("native calls are not joined: %s", error)
-        return None
-    function = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t)(address)
-    _pages.append(memory)
-    return function
+    address = table_code()
+    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t)(address)
 
 
-_pages: list[mmap.mmap] = []
+@cache
+def table_code() -> int | None:
+    """The address of the machine code, a C function of a table and its rows that returns the rows left; or None.
+
+    A row is six 64-bit numbers: a function, four arguments, and the bits of its result that must be 0.
+    """
+    return executable(_CODE)

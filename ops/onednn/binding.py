@@ -124,6 +124,9 @@ _OPENMP_DECLARATIONS = """
 void omp_set_num_threads(int);
 int omp_get_max_threads(void);
 int omp_pause_resource_all(int kind);
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 """
 _PAUSE_SOFT = 1
 

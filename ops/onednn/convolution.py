@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.schema import OperatorCall
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
-from dagexec.ops.layout import image_order
+from dagexec.ops.geometry import Axis
+from dagexec.ops.layout import NHWC, image_order
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.post_ops import append_post_ops
@@ -23,9 +26,12 @@ from dagexec.ops.onednn.primitive import (
     SRC,
     SRC_1,
     WEIGHTS,
+    Array,
     Descriptor,
 )
-from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
+from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Candidate
+from dagexec.ops.onednn.winograd import TAPS, Layer, candidates, finish
+from dagexec.ops.onednn.winograd_kernels import LANES
 from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
 
 
@@ -72,11 +78,32 @@ class ForwardConvolution(ConvolutionFamily):
             key="post-ops " + " ".join(f"{one.kind}{list(given[one.input].shape)}" if one.input in given else one.kind
                                        for one in post_ops),
             own_layouts=not any(one.kind == SUM for one in post_ops),
+            composed=self.composed(axes, (window.order, order), post_ops, given),
         )  # fmt: skip
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in given}
         self.offer(assembled, inputs, {DST: 0})
         return in_sequence(assembled.steps)
+
+    def composed(
+        self,
+        axes: Sequence[Axis],
+        orders: tuple[str, str],
+        post_ops: Sequence[PostOp],
+        operands: Mapping[int, Array],
+    ) -> Callable[[int], Iterable[Candidate]] | None:
+        """The candidates of `winograd`, for a number of threads; None where it does not compute this."""
+        filters, channels = self.y(0).shape[-1], self.x(0).shape[-1]
+        plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in axes) and len(axes) == 2
+        if not plain or orders != (NHWC, NHWC) or self.arguments.int("group", 1) > 1 or not self.is_constant(1):
+            return None
+        found = finish(post_ops, operands, self.y(0).shape, has_bias=self.has_bias(self.call()))
+        if found is None or self.input(0).meta is not FLOAT32 or filters % LANES or channels % LANES:
+            return None
+        (height, width), heads = (axis.size for axis in axes), (axes[0].head, axes[1].head)
+        result = axes[0].out, axes[1].out
+        layer = Layer(len(self.x(0)), height, width, channels, filters, heads, result, *found)
+        return partial(candidates, self.onednn, self.label, layer, self.scratchpad_limit, self.weights_are_cold)
 
     def post_ops(self, call: OperatorCall) -> tuple[PostOp, ...]:
         """What is done to the result."""

@@ -6,7 +6,7 @@ of the implementation in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -140,13 +140,20 @@ class ConvolutionFamily(OneDNNOperator):
     def assembled(self, problem: Problem, arrays: Mapping[int, Array], inputs: Mapping[int, int]) -> Assembled:
         """The steps of the implementation chosen for `problem`; `inputs` gives the input number of an argument."""
         chosen = self.implementation(problem)
-        return assemble(
-            problem,
-            chosen,
-            arrays,
-            self.working_memory,
-            lambda number, array, source, target: self.parameter(inputs[number], array, source, target),
-        )
+
+        def pack(
+            number: int,
+            array: Array,
+            source: Descriptor,
+            target: Descriptor,
+            compute: Callable[[], Array] | None = None,
+        ) -> tuple[Array, Step]:
+            constant = self.input(inputs[number]).constant
+            if compute is None or constant is None:
+                return self.parameter(inputs[number], array, source, target)
+            return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
+
+        return assemble(problem, chosen, arrays, self.working_memory, pack)
 
     def convolution(
         self,
@@ -162,6 +169,7 @@ class ConvolutionFamily(OneDNNOperator):
         key: str = "",
         own_layouts: bool = True,
         algorithms: tuple[str, ...] = (DIRECT, WINOGRAD),
+        composed: Callable[[int], Iterable[Candidate]] | None = None,
     ) -> Assembled:
         """The steps that compute argument `result` by `dnnl_{function}`.
 
@@ -217,6 +225,7 @@ class ConvolutionFamily(OneDNNOperator):
             batch=batch,
             places=tuple(axis.out for axis in axes),
             ragged=_is_ragged(weights, len(axes), library.isa.lanes),
+            composed=composed,
         )
         arrays = {number: array for number, (array, _) in images.items()}
         arrays |= parameters

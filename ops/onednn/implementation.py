@@ -97,18 +97,20 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
         winograd = [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
         return min([first, *winograd], key=lambda one: _seconds(problem, one)) if winograd else first
     candidates = list(problem.candidates())
-    winograd = [one for one in candidates if _winograd(one) and _has_channels(one, problem)]
-    others = [one for one in candidates if not _winograd(one)]
+    estimated = [
+        one for one in candidates if one.seconds is not None or (_winograd(one) and _has_channels(one, problem))
+    ]
+    others = [one for one in candidates if one.seconds is None and not _winograd(one)]
     if not others:
         return _worthy(candidates, problem, reference)[0]
-    worthy = _worthy(others, problem, reference or bool(winograd))
+    worthy = _worthy(others, problem, reference or bool(estimated))
     special = [one for one in worthy if not one.is_general]
     if problem.open:
         return _undivided(problem, worthy[0])
     if _is_fed(problem):
         special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
     first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
-    return min([first, *winograd], key=lambda one: _seconds(problem, one))
+    return min([first, *estimated], key=lambda one: _seconds(problem, one))
 
 
 def _plain_choice(problem: Problem) -> Candidate | None:
@@ -161,6 +163,8 @@ def _has_channels(candidate: Candidate, problem: Problem) -> bool:
 
 def _seconds(problem: Problem, candidate: Candidate | None = None) -> float:
     """An estimate of what a run takes on one core; without a candidate, by sums over taps."""
+    if candidate is not None and candidate.seconds is not None:
+        return candidate.seconds
     algorithm = None if candidate is None else _winograd(candidate)
     tile, speed, growth = (1, 1.0, 1.0) if algorithm is None else _WINOGRAD[algorithm]
     found = problem.products(tile) / speed / _PRODUCTS

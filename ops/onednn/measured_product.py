@@ -97,7 +97,9 @@ class MeasuredProduct(OneDNNOperator):
             chosen = rule(whole, reference=False)
         operands = {number: array for number, (_, array) in product.further.items()}
 
-        def pack(number: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
+        def pack(
+            number: int, array: Array, source: Descriptor, target: Descriptor, compute: object = None
+        ) -> tuple[Array, Step]:
             return self.parameter(1, array, source, target)
 
         arrays = {**product.arrays, **operands}

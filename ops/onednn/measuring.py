@@ -33,7 +33,7 @@ from dagexec.core.processor import last_level_cache
 from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
-from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Problem, assemble
+from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
 
 logger = logging.getLogger("dagexec")
 
@@ -212,7 +212,11 @@ def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array])
     """The primitive on `arrays`, and a result that holds what it is given to hold."""
     result = arrays[problem.result].copy()
 
-    def pack(number: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
+    def pack(
+        number: int, array: Array, source: Descriptor, target: Descriptor, compute: Compute | None = None
+    ) -> tuple[Array, Step]:
+        if compute is not None:
+            return compute(), nothing_to_do
         packed = aligned_empty(target.nbytes)
         ask = (problem.library, candidate.description.threads, problem.label)
         try:

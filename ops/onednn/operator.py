@@ -28,6 +28,7 @@ from dagexec.ops.onednn.primitive import (
     Attributes,
     BoundPrimitive,
     Descriptor,
+    Movable,
     PrimitiveDescriptor,
     aligned_empty,
     describe,
@@ -155,7 +156,7 @@ class OneDNNOperator(Operator):
             arguments = {**arguments, SCRATCHPAD: scratchpad}
         return description.create().bind(arguments, self.label)
 
-    def offer_moves(self, bound: BoundPrimitive, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
+    def offer_moves(self, bound: Movable, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
         """Let a caller's memory take the place of inputs and outputs: by index, their argument numbers.
 
         Each argument must be all that the step does with the array. In place nothing is offered.

@@ -8,7 +8,7 @@ callable without arguments that costs about half a microsecond beyond the work i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -255,6 +255,16 @@ class Primitive:
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
         """The primitive on memory: by argument number, the descriptor and an array whose memory it describes."""
         return BoundPrimitive(self, arguments, label)
+
+
+class Movable(Protocol):
+    """Arguments of a candidate that may be at other places from one run to the next; see BoundPrimitive."""
+
+    def move(self, number: int, array: Array) -> None:
+        """Let argument `number` be at another array of the same layout."""
+
+    def nbytes(self, number: int) -> int:
+        """Bytes that argument `number` takes."""
 
 
 class BoundPrimitive:

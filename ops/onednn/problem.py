@@ -6,9 +6,10 @@ layout of those tensors or in layouts of its own, with copies before and after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Protocol
 
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.errors import UnsupportedFeatureError
@@ -22,14 +23,16 @@ from dagexec.ops.onednn.primitive import (
     SCRATCHPAD_MD,
     WEIGHTS,
     Array,
-    BoundPrimitive,
     Descriptor,
+    Movable,
     PrimitiveDescriptor,
 )
 
 DIRECT, WINOGRAD = "direct", "winograd"
 ALONE = ", on one thread"
 """Ends the name of a candidate that gets one thread, however many the problem has."""
+COMPOSED = "composed "
+"""How names of candidates begin that are not a single primitive."""
 
 _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
@@ -41,8 +44,31 @@ Ask = Callable[[str, int, bool], PrimitiveDescriptor]
 Raises UnsupportedFeatureError when there is none.
 """
 
-Pack = Callable[[int, Array, Descriptor, Descriptor], tuple[Array, Step]]
-"""A constant argument in another layout, and the step that brings it there in a run: by number, array and layouts."""
+
+Compute = Callable[[], Array]
+"""Makes a copy that is more than another layout."""
+
+
+class Pack(Protocol):
+    """A constant argument in another layout, and the step that brings it there in a run."""
+
+    def __call__(
+        self,
+        number: int,
+        array: Array,
+        source: Descriptor,
+        target: Descriptor,
+        compute: Compute | None = None,
+        /,
+    ) -> tuple[Array, Step]:
+        """By argument number, array and layouts, or by what `compute` makes where it is given."""
+
+
+Memory = Callable[[int], Array]
+"""Gives bytes for copies and working memory."""
+
+Assemble = Callable[["Problem", Mapping[int, Array], Memory, Pack], "Assembled"]
+"""Makes the steps of a candidate that is more than a primitive and copies, as `assemble` does."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +98,7 @@ class Problem:
         views: of algorithms that see an argument in other axes, its layout there.
         open: True when general implementations may be faster than others, as in products of few rows.
         undivided: algorithms by which a general implementation, too, adds up each sum on one thread.
+        composed: further candidates for Winograd's algorithm, made of more than a primitive, for a number of threads.
     """
 
     library: Library
@@ -96,6 +123,7 @@ class Problem:
     open: bool = False
     undivided: frozenset[str] = frozenset()
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
+    composed: Callable[[int], Iterable[Candidate]] | None = None
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
         """The layouts of all tensors, as the candidate of that name sees them."""
@@ -121,11 +149,15 @@ class Problem:
         """Every implementation once, of one algorithm or all, those for the operator's own layouts first."""
         wanted = self.algorithms if algorithm is None else tuple({algorithm}.intersection(self.algorithms))
         for own in (False, True) if self.own_layouts else (False,):
-            for algorithm in wanted:
-                yield from self._offered(algorithm, own, self.threads)
+            for one in wanted:
+                yield from self._offered(one, own, self.threads)
+        if self.composed is not None and WINOGRAD in wanted:
+            yield from self.composed(self.threads)
 
     def named(self, name: str, threads: int) -> Candidate | None:
         """The candidate of a name, for a number of threads unless the name says one; None when there is none."""
+        if self.composed is not None and name.startswith(COMPOSED):
+            return next((one for one in self.composed(threads) if one.name == name), None)
         wanted, count = (name.removesuffix(ALONE), 1) if name.endswith(ALONE) else (name, threads)
         for own in (False, True) if self.own_layouts else (False,):
             for algorithm in self.algorithms:
@@ -158,10 +190,19 @@ def _prefix(algorithm: str, own: bool) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation that may compute a problem."""
+    """An implementation that may compute a problem.
+
+    Attributes:
+        name: for choices and messages.
+        description: the primitive.
+        assemble: how its steps are made, where the primitive is only a part of them.
+        seconds: the estimate for one run on one core, where `implementation` has none for it.
+    """
 
     name: str
     description: PrimitiveDescriptor
+    assemble: Assemble | None = None
+    seconds: float | None = None
 
     @property
     def has_own_layout(self) -> bool:
@@ -196,7 +237,7 @@ class Assembled:
     """
 
     steps: list[Step]
-    bound: BoundPrimitive
+    bound: Movable
     direct: frozenset[int]
 
 
@@ -204,10 +245,12 @@ def assemble(
     problem: Problem,
     candidate: Candidate,
     arrays: Mapping[int, Array],
-    memory: Callable[[int], Array],
+    memory: Memory,
     pack: Pack,
 ) -> Assembled:
-    """The primitive on `arrays`, by argument number; `memory` gives bytes for copies and working memory."""
+    """The candidate on `arrays`, by argument number."""
+    if candidate.assemble is not None:
+        return candidate.assemble(problem, arrays, memory, pack)
     description, layouts = candidate.description, problem.layouts(candidate.name)
     before: list[Step] = []
     after: list[Step] = []

@@ -1,0 +1,143 @@
+"""The few instructions of x86-64 with AVX2 and FMA that the transforms of `winograd_kernels` are made of.
+
+Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2. Vectors are eight float32 numbers; memory is
+addressed as a register plus a register, relative to rdi, or as a constant of the code.
+"""
+
+from __future__ import annotations
+
+import struct
+
+RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
+"""Numbers of the general registers."""
+
+ADD, MUL, SUB, MIN, MAX, XOR = (1, 0, 0x58), (1, 0, 0x59), (1, 0, 0x5C), (1, 0, 0x5D), (1, 0, 0x5F), (1, 0, 0x57)
+FMA = (2, 1, 0xB8)
+"""Vector instructions of three operands: opcode map, prefix, opcode. FMA adds the product to the first operand."""
+
+_LOAD, _STORE, _BROADCAST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18)
+_VECTOR = 32  # bytes
+_SIB, _RIP = 4, 5  # in the place of a register: a base and an index follow; an offset from the next instruction
+
+Instruction = tuple[int, int, int]
+
+
+class Assembler:
+    """Appends instructions; `code` gives the bytes, with the constants behind them."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray(bytes.fromhex("f30f1efa"))  # endbr64
+        self._constants: dict[float, int] = {}
+        self._uses: list[tuple[int, int]] = []
+
+    def code(self) -> bytes:
+        """The machine code."""
+        start = -(-len(self._bytes) // _VECTOR) * _VECTOR
+        whole = bytearray(self._bytes.ljust(start, b"\x90"))
+        for place, number in self._uses:
+            struct.pack_into("<i", whole, place, start + number * _VECTOR - (place + 4))
+        for value in self._constants:
+            whole += struct.pack("<8f", *[value] * 8)
+        return bytes(whole)
+
+    def here(self) -> int:
+        """The place of the next instruction, to jump to."""
+        return len(self._bytes)
+
+    def push(self, *registers: int) -> None:
+        """Save registers on the stack."""
+        for register in registers:
+            self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x50 | register & 7])
+
+    def leave(self, *pushed: int) -> None:
+        """Restore what was pushed, and return 0."""
+        self._bytes += bytes.fromhex("c5f877 31c0")  # vzeroupper; xor eax, eax
+        for register in reversed(pushed):
+            self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x58 | register & 7])
+        self._bytes += b"\xc3"
+
+    def load_field(self, register: int, offset: int) -> None:
+        """register = the 64 bits at rdi + offset."""
+        self._field(0x8B, register, offset)
+
+    def compare_field(self, register: int, offset: int) -> None:
+        """Compare a register with the 64 bits at rdi + offset."""
+        self._field(0x3B, register, offset)
+
+    def add(self, register: int, other: int) -> None:
+        """register += other."""
+        self._bytes += bytes(
+            [0x48 | (other > RDI) << 2 | (register > RDI), 0x01, 0xC0 | (other & 7) << 3 | register & 7]
+        )
+
+    def add_number(self, register: int, number: int) -> None:
+        """register += number."""
+        self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xC0 | register & 7]) + struct.pack("<i", number)
+
+    def clear(self, register: int) -> None:
+        """register = 0."""
+        self._bytes += bytes([0x48 | (register > RDI) * 5, 0x31, 0xC0 | (register & 7) * 9])
+
+    def save(self, register: int) -> None:
+        """Keep a register in the red zone below the stack, where `count_down` finds it."""
+        self._bytes += bytes([0x48 | (register > RDI) << 2, 0x89, 0x44 | (register & 7) << 3, 0x24, 0xF8])
+
+    def count_down(self) -> None:
+        """Subtract 1 from what was saved; sets flags."""
+        self._bytes += bytes.fromhex("48ff4c24f8")  # dec qword [rsp - 8]
+
+    def jump_if_below(self, place: int) -> None:
+        """After a comparison of numbers without sign."""
+        self._jump(0x82, place)
+
+    def jump_if_not_zero(self, place: int) -> None:
+        """After `count_down`."""
+        self._jump(0x85, place)
+
+    def load(self, vector: int, base: int, index: int) -> None:
+        """vector = memory at base + index."""
+        self._indexed(_LOAD, vector, 0, base, index)
+
+    def store(self, vector: int, base: int, index: int) -> None:
+        """memory at base + index = vector."""
+        self._indexed(_STORE, vector, 0, base, index)
+
+    def load_constant(self, vector: int, value: float) -> None:
+        """Every element of vector = value, in float32."""
+        self._with_constant(_BROADCAST, vector, 0, value)
+
+    def compute(self, what: Instruction, target: int, left: int, right: int) -> None:
+        """target = left what right, of vectors; for FMA target += left * right."""
+        self._vex(what, target, left, right > RDI, False)
+        self._bytes.append(0xC0 | (target & 7) << 3 | right & 7)
+
+    def compute_memory(self, what: Instruction, target: int, left: int, base: int, index: int) -> None:
+        """The same with memory at base + index on the right."""
+        self._indexed(what, target, left, base, index)
+
+    def compute_constant(self, what: Instruction, target: int, left: int, value: float) -> None:
+        """The same with a constant on the right."""
+        self._with_constant(what, target, left, value)
+
+    def _field(self, opcode: int, register: int, offset: int) -> None:
+        self._bytes += bytes([0x48 | (register > RDI) << 2, opcode, 0x80 | (register & 7) << 3 | RDI])
+        self._bytes += struct.pack("<i", offset)
+
+    def _jump(self, opcode: int, place: int) -> None:
+        self._bytes += bytes([0x0F, opcode]) + struct.pack("<i", place - (len(self._bytes) + 6))
+
+    def _indexed(self, what: Instruction, vector: int, left: int, base: int, index: int) -> None:
+        self._vex(what, vector, left, base > RDI, index > RDI)
+        self._bytes += bytes([0x40 | (vector & 7) << 3 | _SIB, (index & 7) << 3 | base & 7, 0])
+
+    def _with_constant(self, what: Instruction, vector: int, left: int, value: float) -> None:
+        number = self._constants.setdefault(value, len(self._constants))
+        self._vex(what, vector, left, False, False)
+        self._bytes.append((vector & 7) << 3 | _RIP)
+        self._uses.append((len(self._bytes), number))
+        self._bytes += bytes(4)
+
+    def _vex(self, what: Instruction, vector: int, left: int, base_is_high: bool, index_is_high: bool) -> None:
+        opcode_map, prefix, opcode = what
+        high = (vector < 8) << 7 | (not index_is_high) << 6 | (not base_is_high) << 5
+        self._bytes += bytes([0xC4, high | opcode_map, (~left & 15) << 3 | 4 | prefix, opcode])
