@@ -6,7 +6,7 @@
 Each compilation is the first of a new process; loading the model and making its parameters is not counted. Beyond its
 seconds it may take a fifth of them and one run of the net, which is what `over` says: 1 or less is within. Commands are
 interrupted at moments spread over their first seconds, from the first thing that they show on. Results are kept by
-instruction set: repeat with ONEDNN_MAX_CPU_ISA for others.
+instruction set: repeat with ONEDNN_MAX_CPU_ISA for others. What is not measured anew stays in the file.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def interrupt(command: tuple[str, ...], after: float) -> dict[str, Any]:
 def main() -> None:
     """Measure, print a line for each, keep all in a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("models", nargs="*", default=MODELS, help="of the zoo, or none")
     parser.add_argument("--seconds", nargs="+", type=float, default=[2.0, 10.0])
     parser.add_argument("--interrupts", type=int, default=12, help="of each command")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "tuning_limits.json")
@@ -133,7 +133,7 @@ def main() -> None:
         print(json.dumps(compile_once(options.child, options.seconds[0])))
         return
     rows = []
-    for source in options.models:
+    for source in () if "none" in options.models else options.models:
         for seconds in options.seconds:
             row = limit(source, seconds)
             rows.append(row)
@@ -149,12 +149,16 @@ def main() -> None:
             print("{command}: after {after_seconds:.1f} s, in {ended_in_seconds:.2f} s, status {status}".format(**row))
     stopped = [row for row in ended if row["status"] == INTERRUPTED]
     environment = describe()
-    record: dict[str, Any] = {"environment": environment, "compilations": rows, "interrupts": ended}
-    if stopped:
-        record["longest_seconds_after_interrupt"] = max(row["ended_in_seconds"] for row in stopped)
-        print(f"the longest after Ctrl-C: {record['longest_seconds_after_interrupt']:.2f} s")
     kept = json.loads(options.json.read_text()) if options.json.exists() else {}
-    kept[str(environment.get("instruction set", "no oneDNN"))] = record
+    record: dict[str, Any] = kept.setdefault(str(environment.get("instruction set", "no oneDNN")), {})
+    record["environment"] = environment
+    old = {(row["model"], row["seconds"]): row for row in record.get("compilations", ())}
+    record["compilations"] = list((old | {(row["model"], row["seconds"]): row for row in rows}).values())
+    if ended:
+        record["interrupts"] = ended
+        stopped = [row["ended_in_seconds"] for row in ended if row["status"] == INTERRUPTED]
+        record["longest_seconds_after_interrupt"] = max(stopped, default=None)
+        print(f"the longest after Ctrl-C: {record['longest_seconds_after_interrupt']} s")
     options.json.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 

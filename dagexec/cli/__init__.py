@@ -7,6 +7,7 @@ is wrong. What dagexec raises on purpose is printed as one message, without a tr
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -71,4 +72,5 @@ def main() -> None:
         Console(stderr=True).print(f"dagexec: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
+        gc.freeze()  # the interpreter would go through all objects once more before it ends: a quarter of a second
         sys.exit(130)
