@@ -147,7 +147,6 @@ def main() -> None:
             row = interrupt(command, SPREAD_SECONDS * number / options.interrupts)
             ended.append(row)
             print("{command}: after {after_seconds:.1f} s, in {ended_in_seconds:.2f} s, status {status}".format(**row))
-    stopped = [row for row in ended if row["status"] == INTERRUPTED]
     environment = describe()
     kept = json.loads(options.json.read_text()) if options.json.exists() else {}
     record: dict[str, Any] = kept.setdefault(str(environment.get("instruction set", "no oneDNN")), {})
@@ -157,8 +156,9 @@ def main() -> None:
     if ended:
         record["interrupts"] = ended
         stopped = [row["ended_in_seconds"] for row in ended if row["status"] == INTERRUPTED]
-        record["longest_seconds_after_interrupt"] = max(stopped, default=None)
-        print(f"the longest after Ctrl-C: {record['longest_seconds_after_interrupt']} s")
+        if stopped:
+            record["longest_seconds_after_interrupt"] = max(stopped)
+            print(f"the longest after Ctrl-C: {max(stopped):.2f} s")
     options.json.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 
