@@ -10,6 +10,7 @@ import pytest
 
 from dagexec.core.deadline import Deadline, attempt, check_deadline, held_to
 from dagexec.core.errors import LateError
+from dagexec.core.threads import ThreadWait
 from tests.interrupts import InterruptedAtPoints
 
 
@@ -88,6 +89,27 @@ def test_a_call_that_is_left_behind_is_told_that_its_time_is_over() -> None:
         attempt(call, 0.01)
     go_on.set()
     assert told.wait(60)
+
+
+def test_a_call_whose_caller_is_interrupted_is_told_and_cleaned_up_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, cleaned, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        go_on.wait(60)
+        try:
+            check_deadline()
+        except LateError:
+            told.set()
+
+    def interrupted(*_given: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadWait, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(call, 3600.0, cleaned.set)
+    go_on.set()
+    assert cleaned.wait(60)
+    assert told.is_set()
 
 
 def test_nothing_is_cleaned_up_after_a_call_in_time() -> None:

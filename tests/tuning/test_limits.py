@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dagexec.core.deadline import Deadline
+from dagexec.core.deadline import Deadline, held_to
 from dagexec.core.errors import LateError, RunTimeoutError
 from dagexec.core.model import Model
+from dagexec.core.workspace import Workspace
 from dagexec.ops.onednn.binding import library
+from dagexec.scheduler.simple import SimpleNet
 from dagexec.tuning import bench as bench_module
 from dagexec.tuning.bench import Bench
 from dagexec.tuning.choosing import Wishes, choose_schedule
@@ -118,6 +120,17 @@ def test_a_net_that_takes_longer_than_there_is_time_is_not_run_to_its_end(runner
 def test_where_there_is_no_time_nothing_is_run(runner: type[InventedRunner]) -> None:
     assert times_of({"first": 1 * MS}, deadline=0.0) == {"first": math.inf}
     assert runner.now == 0.0
+
+
+def test_a_net_is_not_prepared_to_its_end_when_the_time_is_over() -> None:
+    model = model_of(*CHAIN)
+    workspace = Workspace()
+    workspace.feed_blob("x", np.ones(4, np.float32))
+    with SimpleNet(model.net, workspace) as net:
+        with held_to(Deadline(0.0)), pytest.raises(LateError):
+            net.prepared()
+        net.run()
+        assert workspace.fetch_blob("d").tolist() == [1.0] * 4
 
 
 def test_preparing_counts(runner: type[InventedRunner]) -> None:
