@@ -240,7 +240,7 @@ class _Search:
         return {writer for key in keys for writer in self._uses[key].writers}
 
     def _all_before(self, operators: Collection[int], index: int) -> bool:
-        return all(self._order[index] >> operator & 1 for operator in operators)
+        return all(self._order.is_before(operator, index) for operator in operators)
 
     def _is_kept(self, keys: Iterable[int]) -> bool:
         return any(self._uses[key].name in self._keep for key in keys)

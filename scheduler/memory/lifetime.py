@@ -9,6 +9,7 @@ whatever the number of workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 
@@ -17,16 +18,31 @@ import numpy.typing as npt
 
 from dagexec.core.graph import Graph
 
-Order = tuple[int, ...]
-"""For each operator, the operators that are done before it begins: bit i stands for operator i."""
-
 Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.intp]
 Packed = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which operators are done before which begin.
+
+    Attributes:
+        count: the operators there are.
+        before: for each, the operators before it: bit i stands for operator i. None when they run one after another.
+    """
+
+    count: int
+    before: tuple[int, ...] | None = None
+
+    def is_before(self, earlier: int, later: int) -> bool:
+        """True when operator `earlier` is done whenever operator `later` begins."""
+        return earlier < later if self.before is None else bool(self.before[later] >> earlier & 1)
 
 
 def list_order(count: int) -> Order:
     """The order of `count` operators that run one after another."""
-    return tuple((1 << index) - 1 for index in range(count))
+    return Order(count)
 
 
 def graph_order(graph: Graph) -> Order:
@@ -37,7 +53,7 @@ def graph_order(graph: Graph) -> Order:
         for parent in parents:
             found |= before[parent] | 1 << parent
         before.append(found)
-    return tuple(before)
+    return Order(len(graph), tuple(before))
 
 
 class Lifetimes:
@@ -51,16 +67,9 @@ class Lifetimes:
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Sequence[bool], order: Order) -> None:
         """`users` are the operators that touch each buffer; a buffer that is `kept` is never done with."""
-        self.order = order
-        self._users = np.fromiter((user for row in users for user in row), np.intp)
-        self._starts = np.cumsum([0, *(len(row) for row in users[:-1])], dtype=np.intp) if users else None
-        self._kept = np.array(kept, np.bool_)
-        before = [reduce(and_, (order[user] for user in row)) for row in users]
-        self._before = _packed(before, len(order))
-        self._order: Packed | None = None
-        self.precedes = np.zeros((len(users), len(users)), np.bool_)
-        for buffer, row in enumerate(self._before):
-            self.precedes[:, buffer] = self._done_before(row)
+        flags = np.array(kept, np.bool_)
+        self._lives = _Intervals(users, flags) if order.before is None else _Sets(users, flags, order.before)
+        self.precedes = self._lives.precedes()
 
     def conflicts(self) -> Flags:
         """[a, b] is true when the two buffers must not share bytes."""
@@ -68,26 +77,61 @@ class Lifetimes:
 
     def alive_at(self, operator: int) -> Flags:
         """True for the buffers that may be in use while `operator` runs."""
-        later = _members(self._before, operator)
-        return ~(later | self._done_before(self._rows()[operator]))
+        return self._lives.alive_at(operator)
 
-    def together(self, others: npt.NDArray[np.intp], operator: int) -> Flags:
+    def together(self, others: Numbers, operator: int) -> Flags:
         """True for those of `others` that are `operator`, or may run at the same time."""
-        rows = self._rows()
-        earlier = _unpacked(rows[operator], len(self.order))[others]
-        return ~(earlier | _members(rows[others], operator))
+        return self._lives.together(others, operator)
 
-    def _rows(self) -> Packed:
-        """The order, packed."""
-        if self._order is None:
-            self._order = _packed(self.order, len(self.order))
-        return self._order
+
+class _Intervals:
+    """Lifetimes where operators run one after another: from the first user to the last."""
+
+    def __init__(self, users: Sequence[Sequence[int]], kept: Flags) -> None:
+        self._first = np.fromiter(map(min, users), np.intp, len(users))
+        last = np.fromiter(map(max, users), np.intp, len(users))
+        self._last = np.where(kept, np.iinfo(np.intp).max, last)
+
+    def precedes(self) -> Flags:
+        return self._last[:, np.newaxis] < self._first
+
+    def alive_at(self, operator: int) -> Flags:
+        return (self._first <= operator) & (self._last >= operator)
+
+    def together(self, others: Numbers, operator: int) -> Flags:
+        found: Flags = others == operator
+        return found
+
+
+class _Sets:
+    """Lifetimes where some operators may run at the same time: from what is before whom."""
+
+    def __init__(self, users: Sequence[Sequence[int]], kept: Flags, order: Sequence[int]) -> None:
+        self._count = len(order)
+        self._users = np.fromiter((user for row in users for user in row), np.intp)
+        self._starts = np.cumsum([0, *(len(row) for row in users[:-1])], dtype=np.intp) if users else None
+        self._kept = kept
+        self._before = _packed([reduce(and_, (order[user] for user in row)) for row in users], self._count)
+        self._order = _packed(order, self._count)
+
+    def precedes(self) -> Flags:
+        found = np.zeros((len(self._kept), len(self._kept)), np.bool_)
+        for buffer, row in enumerate(self._before):
+            found[:, buffer] = self._done_before(row)
+        return found
+
+    def alive_at(self, operator: int) -> Flags:
+        return ~(_members(self._before, operator) | self._done_before(self._order[operator]))
+
+    def together(self, others: Numbers, operator: int) -> Flags:
+        earlier = _unpacked(self._order[operator], self._count)[others]
+        return ~(earlier | _members(self._order[others], operator))
 
     def _done_before(self, before: Packed) -> Flags:
         """True for the buffers that operators among the set `before` alone touch."""
         if self._starts is None:
             return np.zeros(0, np.bool_)
-        inside = _unpacked(before, len(self.order))
+        inside = _unpacked(before, self._count)
         return np.logical_and.reduceat(inside[self._users], self._starts) & ~self._kept
 
 
