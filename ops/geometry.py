@@ -235,7 +235,7 @@ def read_window(call: OperatorCall, rank: int, *, blocked: bool = False) -> Wind
     plain = NHWC if not blocked and channels_last(call) else NCHW
     global_pooling = args.bool("global_pooling")
     legacy_number = args.int("legacy_pad", 0)
-    if legacy_number not in list(LegacyPad):
+    if not 0 <= legacy_number < len(LegacyPad):
         raise ArgumentError(f"{call.label}: argument 'legacy_pad' must be 0 to 5, found {legacy_number}")
     legacy_pad = LegacyPad(legacy_number)
     kernel = _per_axis(call, "kernel", rank, None, least=0 if global_pooling else 1)
@@ -329,16 +329,19 @@ def output_sizes(axes: Sequence[Axis]) -> tuple[int, ...]:
     return tuple(axis.out for axis in axes)
 
 
+_SPELLINGS = {name: (f"{name}s", f"{name}_h", f"{name}_w") for name in ("kernel", "stride", "dilation", "adj")}
+
+
 def _per_axis(call: OperatorCall, name: str, rank: int, default: int | None, least: int) -> tuple[int, ...]:
     """One of the three spellings of an argument; () when absent without a default."""
     args = call.arguments
-    pair = [f"{name}_h", f"{name}_w"]
-    given = _given(call, f"{name}s", name, *pair)
+    plural, *pair = _SPELLINGS[name]
+    given = _given(call, plural, name, *pair)
     if not given:
         return () if default is None else (default,) * rank
-    if f"{name}s" in given:
-        values = args.ints(f"{name}s")
-        allowed = {f"{name}s"}
+    if plural in given:
+        values = args.ints(plural)
+        allowed = {plural}
     elif name in args:
         values = [args.int(name, 0)] * rank
         allowed = {name}
@@ -355,7 +358,8 @@ def _per_axis(call: OperatorCall, name: str, rank: int, default: int | None, lea
 def _given(call: OperatorCall, plural: str, *others: str) -> list[str]:
     """Which of the spellings of an argument are there; an empty list says nothing, as in Caffe2."""
     args = call.arguments
-    return [form for form in (plural, *others) if form in args and (form != plural or args.ints(plural))]
+    found = [form for form in others if form in args]
+    return [plural, *found] if plural in args and args.ints(plural) else found
 
 
 def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:

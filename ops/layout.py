@@ -37,6 +37,8 @@ KNOWN_ORDERS = f"{', '.join(ORDERS[:-1])} or {ORDERS[-1]}"
 def image_order(call: OperatorCall, argument: str = "order", default: str = NCHW) -> str:
     """The order that `argument` names, in either case of letters, as ORDERS spells it. Raises ArgumentError."""
     given = call.arguments.string(argument, default)
+    if given in ORDERS:
+        return given
     for order in ORDERS:
         if given.upper() == order.upper():
             return order

@@ -25,11 +25,11 @@ class Arguments:
     def __init__(self, definition: OperatorDef | NetDef, owner: str) -> None:
         """Raises ArgumentError when two arguments of one name differ. `owner` names the operator in messages."""
         self._owner = owner
-        self._args: dict[str, Argument] = {}
-        for arg in definition.arg:
-            other = self._args.setdefault(arg.name, arg)
-            if other is not arg and other != arg:
-                raise ArgumentError(f"{owner}: argument {arg.name!r} is given twice with different values")
+        self._args: dict[str, Argument] = {arg.name: arg for arg in definition.arg}
+        if len(self._args) < len(definition.arg):
+            for arg in definition.arg:
+                if (kept := self._args[arg.name]) is not arg and kept != arg:
+                    raise ArgumentError(f"{owner}: argument {arg.name!r} is given twice with different values")
 
     def __contains__(self, name: str) -> builtins.bool:
         return name in self._args

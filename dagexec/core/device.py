@@ -51,6 +51,8 @@ class Device:
     @staticmethod
     def from_option(option: DeviceOption) -> Device:
         """The device a DeviceOption message names. Raises DeviceError for a device type dagexec does not have."""
+        if not option.device_type and not option.device_id:
+            return CPU
         kind = _KINDS.get(option.device_type)
         if kind is None:
             raise DeviceError(f"device type number {option.device_type} is not one dagexec has: {_KINDS}")

@@ -90,6 +90,13 @@ class Graph:
         return digraph
 
 
+def check_net(net: NetDef, exists: Callable[[str], bool] | None = None) -> None:
+    """Raise what `build_graph` raises, which see, without building the graph."""
+    for index, definition in enumerate(net.op):
+        verify(definition, index=index, net=net.name)
+    _check_order(net, net.op, exists or _declared(net))
+
+
 def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Graph:
     """Check every def against its schema and derive the graph.
 

@@ -230,26 +230,24 @@ class OpSchema:
 
     def verify(self, definition: OperatorDef, label: str) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""
-        self._verify_count("input", len(definition.input), self.inputs, label)
-        self._verify_count("output", len(definition.output), self.outputs, label)
-        if any(not name for name in [*definition.input, *definition.output]):
+        inputs, outputs = list(definition.input), list(definition.output)
+        self._verify_count("input", len(inputs), self.inputs, label)
+        self._verify_count("output", len(outputs), self.outputs, label)
+        if "" in inputs or "" in outputs:
             raise SchemaError(f"{label}: a blob name is empty")
-        if len(set(definition.output)) != len(definition.output):
-            raise SchemaError(f"{label}: an output is named twice: {list(definition.output)}")
-        for i, source in enumerate(definition.input):
-            for o, target in enumerate(definition.output):
-                if source == target and not self.inplace(i, o) and (i, o) not in self.enforced_inplace:
-                    raise SchemaError(f"{label}: output {o} may not overwrite input {i} in place (blob {source!r})")
+        if len(outputs) > 1 and len(set(outputs)) != len(outputs):
+            raise SchemaError(f"{label}: an output is named twice: {outputs}")
+        for o, target in enumerate(outputs):
+            if target in inputs:
+                self._verify_in_place(inputs, o, target, label)
         for i, o in self.enforced_inplace:
-            given = i < len(definition.input) and o < len(definition.output)
-            if given and definition.input[i] != definition.output[o]:
+            if i < len(inputs) and o < len(outputs) and inputs[i] != outputs[o]:
                 raise SchemaError(
-                    f"{label}: output {o} must overwrite input {i} in place; expected {definition.input[i]!r}, "
-                    f"found {definition.output[o]!r}"
+                    f"{label}: output {o} must overwrite input {i} in place; expected {inputs[i]!r}, "
+                    f"found {outputs[o]!r}"
                 )
-        present = {arg.name for arg in definition.arg}
         for name in self.required_args:
-            if name not in present:
+            if all(arg.name != name for arg in definition.arg):
                 raise SchemaError(f"{label}: argument {name!r} is required")
 
     def is_view(self, definition: OperatorDef) -> bool:
@@ -267,6 +265,12 @@ class OpSchema:
         if self.infer is None:
             return False
         return not self.inferred_if or any(arg.name == self.inferred_if for arg in definition.arg)
+
+    def _verify_in_place(self, inputs: Sequence[str], output: int, name: str, label: str) -> None:
+        for index, source in enumerate(inputs):
+            allowed = self.inplace(index, output) or (index, output) in self.enforced_inplace
+            if source == name and not allowed:
+                raise SchemaError(f"{label}: output {output} may not overwrite input {index} in place (blob {name!r})")
 
     @staticmethod
     def _verify_count(what: str, count: int, bounds: tuple[int, int], label: str) -> None:

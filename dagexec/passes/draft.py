@@ -49,7 +49,7 @@ class Draft:
         self._given = found.given
         self._controls = found.controls
         self._read_early = found.read_early
-        self._taken = {*found.given, *found.writers, *found.readers, *found.controls, *model.net.external_input}
+        self._taken: set[str] = set()  # every name there is, once a new one has been asked for
         self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
         self._free: dict[int, bool] = {}  # the answers of `is_free` that no edit has changed
 
@@ -193,6 +193,10 @@ class Draft:
 
     def fresh(self, hint: str) -> str:
         """A blob name that nobody has, like `hint`; it is taken from then on."""
+        if not self._taken:
+            known = _index_of(self.model)
+            self._taken = {*known.given, *known.writers, *known.readers, *known.controls}
+            self._taken.update(self.model.net.external_input)
         name, count = hint, 1
         while name in self._taken:
             name, count = f"{hint}/{count}", count + 1

@@ -17,7 +17,6 @@ from dagexec.passes.draft import Draft
 from dagexec.passes.post_operations import Types
 
 _LEAST_SECONDS = 2e-6
-Timed = tuple[OperatorDef, float]
 _JOINING = frozenset({"Concat", "DepthConcat", "Split"})
 
 
@@ -32,7 +31,7 @@ class Ordering:
         self._parents: dict[int, list[int]] = {number: [] for number in self._numbers}
         for earlier, later in find_hazards([draft[number] for number in self._numbers]):
             self._parents[self._numbers[later]].append(self._numbers[earlier])
-        self._known: dict[int, Timed] = {}  # by number, of the defs that were looked at
+        self._seconds: dict[int, float] = {}
         self._current: _Times | None = None
 
     def edited(self, number: int) -> None:
@@ -40,6 +39,7 @@ class Ordering:
         draft = self._draft
         found = dict.fromkeys(writer for name in draft[number].input for writer in draft.writers(name))
         self._parents[number] = list(found)
+        self._seconds.pop(number, None)
         self._current = None
 
     def is_before(self, earlier: int, later: int) -> bool:
@@ -78,16 +78,11 @@ class Ordering:
     def _times(self) -> _Times:
         if self._current is None:
             self._numbers = [number for number in self._numbers if number in self._draft]
-            seconds = {number: self._seconds(number) for number in self._numbers}
-            self._current = _Times(self._numbers, self._parents, seconds)
+            for number in self._numbers:
+                if number not in self._seconds:
+                    self._seconds[number] = _nominal_seconds(self._draft, number, self._types)
+            self._current = _Times(self._numbers, self._parents, self._seconds)
         return self._current
-
-    def _seconds(self, number: int) -> float:
-        definition = self._draft[number]
-        known = self._known.get(number)
-        if known is None or known[0] is not definition:
-            known = self._known[number] = definition, _nominal_seconds(self._draft, number, self._types)
-        return known[1]
 
     def may_be_overwritten(self, name: str, number: int) -> bool:
         """True when operator `number`, a reader of blob `name`, may write its result there.
@@ -110,16 +105,21 @@ class _Times:
 
     def __init__(self, numbers: list[int], parents: Mapping[int, list[int]], seconds: Mapping[int, float]) -> None:
         self.seconds = seconds
-        self.finish: dict[int, float] = {}
+        finish: dict[int, float] = {}
         for number in numbers:
-            start = max((self.finish[parent] for parent in parents[number]), default=0.0)
-            self.finish[number] = start + seconds[number]
-        self.rest = dict.fromkeys(numbers, 0.0)
-        for number in reversed(numbers):
-            total = self.rest[number] + seconds[number]
+            start = 0.0
             for parent in parents[number]:
-                self.rest[parent] = max(self.rest[parent], total)
-        self.critical_path = max(self.finish.values(), default=0.0)
+                if finish[parent] > start:
+                    start = finish[parent]
+            finish[number] = start + seconds[number]
+        rest = dict.fromkeys(numbers, 0.0)
+        for number in reversed(numbers):
+            total = rest[number] + seconds[number]
+            for parent in parents[number]:
+                if rest[parent] < total:
+                    rest[parent] = total
+        self.finish, self.rest = finish, rest
+        self.critical_path = max(finish.values(), default=0.0)
 
 
 def shares_memory(definition: OperatorDef) -> bool:

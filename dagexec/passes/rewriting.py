@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dagexec.core.errors import ArgumentError
-from dagexec.core.graph import build_graph
+from dagexec.core.graph import check_net
 from dagexec.core.model import Model
 
 
@@ -71,10 +71,10 @@ def run_passes(model: Model, passes: Sequence[Pass], without: Collection[str] = 
     """Apply `passes` in order, those called one of `without` left out. A name may stand in the list more than once.
 
     Parameters must be arrays already: what an init net computes is unknown to every pass. Raises ArgumentError for a
-    name in `without` that no pass has, and what `build_graph` raises for a net that is none.
+    name in `without` that no pass has, and what `check_net` raises for a net that is none.
     """
     check_pass_names(without, passes)
-    build_graph(model.net, _given(model).__contains__)
+    check_net(model.net, _given(model).__contains__)
     outcomes = []
     for step in passes:
         if step.name in without:

@@ -77,6 +77,7 @@ class ForwardConvolution(ConvolutionFamily):
             operands=operands,
             key="post-ops " + " ".join(f"{one.kind}{list(given[one.input].shape)}" if one.input in given else one.kind
                                        for one in post_ops),
+            attributes=post_ops,
             own_layouts=not any(one.kind == SUM for one in post_ops),
             composed=self.composed(axes, (window.order, order), post_ops, given),
         )  # fmt: skip

@@ -6,7 +6,7 @@ of the implementation in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -65,9 +65,16 @@ def grouped(weights: Array, group: int, channels_last: bool) -> Array:
     return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
 
 
-def _is_for_winograd(axes: Sequence[Axis]) -> bool:
-    """True for windows of 3 x 3 without strides and dilations, which alone Winograd's algorithms compute."""
-    return len(axes) == 2 and all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
+def _is_for_winograd(axes: Sequence[Axis], weights: Array) -> bool:
+    """True for windows of 3 x 3 without strides and dilations, which alone Winograd's algorithms compute.
+
+    They know no groups, with which `weights` have an axis more.
+    """
+    return (
+        weights.ndim == 4
+        and len(axes) == 2
+        and all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
+    )
 
 
 def _is_ragged(weights: Array, axes: int, lanes: int) -> bool:
@@ -167,6 +174,7 @@ class ConvolutionFamily(OneDNNOperator):
         *,
         operands: Operands | None = None,
         key: str = "",
+        attributes: Hashable | None = None,
         own_layouts: bool = True,
         algorithms: tuple[str, ...] = (DIRECT, WINOGRAD),
         composed: Callable[[int], Iterable[Candidate]] | None = None,
@@ -175,7 +183,8 @@ class ConvolutionFamily(OneDNNOperator):
 
         `images` are the image tensors and `parameters` the filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) and
         the bias, by argument number; `inputs` gives the input number of each that is an input. `key` says what else
-        the choice of an implementation depends on.
+        the choice of an implementation depends on, `attributes` what else the library is asked for: convolutions that
+        ask for the same share a primitive then.
         """
         library, further = self.onednn, operands or {}
         meta = from_numpy(next(iter(images.values()))[0].dtype)
@@ -185,23 +194,26 @@ class ConvolutionFamily(OneDNNOperator):
         (filters,) = (number for number in parameters if number in (WEIGHTS, DIFF_WEIGHTS))
         weights = parameters[filters]
         wanted = {filters: Descriptor.any_layout(library, weights.shape, meta)}
-        free = {
-            number: Descriptor.any_layout(library, logical_shape(order, array.shape), meta)
-            for number, (array, order) in images.items()
-        }
         orders = {order for _, order in images.values()}
+        window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
+        constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
+        layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
+        asked = None if attributes is None else (attributes, layouts, window, filters in constant)
 
         def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
             if own and algorithm == DIRECT and NHWC in orders:
                 raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC as it is")
-            arguments = request(algorithm, {**tensors, **wanted, **(free if own else {})})
-            return describe(library, threads, self.label, function, library.engine, *arguments)
+            free = {
+                number: Descriptor.any_layout(library, logical_shape(order, array.shape), meta)
+                for number, (array, order) in (images.items() if own else ())
+            }
+            arguments = request(algorithm, {**tensors, **wanted, **free})
+            whole = None if asked is None else (algorithm, own, asked)
+            return describe(library, threads, self.label, function, library.engine, *arguments, key=whole)
 
-        constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
         shapes = [f"{list(logical_shape(order, array.shape)[1:])} {order}" for array, order in images.values()]
         batch = next(iter(images.values()))[0].shape[0]
         fed = "" if filters == result else "constant " if filters in constant else "fed "
-        window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
         bias = "bias" if len(parameters) > 1 else "no bias"
         filtered = f"{fed}filter {list(weights.shape)}"
         parts = [f"{function} {meta}", *shapes, filtered, f"window {window}", bias, key, f"batch {batch}"]
@@ -218,7 +230,7 @@ class ConvolutionFamily(OneDNNOperator):
             constant=constant,
             taps=tap_count(axes),
             fan_in=weights[0].size if weights.ndim == len(axes) + 2 else weights[0, 0].size,
-            algorithms=algorithms if _is_for_winograd(axes) else (DIRECT,),
+            algorithms=algorithms if _is_for_winograd(axes, weights) else (DIRECT,),
             own_layouts=own_layouts and orders.isdisjoint(BLOCKS),
             limit=self.scratchpad_limit,
             cold=self.weights_are_cold,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -29,6 +30,7 @@ from dagexec.ops.onednn.primitive import (
     BoundPrimitive,
     Descriptor,
     Movable,
+    Primitive,
     PrimitiveDescriptor,
     aligned_empty,
     describe,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
 
 logger = logging.getLogger("dagexec")
+
+_latest: deque[Primitive] = deque(maxlen=64)
+"""Reorders that have packed weights: the next layer may have weights of the same shape."""
 
 _SHARED_BYTES = 1 << 20  # of weights: fewer are packed before other threads have woken up
 
@@ -190,7 +195,9 @@ class OneDNNOperator(Operator):
         nbytes = target.nbytes
         packed = packed_memory.take(nbytes)
         threads = self.threads if nbytes >= _SHARED_BYTES else 1
-        reorder(self.onednn, threads, self.label, source, target, array, packed, aligned_empty).step()
+        bound = reorder(self.onednn, threads, self.label, source, target, array, packed, aligned_empty)
+        bound.step()
+        _latest.append(bound.primitive)
         packed.flags.writeable = False
         return packed
 
@@ -211,7 +218,8 @@ def reorder(
     """
     engine, attributes = library.engine, Attributes(library)
     layouts = (source.handle, engine, target.handle, engine)
-    found = describe(library, threads, label, "reorder", *layouts, attributes.handle)
+    key = None if source.key is None or target.key is None else (source.key, target.key)
+    found = describe(library, threads, label, "reorder", *layouts, attributes.handle, key=key)
     arguments = {SRC: (source, x), DST: (target, y)}
     if found.scratchpad_bytes:
         arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))

@@ -7,7 +7,8 @@ callable without arguments that costs about half a microsecond beyond the work i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,13 +48,18 @@ _TAGS = {NCHW: _PLAIN_TAGS, NHWC: _CHANNELS_LAST_TAGS, NCHW8C: _BLOCKED_8_TAGS, 
 
 
 class Descriptor:
-    """A `dnnl_memory_desc_t`: logical shape, dtype and layout of a tensor. Immutable; freed with the object."""
+    """A `dnnl_memory_desc_t`: logical shape, dtype and layout of a tensor. Immutable; freed with the object.
 
-    __slots__ = ("_library", "handle")
+    Attributes:
+        key: descriptors of one key are equal; None where that is not known.
+    """
 
-    def __init__(self, library: Library, handle: Any) -> None:
+    __slots__ = ("_library", "handle", "key")
+
+    def __init__(self, library: Library, handle: Any, key: Hashable | None = None) -> None:
         """Take over `handle`, which nobody else frees."""
         self._library = library
+        self.key = key
         self.handle = library.ffi.gc(handle, library.lib.dnnl_memory_desc_destroy)
 
     @classmethod
@@ -76,8 +82,9 @@ class Descriptor:
         status = library.lib.dnnl_memory_desc_create_with_strides(
             handle, len(shape), library.dims(shape), _dtype(meta), library.dims(strides)
         )
-        library.check(status, f"a descriptor of shape {tuple(shape)} and strides {tuple(strides)}")
-        return cls(library, handle[0])
+        if status:
+            library.check(status, f"a descriptor of shape {tuple(shape)} and strides {tuple(strides)}")
+        return cls(library, handle[0], (tuple(shape), meta.name, tuple(strides)))
 
     @classmethod
     def of(cls, library: Library, array: Array, meta: TypeMeta) -> Descriptor:
@@ -90,8 +97,9 @@ class Descriptor:
         status = library.lib.dnnl_memory_desc_create_with_tag(
             handle, len(shape), library.dims(shape), _dtype(meta), tag
         )
-        library.check(status, f"a descriptor of shape {tuple(shape)}")
-        return cls(library, handle[0])
+        if status:
+            library.check(status, f"a descriptor of shape {tuple(shape)}")
+        return cls(library, handle[0], (tuple(shape), meta.name, tag))
 
     @property
     def nbytes(self) -> int:
@@ -153,13 +161,18 @@ class Attributes:
 class PrimitiveDescriptor:
     """One implementation of an operation: its name, and the layouts that it wants."""
 
-    __slots__ = ("_ask", "_library", "_name", "handle", "threads")
+    __slots__ = ("__weakref__", "_ask", "_key", "_library", "_made", "_name", "handle", "threads")
 
-    def __init__(self, library: Library, handle: Any, threads: int, ask: Callable[[], Any]) -> None:
+    def __init__(
+        self, library: Library, handle: Any, threads: int, ask: Callable[[], Any], key: Hashable | None = None
+    ) -> None:
         """Take over `handle`, made while the calling thread was set to `threads` threads.
 
-        `ask` asks the library again for such a handle, one that can go on to further implementations.
+        `ask` asks the library again for such a handle, one that can go on to further implementations. `key` is another
+        for everything else, None where that is not known.
         """
+        self._key = key
+        self._made: weakref.ref[Primitive] | None = None
         self._library = library
         self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
         self.threads = threads
@@ -184,7 +197,7 @@ class PrimitiveDescriptor:
         found = self._queried(query, index)
         copy = self._library.ffi.new("h *")
         self._library.check(self._library.lib.dnnl_memory_desc_clone(copy, found), "a descriptor of a primitive")
-        return Descriptor(self._library, copy[0])
+        return Descriptor(self._library, copy[0], None if self._key is None else (self._key, query, index))
 
     def wants(self, query: int, index: int, known: Descriptor) -> bool:
         """True when `known` is the descriptor of that argument."""
@@ -216,16 +229,30 @@ class PrimitiveDescriptor:
             yield PrimitiveDescriptor(library, copy[0], self.threads, self._ask)
 
     def create(self) -> Primitive:
-        """The primitive: its code is generated here."""
-        return Primitive(self._library, self)
+        """The primitive, one as long as somebody has it: its code is generated here."""
+        made = None if self._made is None else self._made()
+        if made is None:
+            made = Primitive(self._library, self)
+            self._made = weakref.ref(made)
+        return made
 
 
-def describe(library: Library, threads: int, label: str, function: str, *arguments: object) -> PrimitiveDescriptor:
+_described: weakref.WeakValueDictionary[Hashable, PrimitiveDescriptor] = weakref.WeakValueDictionary()
+
+
+def describe(
+    library: Library, threads: int, label: str, function: str, *arguments: object, key: Hashable | None = None
+) -> PrimitiveDescriptor:
     """The first implementation of `dnnl_{function}_primitive_desc_create(..., *arguments)`.
 
-    `arguments` are those after the descriptor to fill in, the engine included. Raises UnsupportedFeatureError, naming
-    `label`, when the library has none, and what `Library.check` raises.
+    `arguments` are those after the descriptor to fill in, the engine included. With a `key`, which says all that they
+    do, operators that ask the same share one, and its primitive, as long as any of them lives. Raises
+    UnsupportedFeatureError, naming `label`, when the library has none, and what `Library.check` raises.
     """
+    whole = None if key is None else (id(library), threads, function, key)
+    known = None if whole is None else _described.get(whole)
+    if known is not None:
+        return known
 
     def ask() -> Any:
         handle = library.ffi.new("h *")
@@ -234,13 +261,16 @@ def describe(library: Library, threads: int, label: str, function: str, *argumen
         library.check(status, f"{label}: {function}")
         return handle[0]
 
-    return PrimitiveDescriptor(library, ask(), threads, ask)
+    found = PrimitiveDescriptor(library, ask(), threads, ask, whole)
+    if whole is not None:
+        _described[whole] = found
+    return found
 
 
 class Primitive:
     """A `dnnl_primitive_t`. It has no state of a run: many may bind it, and threads may execute it at once."""
 
-    __slots__ = ("descriptor", "handle", "library")
+    __slots__ = ("__weakref__", "descriptor", "handle", "library")
 
     def __init__(self, library: Library, descriptor: PrimitiveDescriptor) -> None:
         self.library = library
@@ -270,12 +300,12 @@ class Movable(Protocol):
 class BoundPrimitive:
     """A primitive and its memory. `step` executes it; one thread at a time."""
 
-    __slots__ = ("_arrays", "_descriptors", "_memories", "_primitive", "step")
+    __slots__ = ("_arrays", "_descriptors", "_memories", "primitive", "step")
 
     def __init__(self, primitive: Primitive, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> None:
         library = primitive.library
         ffi, lib = library.ffi, library.lib
-        self._primitive = primitive
+        self.primitive = primitive
         self._arrays = {number: array for number, (_, array) in arguments.items()}
         self._descriptors = {number: descriptor for number, (descriptor, _) in arguments.items()}
         self._memories: dict[int, Any] = {}
@@ -299,13 +329,13 @@ class BoundPrimitive:
 
     def move(self, number: int, array: Array) -> None:
         """Let argument `number` be at another array of the same layout from now on."""
-        library = self._primitive.library
+        library = self.primitive.library
         address = library.ffi.cast("void *", array.ctypes.data)
         library.check(library.lib.dnnl_memory_set_data_handle(self._memories[number], address), "moving an argument")
         self._arrays[number] = array
 
     def _make_step(self, stream: Any, packed: Any, count: int, label: str) -> Callable[[], None]:
-        library, primitive = self._primitive.library, self._primitive
+        library, primitive = self.primitive.library, self.primitive
         execute, handle = library.lib.dnnl_primitive_execute, primitive.handle
         threads = primitive.descriptor.threads
         set_threads = library.openmp.omp_set_num_threads if library.openmp is not None else None
@@ -318,7 +348,7 @@ class BoundPrimitive:
                 raise failure()
 
         def failure() -> DagexecError:
-            return DagexecError(f"{label}: oneDNN failed to execute {keep._primitive.descriptor.name}")
+            return DagexecError(f"{label}: oneDNN failed to execute {keep.primitive.descriptor.name}")
 
         def address(pointer: Any) -> int:
             return int(library.ffi.cast("uintptr_t", pointer))
