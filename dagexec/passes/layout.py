@@ -11,23 +11,32 @@ Ranks and numbers of channels decide, so a net with free sizes is served as well
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.ops.layout import BLOCKS, NCHW, NHWC
+from dagexec.core.schema import TensorType
+from dagexec.ops.layout import BLOCKS, NCHW, NHWC, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
+from dagexec.passes.kernels import Operand, has_kernel
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.single_assignment import Value, Values, constants_of
+from dagexec.passes.types import infer_types
+
+logger = logging.getLogger("dagexec")
 
 Node = tuple[str, int]
 SOURCE: Node = ("source", 0)
 SINK: Node = ("sink", 0)
+
+_COMMON_SIZE = 28  # pixels a side of images whose sizes nobody knows
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class _Assignment:
         self.model = model
         self.values = Values(model)
         self.roles = _roles(model)
+        self._constants = constants_of(model)
         self.reads: list[str] = [NCHW] * len(self.roles)
         self.writes: list[str] = [NCHW] * len(self.roles)
 
@@ -89,7 +99,34 @@ class _Assignment:
 
     def _is_free(self, index: int, order: str) -> bool:
         role = self.roles[index]
-        return role is not None and self.writes[index] == NCHW and role.serves(order)
+        if role is None or self.writes[index] != NCHW or not role.serves(order):
+            return False
+        return order not in BLOCKS or self._has_kernel(index, role, order)
+
+    def _has_kernel(self, index: int, role: Role, order: str) -> bool:
+        """True when the library has code for an operator in `order`, for the shapes that the model tells or common."""
+        definition = self.model.net.op[index]
+        reads = NCHW if role.reads_plain else order
+        changed, constants = definition_in(definition, role, self._constants, reads, order)
+        operands: list[Operand] = []
+        for position, name in enumerate(definition.input):
+            if position in role.inputs:
+                own = reads if position == 0 else order
+                operands.append((self._image_type(name, role.inputs[position], own), False))
+            elif name in self._constants:
+                array = constants.get(position, self._constants[name])
+                operands.append((TensorType(tuple(array.shape), from_numpy(array.dtype)), True))
+            else:
+                return True
+        return has_kernel(changed, operands)
+
+    def _image_type(self, name: str, image: Image, order: str) -> TensorType:
+        known = infer_types(self.model).get(name)
+        if known is not None and known.rank == image.axes + 2 and known.shapes[0][1] == image.channels:
+            batch, channels, *sizes = known.shapes[0]
+            return TensorType(image_shape(order, batch, channels, sizes, name), known.meta)
+        sizes = [_COMMON_SIZE] * image.axes
+        return TensorType(image_shape(order, 1, image.channels, sizes, name), FLOAT32)
 
     def _add_value(self, network: _Network, value: Value, free: list[bool]) -> None:
         """Edges for one tensor: cut once where it is written in the order and any reader is not, or the other way."""
@@ -266,19 +303,10 @@ class _Rewriting:
 
     def _put_in_order(self, definition: OperatorDef, role: Role, index: int) -> None:
         order, reads = self._assignment.writes[index], self._assignment.reads[index]
-        arguments = dict(role.arguments(order))
-        if reads != order:
-            arguments |= {"order": reads, "output_order": order}
-            if definition.type != "FusedConv":
-                arguments["bias"] = int(len(definition.input) > 2)
-                definition.type = "FusedConv"
-        set_arguments(definition, arguments)
-        for position, change in role.constants.items():
-            name = definition.input[position]
-            array = self._parameters[name]
-            changed = change(array, order)
-            if changed is not array:
-                definition.input[position] = self._constant(name, changed, order)
+        changed, constants = definition_in(definition, role, self._parameters, reads, order)
+        definition.CopyFrom(changed)
+        for position, array in constants.items():
+            definition.input[position] = self._constant(definition.input[position], array, order)
 
     def _constant(self, name: str, array: Array, order: str) -> str:
         """The name of a parameter that has been changed to `array`, one of its kind for all operators."""
@@ -327,6 +355,27 @@ class _Rewriting:
         return name
 
 
+def definition_in(
+    definition: OperatorDef, role: Role, parameters: Mapping[str, Array], reads: str, writes: str
+) -> tuple[OperatorDef, dict[int, Array]]:
+    """`definition` as it reads images in one order and writes them in another; and its constants that change."""
+    changed = OperatorDef()
+    changed.CopyFrom(definition)
+    arguments = dict(role.arguments(writes))
+    if reads != writes:
+        arguments |= {"order": reads, "output_order": writes}
+        if definition.type != "FusedConv":
+            arguments["bias"] = int(len(definition.input) > 2)
+            changed.type = "FusedConv"
+    set_arguments(changed, arguments)
+    constants: dict[int, Array] = {}
+    for position, change in role.constants.items():
+        array = parameters[definition.input[position]]
+        if (other := change(array, writes)) is not array:
+            constants[position] = other
+    return changed, constants
+
+
 def without_unread_outputs(model: Model) -> Model:
     """`model` with operators on images that leave out the optional outputs at their end which nobody reads."""
     net = NetDef()
@@ -365,6 +414,11 @@ def laid_out(model: Model, name: str) -> Rewritten:
     order = PADDED.get(name, name)
     source = pad_channels(model, BLOCKS[order]) if name in PADDED else model
     layout = assign_layout(source, order)
+    if order in BLOCKS and order not in layout.operators:
+        if order != widest_blocks():
+            known = ", ".join(layouts())
+            logger.warning("layout %s: oneDNN has no code for it here, NHWC is taken; layouts here: %s", name, known)
+        source, layout = model, assign_layout(model, NHWC)
     if not layout.operators:
         return Rewritten(model)
     padded = (f"channels padded to blocks of {BLOCKS[order]}",) if source is not model else ()

@@ -12,15 +12,10 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.ops.layout import BLOCKS
 from dagexec.ops.onednn.binding import Library, library
-from dagexec.ops.onednn.primitive import FORWARD_INFERENCE, Attributes, Descriptor, PrimitiveDescriptor, describe
+from dagexec.ops.onednn.primitive import FORWARD_INFERENCE, Attributes, Descriptor, describe
 
 _DIRECT = 1
 _CHANNELS, _SIZE, _KERNEL = 64, 28, 3
-
-
-def is_reference(description: PrimitiveDescriptor) -> bool:
-    """True for the library's plain loops."""
-    return description.name.startswith("ref")
 
 
 @cache
@@ -39,6 +34,6 @@ def _convolves(found: Library, order: str) -> bool:
     attributes = Attributes(found)
     arguments = (FORWARD_INFERENCE, _DIRECT, *handles, strides, dilations, pads, pads, attributes.handle)
     try:
-        return not is_reference(describe(found, 1, order, "convolution_forward", found.engine, *arguments))
+        return not describe(found, 1, order, "convolution_forward", found.engine, *arguments).is_reference
     except UnsupportedFeatureError:
         return False

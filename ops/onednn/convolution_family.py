@@ -122,7 +122,6 @@ class ConvolutionFamily(OneDNNOperator):
         search = self.arguments.bool("exhaustive_search")
         return choose_implementation(
             problem,
-            reference=self.needs_onednn(),
             search=search and not self.arguments.bool("deterministic"),
             given_only=self.arguments.bool("deterministic"),
         )
@@ -146,6 +145,7 @@ class ConvolutionFamily(OneDNNOperator):
 
     def assembled(self, problem: Problem, arrays: Mapping[int, Array], inputs: Mapping[int, int]) -> Assembled:
         """The steps of the implementation chosen for `problem`; `inputs` gives the input number of an argument."""
+        self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
         chosen = self.implementation(problem)
 
         def pack(

@@ -151,7 +151,7 @@ class Chain(OneDNNOperator):
                     found, arguments = self._binary(way, x, other, y, group)
                 except UnsupportedFeatureError:
                     continue
-                if not found.name.startswith("ref"):
+                if not found.is_reference:
                     return self.bound(found, arguments)
         shapes = ", ".join(str(array.shape) for array in operands.values())
         raise UnsupportedFeatureError(f"{self.label}: oneDNN is slow with operands of {shapes} for {y.shape}")

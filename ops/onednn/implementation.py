@@ -31,34 +31,31 @@ _FEW_PLACES = 64  # of a result: with fewer, products of one tap gain from block
 _LONG = 60.0  # seconds: what a search that the caller asks for may take
 
 
-def choose_implementation(
-    problem: Problem, *, reference: bool, search: bool = False, given_only: bool = False
-) -> Candidate:
-    """The candidate that computes `problem`.
+def choose_implementation(problem: Problem, *, search: bool = False, given_only: bool = False) -> Candidate:
+    """The candidate that computes `problem`; never the library's plain loops.
 
-    `reference` allows the library's plain loops, when there is nothing else. `search` measures without a budget;
-    `given_only` uses no measured choice, but those of a file that the caller named. Raises UnsupportedFeatureError
-    when there is no candidate.
+    `search` measures without a budget; `given_only` uses no measured choice, but those of a file that the caller named.
+    Raises UnsupportedFeatureError when there is no candidate.
     """
     key = _key(problem)
     if given_only:
         name = choices.find(key, given_only=True)
     elif search:
         with measuring(_LONG):
-            name = choose(key, lambda seconds: _measured(problem, reference, seconds))
+            name = choose(key, lambda seconds: _measured(problem, seconds))
     else:
-        name = choose(key, lambda seconds: _measured(problem, reference, seconds), weight=_seconds(problem))
+        name = choose(key, lambda seconds: _measured(problem, seconds), weight=_seconds(problem))
         name = name or choices.near(key)
     found = problem.named(name, problem.threads) if name else None
-    return found or rule(problem, reference=reference)
+    return found if found is not None and not found.is_reference else rule(problem)
 
 
-def _measured(problem: Problem, reference: bool, seconds: float) -> str | None:
-    worthy = _worthy(list(problem.candidates()), problem, reference)
+def _measured(problem: Problem, seconds: float) -> str | None:
+    worthy = _worthy(list(problem.candidates()), problem)
     return fastest(problem, worthy, seconds) if len(worthy) > 1 or problem.open else worthy[0].name
 
 
-def _worthy(candidates: list[Candidate], problem: Problem, reference: bool) -> list[Candidate]:
+def _worthy(candidates: list[Candidate], problem: Problem) -> list[Candidate]:
     """Those worth measuring: none for any geometry where there is one for this, and few for older instructions.
 
     AVX2 has vectors of 8: where channels do not fill 16, and in products of few rows, it was up to 0.6 of the time.
@@ -76,13 +73,11 @@ def _worthy(candidates: list[Candidate], problem: Problem, reference: bool) -> l
     general = [one for one in candidates if one.is_general and not one.is_reference]
     if general or kept:
         return [*general[:1], *kept]
-    if candidates and reference:
-        return candidates[:1]
     what = "has only its reference implementation" if candidates else "has no implementation"
     raise UnsupportedFeatureError(f"{problem.label}: oneDNN {what}")
 
 
-def rule(problem: Problem, *, reference: bool) -> Candidate:
+def rule(problem: Problem) -> Candidate:
     """The candidate where nothing was measured. Raises UnsupportedFeatureError when there is none.
 
     Copies into layouts of its own pay for an implementation when the alternative is a matrix product on unrolled
@@ -101,9 +96,9 @@ def rule(problem: Problem, *, reference: bool) -> Candidate:
         one for one in candidates if one.seconds is not None or (_winograd(one) and _has_channels(one, problem))
     ]
     others = [one for one in candidates if one.seconds is None and not _winograd(one)]
-    if not others:
-        return _worthy(candidates, problem, reference)[0]
-    worthy = _worthy(others, problem, reference or bool(estimated))
+    if all(one.is_reference for one in others):
+        return min(estimated, key=lambda one: _seconds(problem, one)) if estimated else _worthy(candidates, problem)[0]
+    worthy = _worthy(others, problem)
     special = [one for one in worthy if not one.is_general]
     if problem.open:
         return _undivided(problem, worthy[0])

@@ -88,13 +88,13 @@ class MeasuredProduct(OneDNNOperator):
         weights = product.arrays[WEIGHTS]
         units = weights.shape[product.units_axis]
         if weights.nbytes <= MOST_MEASURED:
-            chosen = choose_implementation(whole, reference=False)
+            chosen = choose_implementation(whole)
         elif not product.further:
             part = product.part(max(1, units * MOST_MEASURED // weights.nbytes // 16 * 16))
-            name = choose_implementation(self._problem(product, part), reference=False).name
-            chosen = whole.named(name, self.threads) or rule(whole, reference=False)
+            name = choose_implementation(self._problem(product, part)).name
+            chosen = whole.named(name, self.threads) or rule(whole)
         else:
-            chosen = rule(whole, reference=False)
+            chosen = rule(whole)
         operands = {number: array for number, (_, array) in product.further.items()}
 
         def pack(

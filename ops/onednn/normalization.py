@@ -72,7 +72,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         attributes.binary(BINARY["add"], operand)
         handles = (layout.handle, operand.handle, layout.handle, attributes.handle)
         found = self.describe("binary", self.onednn.engine, BINARY["mul"], *handles)
-        if found.name.startswith("ref"):
+        if found.is_reference:
             return self._normalise()
         arguments = {SRC: (layout, x), SRC_1: (operand, factor), DST: (layout, y), POST_OP | SRC_1: (operand, shift)}
         bound = self.bound(found, arguments)

@@ -1,7 +1,8 @@
 """What operators with engine ONEDNN share: the library, threads, working memory, packed constants, and the way back.
 
 A class names this one first and the class of the default engine second. It says in `prepare_primitive` how oneDNN
-computes the operator; where oneDNN refuses, the default engine's `prepare` serves this preparation.
+computes the operator; where oneDNN refuses, the default engine's `prepare` serves this preparation, in blocked orders
+that of the same operator in NCHW (`plain_order`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.ops.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.plain_order import in_plain_order
 from dagexec.ops.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -70,6 +72,14 @@ class PackedForms:
             return array
 
 
+class _Answer(Exception):  # noqa: N818 - not an error
+    """Whether there is a kernel: what `has_kernel` wanted to know."""
+
+    def __init__(self, found: bool) -> None:
+        super().__init__(found)
+        self.found = found
+
+
 class OneDNNOperator(Operator):
     """Base of operators that oneDNN computes.
 
@@ -84,6 +94,8 @@ class OneDNNOperator(Operator):
     writes_strided: ClassVar[bool] = False
     orders: ClassVar[tuple[str, ...]] = ORDERS
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
+
+    _asks = False  # during has_kernel
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
@@ -110,7 +122,7 @@ class OneDNNOperator(Operator):
             return step
         except UnsupportedFeatureError as reason:
             if self.needs_onednn():
-                raise
+                return in_plain_order(self, reason)
             logger.info("%s: the default engine computes it: %s", self.label, reason)
             self.input_moves, self.output_moves = {}, {}
             return super().prepare()  # type: ignore[safe-super]
@@ -144,17 +156,38 @@ class OneDNNOperator(Operator):
         return describe(self.onednn, self.threads, self.label, function, *arguments)
 
     def describe_fast(self, function: str, *arguments: object) -> PrimitiveDescriptor:
-        """As `describe`, but raises UnsupportedFeatureError for oneDNN's reference code where NumPy can compute it.
+        """As `describe`, but raises UnsupportedFeatureError for oneDNN's reference code.
 
-        The reference is there to be right and not to be fast: a hundred times slower than NumPy in places.
+        The reference is there to be right and not to be fast: a thousand times slower than others in places.
         """
         found = self.describe(function, *arguments)
-        if found.name.startswith("ref") and not self.needs_onednn():
+        if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: {function}: oneDNN has only its reference implementation")
         return found
 
+    def has_kernel(self) -> bool:
+        """True when the library has code for the operator as it is, in its order; nothing is made or measured."""
+        if self.input(0).meta not in self.metas:
+            return False
+        self._asks = True
+        try:
+            self.prepare_primitive()
+        except _Answer as answer:
+            return answer.found
+        except UnsupportedFeatureError:
+            return False
+        finally:
+            self._asks = False
+        return True
+
+    def answer(self, found: Callable[[], bool]) -> None:
+        """Ends a preparation that is for `has_kernel` alone with what `found` gives; nothing happens in others."""
+        if self._asks:
+            raise _Answer(found())
+
     def bound(self, description: PrimitiveDescriptor, arguments: Arguments) -> BoundPrimitive:
         """The primitive on `arguments`, and on working memory as it needs it."""
+        self.answer(lambda: not description.is_reference)
         nbytes = description.scratchpad_bytes
         if nbytes:
             scratchpad = (description.descriptor(SCRATCHPAD_MD), self.working_memory(nbytes))

@@ -192,6 +192,11 @@ class PrimitiveDescriptor:
         self._library.check(status, "the name of an implementation")
         return bytes(self._library.ffi.string(name[0])).decode()
 
+    @property
+    def is_reference(self) -> bool:
+        """True for the library's plain loops, which are there to be right and not to be fast."""
+        return self.name.startswith("ref")
+
     def descriptor(self, query: int, index: int = 0) -> Descriptor:
         """The descriptor of an argument, as the implementation wants it; see SRC_MD and the others."""
         found = self._queried(query, index)

@@ -212,7 +212,7 @@ class Candidate:
     @property
     def is_reference(self) -> bool:
         """True for the library's plain loops, which are slow."""
-        return self.description.name.startswith("ref")
+        return self.description.is_reference
 
     @property
     def is_general(self) -> bool:

@@ -223,7 +223,7 @@ class QuantFC(QuantisedProduct, product.QuantFC):
             "matmul", self.onednn.engine, source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
             attributes.handle,
         )  # fmt: skip
-        if found.name.startswith("ref"):
+        if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast product of these sizes")
         target = found.descriptor(WEIGHTS_MD)
         packed, pack = self.parameter(1, weights, self.packed(weights), target)
@@ -263,7 +263,7 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
         found = self.describe(
             "binary", self.onednn.engine, _BINARY_ADD, first.handle, second.handle, result.handle, attributes.handle
         )
-        if found.name.startswith("ref"):
+        if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast sum of these types")
         bound = self.bound(found, arguments | {SRC: (first, a), SRC_1: (second, b), DST: (result, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})
@@ -307,7 +307,7 @@ class _LinearCopy(OneDNNOperator):
         source, target = self.packed(x.reshape(-1)), self.packed(y.reshape(-1))
         engine = self.onednn.engine
         found = self.describe("reorder", source.handle, engine, target.handle, engine, attributes.handle)
-        if found.name.startswith("ref"):
+        if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast copy between these types")
         bound = self.bound(found, arguments | {SRC: (source, x), DST: (target, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})

@@ -93,7 +93,7 @@ def problem_of(**arguments: ArgumentValue) -> Problem:
 
 def slowest(problem: Problem) -> Candidate:
     """One that no rule takes."""
-    usual = rule(problem, reference=False).name
+    usual = rule(problem).name
     return [one for one in problem.candidates() if not one.is_reference and one.name != usual][-1]
 
 
@@ -130,7 +130,7 @@ def test_within_a_budget_the_fastest_is_taken_and_kept(
     monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
 ) -> None:
     problem = problem_of()
-    wanted = _worthy(list(problem.candidates()), problem, False)[-1].name
+    wanted = _worthy(list(problem.candidates()), problem)[-1].name
     times[wanted] = 0.5
     with measuring(60):
         assert computed_by(monkeypatch) == wanted
@@ -158,7 +158,7 @@ def test_unmeasured_winograd_goes_by_what_it_saves() -> None:
     def by_rule(channels: int, side: int, batch: int) -> str:
         geometry = Geometry((side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
         problem = problem_of(layer=Layer(geometry, channels, channels, batch=batch), order="NCHW16c")
-        return rule(problem, reference=True).name
+        return rule(problem).name
 
     assert "wino_4x3" in by_rule(64, 28, 8)
     assert "wino_4x3" in by_rule(256, 14, 8)
@@ -171,7 +171,7 @@ def _fed_by_rule(channels: int, side: int, kernel: int, order: str) -> str:
     pad = kernel // 2
     geometry = Geometry((side, side), (kernel, kernel), (1, 1), (1, 1), (pad,) * 4)
     layer = Layer(geometry, channels, channels, batch=8)
-    return rule(problem_of(layer=layer, order=order, constant=False), reference=True).name
+    return rule(problem_of(layer=layer, order=order, constant=False)).name
 
 
 @pytest.mark.usefixtures("winograd")
@@ -209,7 +209,7 @@ def test_vectors_of_8_are_measured_where_channels_do_not_fill_vectors_of_16() ->
     def generations(channels: int) -> tuple[set[int], int]:
         problem = problem_of(layer=Layer(Geometry((8, 8), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)), 32, channels))
         offered = list(problem.candidates())
-        return {one.generation for one in _worthy(offered, problem, False)}, max(one.generation for one in offered)
+        return {one.generation for one in _worthy(offered, problem)}, max(one.generation for one in offered)
 
     full, newest = generations(32)
     assert full == {newest}
@@ -306,7 +306,7 @@ def test_a_budget_that_is_over_at_once_leaves_the_choice_to_the_rule(
 ) -> None:
     problem = problem_of()
     assert fastest(problem, list(problem.candidates()), 0.0) is None
-    if len(_worthy(list(problem.candidates()), problem, False)) == 1:
+    if len(_worthy(list(problem.candidates()), problem)) == 1:
         pytest.skip("there is one implementation, which needs no measurement")
     usual = computed_by(monkeypatch)
     with measuring(1e-9):

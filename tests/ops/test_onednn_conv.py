@@ -20,7 +20,7 @@ from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.operator import PackedForms
 from dagexec.ops.post_ops import parse_post_op
 from dagexec.scheduler.simple import SimpleNet
-from tests.ops.onednn import AVX512, has_vectors_of, run_fallback
+from tests.ops.onednn import run_fallback
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_post_ops import FORMULAS, POSITIVE
 from tests.ops.windows import Array, Geometry, convolve, to_channels_first, to_channels_last
@@ -123,17 +123,10 @@ def test_every_geometry_order_and_type(
     by_onednn: pytest.LogCaptureFixture,
     geometry: Geometry, channels: int, filters: int, group: int, order: str, dtype: str,
 ) -> None:  # fmt: skip
-    if dtype == "bfloat16" and order in BLOCKS and group == 1 and geometry is CUBE:
-        pytest.skip("slow: only the reference implementation is there")
-    if (dtype, order) == ("bfloat16", "NCHW16c") and not has_vectors_of(AVX512):
-        with pytest.raises(UnsupportedFeatureError, match="oneDNN has no implementation"):
-            computed_in(order, Layer(geometry, channels, filters, group, dtype=dtype))
-        return
     layer = Layer(geometry, channels, filters, group, dtype=dtype)
     by_onednn.clear()
     y = computed_in(order, layer)
-    if any("reference implementation" in line for line in by_onednn.messages):
-        assert dtype == "bfloat16"
+    if dtype == "bfloat16" or order in BLOCKS:  # where the library has only its reference implementation, others serve
         by_onednn.clear()
     assert_close(from_order(y, order), layer.exact(), dtype)
 
@@ -327,10 +320,32 @@ def test_float64_is_left_to_numpy_with_one_line(caplog: pytest.LogCaptureFixture
     np.testing.assert_allclose(from_order(workspace.fetch_blob("y"), order), layer.exact(), rtol=1e-12, atol=1e-12)
 
 
-def test_float64_in_blocks_is_an_error() -> None:
+@pytest.mark.parametrize("order", BLOCKS)
+def test_float64_in_blocks_is_computed_in_nchw_between_copies(caplog: pytest.LogCaptureFixture, order: str) -> None:
+    caplog.set_level(logging.INFO, "dagexec")
     layer = Layer(SQUARE, dtype="float64")
-    with pytest.raises(UnsupportedFeatureError, match="does not compute it in float64"):
-        run_operator("Conv", list(layer.fed("NCHW16c")), engine="ONEDNN", **layer.arguments("NCHW16c"))
+    np.testing.assert_allclose(from_order(computed_in(order, layer), order), layer.exact(), 1e-12, 1e-12)
+    assert any("computed in NCHW, between copies" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("post_ops", [("sum:3",), ("relu", "sum:3")])
+@pytest.mark.parametrize("order", BLOCKS)
+def test_a_group_that_is_half_a_block_is_computed_in_nchw_in_every_run(
+    caplog: pytest.LogCaptureFixture, order: str, post_ops: tuple[str, ...], constant: bool
+) -> None:
+    caplog.set_level(logging.INFO, "dagexec")
+    half = BLOCKS[order] // 2
+    layer = Layer(SQUARE, 4 * half, 4 * half, 4)
+    held = np.random.default_rng(1).uniform(1, 2, layer.exact().shape).astype(np.float32)
+    workspace, net = net_of(layer, order, constant=constant, post_ops=post_ops, operand=to_order(held, order))
+    exact = layer.exact() if "relu" not in post_ops else np.maximum(layer.exact(), 0)
+    with SimpleNet(net, workspace) as simple:
+        for _ in range(2):
+            workspace.feed_blob("y", to_order(held, order))
+            simple.run()
+            assert_close(from_order(workspace.fetch_blob("y"), order), exact + held)
+    assert any("computed in NCHW, between copies" in line for line in caplog.messages)
 
 
 def test_float16_is_right_by_whichever_engine() -> None:

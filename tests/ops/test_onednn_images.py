@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.ops.layout import BLOCKS, ORDERS
 from tests.ops.drawing import drawn
 from tests.ops.onednn import from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
@@ -194,9 +193,13 @@ def test_pixels_are_found_by_the_operators_rule_whoever_computes_it(height: floa
     np.testing.assert_array_equal(found, image[:, :, np.minimum(rows, 6)][..., np.minimum(columns, 8)])
 
 
-def test_a_blocked_tensor_that_onednn_cannot_resize_is_an_error() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="other pixels"):
-        run_operator("ResizeNearest", [normal(19, 1, 1, 4, 4, 16)], engine="ONEDNN", order="NCHW16c", height_scale=0.5)
+@pytest.mark.parametrize("order", BLOCKS)
+def test_a_blocked_tensor_that_onednn_cannot_resize_is_resized_in_nchw(order: str) -> None:
+    image = normal(19, 1, 16, 4, 4)
+    arguments = {"engine": "ONEDNN", "order": order, "height_scale": 0.5}
+    (found,) = run_operator("ResizeNearest", [in_order(image, order)], **arguments)
+    (expected,) = run_operator("ResizeNearest", [image], height_scale=0.5)
+    np.testing.assert_array_equal(from_order(found, order), expected)
 
 
 def test_reductions_of_a_tensor_without_elements() -> None:

@@ -101,7 +101,7 @@ def test_every_implementation_computes_the_product_when_it_is_chosen(op_type: st
 def test_the_fastest_of_all_is_kept_general_ones_included(op_type: str, times: dict[str, float]) -> None:
     problem = problem_of(op_type)
     wanted = [one.name for one in problem.candidates() if not one.is_reference][-1]
-    assert wanted != rule(problem, reference=False).name
+    assert wanted != rule(problem).name
     times[wanted] = 0.1
     arrays, expected = arrays_of(op_type, 4, 48, 40)
     with measuring(60):
@@ -111,9 +111,9 @@ def test_the_fastest_of_all_is_kept_general_ones_included(op_type: str, times: d
 
 
 def test_without_a_measurement_one_row_reads_large_weights_as_they_are() -> None:
-    assert rule(problem_of("FC", 1, 1024, 1000), reference=False).name.startswith("as it is")
-    assert rule(problem_of("FC", 2, 1024, 1000), reference=False).name.startswith("matmul")
-    assert rule(problem_of("FC", 1, 64, 64), reference=False).name.startswith("matmul")
+    assert rule(problem_of("FC", 1, 1024, 1000)).name.startswith("as it is")
+    assert rule(problem_of("FC", 2, 1024, 1000)).name.startswith("matmul")
+    assert rule(problem_of("FC", 1, 64, 64)).name.startswith("matmul")
 
 
 @pytest.mark.parametrize("op_type", KINDS)

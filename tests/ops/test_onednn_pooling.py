@@ -188,10 +188,11 @@ def test_a_window_without_a_pixel_is_pooled_by_numpy() -> None:
     run_fallback("AveragePool1D", [image], **arguments)
 
 
-def test_a_blocked_tensor_in_float64_is_an_error_that_says_so() -> None:
-    image = normal(6, 1, 2, 4, 4, 16).astype(np.float64)
-    with pytest.raises(UnsupportedFeatureError, match="float64"):
-        run_operator("MaxPool", [image], engine="ONEDNN", kernel=2, order="NCHW16c")
+@pytest.mark.parametrize("order", BLOCKS)
+def test_a_blocked_tensor_in_float64_is_pooled_in_nchw(order: str) -> None:
+    image = normal(6, 1, 32, 4, 4).astype(np.float64)
+    (found,) = run_operator("MaxPool", [in_order(image, order)], engine="ONEDNN", kernel=2, order=order)
+    np.testing.assert_array_equal(from_order(found, order), run_operator("MaxPool", [image], kernel=2)[0])
 
 
 def test_without_onednn_a_blocked_tensor_is_refused() -> None:
