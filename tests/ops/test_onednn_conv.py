@@ -40,12 +40,17 @@ GEOMETRIES = {
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
+def image_blocks(x: Array, order: str) -> tuple[int, ...]:
+    """N, blocks, block, spatial."""
+    return (len(x), x.shape[1] // BLOCKS[order], BLOCKS[order], *x.shape[2:])
+
+
 def to_order(x: Array, order: str) -> Array:
     """N, C, spatial as `order` stores it."""
     if order == "NHWC":
         return to_channels_last(x)
     if order in BLOCKS:
-        return np.ascontiguousarray(np.moveaxis(x.reshape(len(x), -1, BLOCKS[order], *x.shape[2:]), 2, -1))
+        return np.ascontiguousarray(np.moveaxis(x.reshape(image_blocks(x, order)), 2, -1))
     return x
 
 
@@ -55,7 +60,7 @@ def from_order(x: Array, order: str) -> Array:
         return to_channels_first(x)
     if order in BLOCKS:
         moved = np.moveaxis(x, -1, 2)
-        return moved.reshape(len(moved), -1, *moved.shape[3:])
+        return moved.reshape(len(moved), moved.shape[1] * moved.shape[2], *moved.shape[3:])
     return x
 
 
