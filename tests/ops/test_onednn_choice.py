@@ -17,6 +17,7 @@ from dagexec.core.deadline import Deadline
 from dagexec.core.errors import ResourceError
 from dagexec.core.processor import last_level_cache
 from dagexec.ops.onednn import measuring as measurement
+from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.onednn.implementation import _worthy, rule
@@ -397,7 +398,7 @@ def test_measuring_leaves_the_operators_tensors_alone() -> None:
 
 
 def test_measured_for_real_the_result_is_right() -> None:
-    for order in ("NCHW", "NHWC", "NCHW16c"):
+    for order in ("NCHW", "NHWC", widest_blocks()):
         with measuring(60):
             found = run(order=order)
         np.testing.assert_allclose(found, LAYER.exact(), atol=1e-5 * np.abs(LAYER.exact()).max())

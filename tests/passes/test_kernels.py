@@ -12,7 +12,15 @@ import sys
 
 import pytest
 
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import TensorType
+from dagexec.ops.layout import BLOCKS
+from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
+from dagexec.passes import kernels
+from dagexec.passes.image_operators import set_arguments
+from dagexec.passes.kernels import has_kernel
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
@@ -58,3 +66,23 @@ def test_blocks_without_kernels_are_asked_for_and_nhwc_serves() -> None:
     assert layouts == ["NHWC", "NCHW8c", "NCHW8c padded", "NCHW"]
     assert not [line for line in executed if line[1].startswith("ref")]
     assert "layout NCHW16c: oneDNN has no code for it here, NHWC is taken; layouts here: NHWC, NCHW8c" in log
+
+
+def convolution(name: str, order: str, group: int, width: int) -> bool:
+    """The answer for a 3x3 convolution of `group` groups of `width` channels."""
+    definition = OperatorDef(type="Conv", input=["x" + name, "w"], output=["y"], engine="ONEDNN", name=name)
+    set_arguments(definition, {"kernel": 3, "group": group, "order": order})
+    block = BLOCKS[order]
+    image = TensorType((1, group * width // block, 9, 9, block), FLOAT32)
+    return has_kernel(definition, [(image, False), (TensorType((group * width, width, 3, 3), FLOAT32), True)])
+
+
+def test_a_geometry_is_asked_for_once_whatever_its_blobs_are_called() -> None:
+    order = widest_blocks()
+    assert order is not None
+    kernels._has_kernel.cache_clear()
+    assert convolution("one", order, 2, BLOCKS[order])
+    assert convolution("other", order, 2, BLOCKS[order])
+    assert kernels._has_kernel.cache_info().misses == 1
+    assert not convolution("half", order, 4, BLOCKS[order] // 2)
+    assert kernels._has_kernel.cache_info().misses == 2
