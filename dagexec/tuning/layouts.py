@@ -1,8 +1,8 @@
 """The layout of a net's images: by rule from its convolutions, or by measurement.
 
 Measured, the whole net is run in each layout, and the fastest is kept. The rule weighs the work of each kind of
-convolution by what blocks of channels save there, as measured on whole networks: Winograd's algorithm reads and writes
-blocks, grouped convolutions and wide windows want NHWC.
+convolution by what blocks of channels save there, as measured on whole networks: one tap and the
+library's Winograd want blocks, our own Winograd, grouped convolutions and wide windows NHWC.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import TensorType
-from dagexec.ops.layout import NCHW16C, NHWC
+from dagexec.ops.layout import NCHW8C, NCHW16C, NHWC
+from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.winograd import is_available
 from dagexec.passes.linear_layer import CONVOLUTIONS
 from dagexec.tuning.bench import Array, Measures
 from dagexec.tuning.runner import Trial
@@ -32,13 +34,16 @@ _COUNTED = CONVOLUTIONS | {"FusedConv"}
 
 ONE_TAP, SQUARE, DEPTHWISE, GROUPED, OTHER = "one tap", "3x3, stride 1", "depthwise", "grouped", "other"
 
-_BLOCKS: Mapping[int, tuple[str, Mapping[str, float]]] = {
-    16: (NCHW16C, {ONE_TAP: 0.98, SQUARE: 0.93, GROUPED: 1.05}),
+_FACTORS: Mapping[str, Mapping[str, float]] = {
+    NCHW16C: {ONE_TAP: 0.95, SQUARE: 0.93, GROUPED: 1.05},
+    NCHW8C: {ONE_TAP: 0.96, SQUARE: 1.03, DEPTHWISE: 0.90, GROUPED: 1.17, OTHER: 1.10},
 }
-"""By lanes of a vector: blocks of channels, and the time they take over that of NHWC, by kind of convolution.
+"""By kind of convolution, the time it takes in blocks over that in NHWC, fitted to twelve networks (docs/tuning.md)."""
 
-From the times of twelve networks (docs/onednn.md).
-"""
+_SQUARE_BESIDE_WINOGRAD = {NCHW16C: 1.07, NCHW8C: 1.60}
+"""The same where Winograd's algorithm computes in NHWC, too (`ops/onednn/winograd.py`)."""
+
+_LEAST_FILTERS = 64  # with fewer, Winograd's transforms of the image cost what they save
 
 _GAIN = 0.98  # a later layout must take at most this part of the time of an earlier one: measured times vary
 
@@ -77,15 +82,22 @@ def fastest_layout(
 
 def estimated_layout(model: Model, inputs: Mapping[str, Array] | None) -> str:
     """The layout that `model` is expected to be fastest in at the shapes of `inputs`; NHWC where they are not known."""
-    found = library()
-    if found is None or inputs is None:
+    blocked = widest_blocks()
+    if blocked is None or inputs is None:
         return NHWC
-    blocked, factors = _BLOCKS.get(found.isa.lanes, (NHWC, {}))
+    factors = _factors(blocked)
     before = after = 0.0
     for kind, flops in _convolutions(model, inputs):
         before += flops
         after += flops * factors.get(kind, 1.0)
     return blocked if after < _GAIN * before else NHWC
+
+
+def _factors(blocked: str) -> Mapping[str, float]:
+    found = library()
+    if found is None or not is_available(found):
+        return _FACTORS[blocked]
+    return {**_FACTORS[blocked], SQUARE: _SQUARE_BESIDE_WINOGRAD[blocked]}
 
 
 def _convolutions(model: Model, inputs: Mapping[str, Array]) -> Iterator[tuple[str, int]]:
@@ -108,7 +120,7 @@ def _kind(definition: OperatorDef, filters: tuple[int, ...]) -> str:
     if arguments.int("group", 1) > 1:
         return DEPTHWISE if filters[1] == 1 else GROUPED
     strides = {arguments.int(name, 1) for name in ("stride", "stride_h", "stride_w")} | set(arguments.ints("strides"))
-    if filters[2:] == (3, 3) and strides == {1}:
+    if filters[2:] == (3, 3) and strides == {1} and filters[0] >= _LEAST_FILTERS:
         return SQUARE
     return ONE_TAP if math.prod(filters[2:]) == 1 else OTHER
 

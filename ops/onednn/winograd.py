@@ -120,12 +120,17 @@ def _is_alike(operand: Array, shape: tuple[int, ...]) -> bool:
     return operand.shape == shape and operand.dtype == np.float32 and operand.flags.c_contiguous
 
 
+def is_available(library: Library) -> bool:
+    """True where the processor has AVX2 and FMA, within what the library is limited to, and memory may be executed."""
+    return can_run() and library.isa.lanes >= kernels.LANES and library.isa.name != "AVX"
+
+
 def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool, threads: int) -> Iterator[Candidate]:
     """Those for a layer, with tiles of 2 x 2 and of 4 x 4 results; none where the processor lacks AVX2 and FMA.
 
     `limit` is the most bytes of working memory. `cold` is True when the weights come from memory in a run.
     """
-    if not can_run() or library.isa.lanes < kernels.LANES or library.isa.name == "AVX":
+    if not is_available(library):
         return
     for outputs in _OUTPUTS:
         tiling = Tiling(layer, outputs, threads)

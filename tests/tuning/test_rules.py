@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dagexec.compilation import CompileOptions, compile_model
 from dagexec.core.model import Model
-from dagexec.core.processor import instruction_set
 from dagexec.ops.onednn.binding import library
 from dagexec.tuning import layouts
 from dagexec.tuning.bench import random_inputs
@@ -23,56 +21,57 @@ from tests.passes.models import model_of, normal, op
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
-AVX2, AVX512 = instruction_set(0x7), instruction_set(0x27)
-
 
 def convolution(kernel: int = 3, size: int | None = 16, **arguments: int) -> Model:
-    """One convolution of 32 to 32 channels on images of `size` x `size`."""
-    x, w = (1, 32, size, size), normal(32, 32 // arguments.get("group", 1), kernel, kernel)
+    """One convolution of 64 to 64 channels on images of `size` x `size`."""
+    x, w = (1, 64, size, size), normal(64, 64 // arguments.get("group", 1), kernel, kernel)
     return model_of([op("Conv", ["x", "w"], ["y"], kernel=kernel, **arguments)], inputs={"x": x}, w=w)
 
 
 @pytest.fixture
 def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The layout of a model on a processor of an instruction set."""
-    found = library()
-    assert found is not None
+    """The layout of a model where the library has kernels for an order of blocks, or for none."""
 
-    def layout(model: Model, isa: object) -> str:
-        monkeypatch.setattr(layouts, "library", lambda: replace(found, isa=isa))
+    def layout(model: Model, blocks: str | None, own_winograd: bool = True) -> str:
+        monkeypatch.setattr(layouts, "widest_blocks", lambda: blocks)
+        monkeypatch.setattr(layouts, "is_available", lambda _library: own_winograd)
         return layouts.estimated_layout(model, random_inputs(model, {}))
 
     return layout
 
 
-@needs_onednn
-def test_winograd_s_convolutions_want_blocks_where_vectors_have_16_lanes(rule: Callable[..., str]) -> None:
-    assert rule(convolution(), AVX512) == "NCHW16c"
-    assert rule(convolution(), instruction_set(0x1)) == "NHWC"
+def test_3x3_convolutions_want_the_layout_that_has_winograd_s_algorithm(rule: Callable[..., str]) -> None:
+    assert rule(convolution(), "NCHW16c", own_winograd=False) == "NCHW16c"
+    for blocks in ("NCHW16c", "NCHW8c", None):
+        assert rule(convolution(), blocks) == "NHWC"
 
 
-@needs_onednn
-@pytest.mark.parametrize("arguments", [{"stride": 2}, {"kernel": 5}, {"group": 4}, {"group": 32}])
+@pytest.mark.parametrize(
+    ("blocks", "arguments"), [("NCHW16c", {"kernel": 1}), ("NCHW8c", {"kernel": 1}), ("NCHW8c", {"group": 64})]
+)
+def test_one_tap_and_depthwise_want_blocks(rule: Callable[..., str], blocks: str, arguments: dict[str, int]) -> None:
+    assert rule(convolution(**arguments), blocks) == blocks
+
+
+@pytest.mark.parametrize("arguments", [{"stride": 2}, {"kernel": 5}, {"group": 4}, {"group": 64}])
 def test_others_want_nhwc(rule: Callable[..., str], arguments: dict[str, int]) -> None:
-    assert rule(convolution(**arguments), AVX512) == "NHWC"
+    assert rule(convolution(**arguments), "NCHW16c") == "NHWC"
 
 
-@needs_onednn
 @pytest.mark.parametrize(("grouped_stride", "expected"), [(4, "NCHW16c"), (1, "NHWC")])
 def test_the_convolutions_with_the_most_work_decide(
     rule: Callable[..., str], grouped_stride: int, expected: str
 ) -> None:
     operators = [
-        op("Conv", ["x", "w"], ["a"], kernel=3, pad=1),
-        op("Conv", ["a", "g"], ["y"], kernel=5, group=2, stride=grouped_stride),
+        op("Conv", ["x", "w"], ["a"], kernel=1),
+        op("Conv", ["a", "g"], ["y"], kernel=3, group=2, stride=grouped_stride),
     ]
-    model = model_of(operators, inputs={"x": (1, 32, 32, 32)}, w=normal(32, 32, 3, 3), g=normal(32, 16, 5, 5))
-    assert rule(model, AVX512) == expected
+    model = model_of(operators, inputs={"x": (1, 64, 32, 32)}, w=normal(64, 64, 1, 1), g=normal(64, 32, 3, 3))
+    assert rule(model, "NCHW16c") == expected
 
 
-@needs_onednn
 def test_a_net_whose_shapes_do_not_fit_together_gets_nhwc(rule: Callable[..., str]) -> None:
-    assert rule(convolution(size=2), AVX512) == "NHWC"
+    assert rule(convolution(size=2), "NCHW16c") == "NHWC"
 
 
 def test_by_default_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
