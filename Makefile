@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
 
-.PHONY: compare test stress lint proto benchmark benchmark-cnn benchmark-cuda fuzz cuda-check clean
+.PHONY: compare test stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -45,6 +45,10 @@ benchmark: $(VENV)/.installed-test
 # Whole networks against onnxruntime and OpenVINO, in about an hour; PyTorch takes part where .venv has it.
 benchmark-cnn: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/cnn.py --write-docs
+
+# The same as on a processor with AVX2 and no AVX-512; docs/benchmarks.md has a part for each.
+benchmark-cnn-avx2: $(VENV)/.installed-bench
+	ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell $(BIN)/python benchmarks/cnn.py --write-docs --batch 1
 
 # Whole networks on the GPU, beside PyTorch where .venv has it; without a GPU it says so and measures nothing.
 benchmark-cuda: $(VENV)/.installed-bench

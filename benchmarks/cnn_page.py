@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 from cnn_measure import CALLERS, MATRIX_SIZE, OURS, PEERS, TOLERANCE
 from cnn_models import NAMES, TINY_NAMES
+from environment import LIMITS
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "dagexec"  # the same file for the same numbers
@@ -24,6 +26,7 @@ Row = Mapping[str, Any]
 
 PLOT = "benchmarks.svg"
 _TORCH = "torch"
+_WIDTH = 120  # of a line
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,13 @@ class Target:
     worst: float | None = None
 
 
-TARGETS = (
+_WIDE = (
     Target(batch=1, threads=2, mean=0.80, worst=0.95),
     Target(batch=1, threads=1, mean=0.82, worst=0.95),
     Target(batch=8, threads=2, mean=0.85),
     Target(batch=8, threads=1, mean=0.85),
 )
+_NARROW = (Target(batch=1, threads=2, mean=0.90, worst=1.05), Target(batch=1, threads=1, mean=0.90, worst=1.05))
 THROUGHPUT_TARGET = 1.15
 TINY_TARGET = 1.0
 RESNET50_BATCH_8_TARGET = 0.80
@@ -64,51 +68,54 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def write_page(report: Mapping[str, Any], folder: Path) -> None:
-    """Write benchmarks.md and the plot into `folder`. The plot needs matplotlib."""
-    (folder / "benchmarks.md").write_text(page(report))
-    plot(report, folder / PLOT)
+def targets(instruction_set: str) -> tuple[Target, ...]:
+    """Those for processors with an instruction set."""
+    return _WIDE if instruction_set.startswith("AVX512") else _NARROW
 
 
-def page(report: Mapping[str, Any]) -> str:
-    """The whole page."""
-    parts = [_head(report), _verdicts(report)]
+def write_page(reports: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Write benchmarks.md and the plot into `folder`, from a report for each instruction set; it needs matplotlib."""
+    (folder / "benchmarks.md").write_text(page(reports))
+    plot(reports, folder / PLOT)
+
+
+def page(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page: a part for each instruction set, the newest first."""
+    parts = [_head(next(iter(reports.values())))]
+    for name, report in sorted(reports.items(), key=lambda item: -len(item[0])):
+        parts += [_measured(name, report), *_tables(name, report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(name: str, report: Mapping[str, Any]) -> list[str]:
+    parts = [_verdicts(report, targets(name))]
     latencies: Sequence[Row] = report["latencies"]
-    for target in TARGETS:
+    for target in targets(name):
         rows = [row for row in _large(latencies) if (row["batch"], row["threads"]) == (target.batch, target.threads)]
         if rows:
-            title = f"## Batch {target.batch}, {_threads(target.threads)}"
+            title = f"### {name}: batch {target.batch}, {_threads(target.threads)}"
             parts.append("\n\n".join((title, _latency_table(rows))))
     if report["throughputs"]:
         parts.append(_throughput_section(report["throughputs"]))
     tiny = [row for row in latencies if row["model"] in TINY_NAMES]
     if tiny:
         parts.append(_tiny_section(tiny))
-    parts.append(_settings_section(report))
-    return "\n\n".join(parts) + "\n"
+    return [*parts, _settings_section(report)]
 
 
 def _head(report: Mapping[str, Any]) -> str:
-    environment = report["environment"]
-    effort = report["effort"]
-    versions = ", ".join(
-        f"{name} {environment[name]}" for name in ("onnxruntime", "openvino", "torch", "numpy") if name in environment
-    )
-    library = f", oneDNN {environment['onednn']}" if "onednn" in environment else ""
-    absent = "".join(f" {name} was left out: {reason}." for name, reason in report["absent"].items())
     return f"""# Benchmarks: whole networks on the processor
 
-Written by `python benchmarks/cnn.py --write-docs` (`make benchmark-cnn` installs the peers first); every number is in
-`benchmarks/results/cnn.json`. Processor: {environment["processor"]}, {environment["cores"]} cores. Python
-{environment["python"]}, {versions}{library}.{absent}
+Written by `python benchmarks/cnn.py --write-docs` (`make benchmark-cnn` and `make benchmark-cnn-avx2` install the peers
+first); every number is in `benchmarks/results/cnn.json`. There is a part for each instruction set.
 
 - Networks: the nine light models of the `onnx` package, and MobileNetV2, Inception v3 and NASNet-A (4 @ 1056) of the
   zoo, with He-normal weights; all contenders read the same ONNX file and compute in float32.
 - dagexec is `dagexec.compile(model)` with no options. Each peer runs at the fastest of a small set of settings (below),
   and is called in its fastest way: inputs and outputs bound once.
-- Each contender is a process of its own on the first 1 or 2 cores, asleep while another's turn is measured. There are
-  {effort["rounds"]} interleaved rounds of turns of {effort["turn_seconds"]:g} s; a time is the median over the rounds
-  of a turn's median, a ratio the median over the rounds of the quotient within a round.
+- Each contender is a process of its own on the first 1 or 2 cores, asleep while another's turn is measured. A time is
+  the median over interleaved rounds of a turn's median, a ratio the median over the rounds of the quotient within a
+  round.
 - An output that differs from onnxruntime's by more than {TOLERANCE:g} of the largest element stops the run.
 - Floor: floating-point operations (as dagexec's schemas count them) over the rate of NumPy's product of two matrices of
   {MATRIX_SIZE} x {MATRIX_SIZE} on the same threads in the same rounds. Winograd's algorithm needs fewer operations, so
@@ -117,9 +124,41 @@ Written by `python benchmarks/cnn.py --write-docs` (`make benchmark-cnn` install
 ![ratio of times, dagexec over the better of onnxruntime and OpenVINO]({PLOT})"""
 
 
-def _verdicts(report: Mapping[str, Any]) -> str:
-    lines = ["## Against the targets", "", "| what | target | measured | |", "|---|---|---|---|"]
-    for target in TARGETS:
+def _measured(name: str, report: Mapping[str, Any]) -> str:
+    """On what, with which versions and how often the figures of a part were measured, and who was limited."""
+    environment, effort = report["environment"], report["effort"]
+    versions = ", ".join(
+        f"{package} {environment[package]}"
+        for package in ("onnxruntime", "openvino", "torch", "numpy")
+        if package in environment
+    )
+    library = f", oneDNN {environment['onednn']}" if "onednn" in environment else ""
+    absent = "".join(f" {column} was left out: {reason}." for column, reason in report["absent"].items())
+    text = (
+        f"Processor: {environment['processor']}, {environment['cores']} cores, instruction set {name}. "
+        f"Python {environment['python']}, {versions}{library}. Each figure is from {effort['rounds']} interleaved "
+        f"rounds of turns of {effort['turn_seconds']:g} s.{absent}"
+    )
+    parts = [f"## {name}", textwrap.fill(text, _WIDTH, break_on_hyphens=False)]
+    limits = [f"`{limit}={environment[limit]}`" for limit in LIMITS if limit in environment]
+    if limits:
+        kernels = {
+            row["times"]["openvino"]["chosen"].get("instructions", "")
+            for row in report["latencies"]
+            if "openvino" in row["times"]
+        } - {""}
+        text = (
+            f"The processor has more: {' and '.join(limits)} keep dagexec and NumPy from it. OpenVINO obeys the first, "
+            f"too: its newest kernels are named after {', '.join(sorted(kernels)) or 'nothing here'}. onnxruntime asks "
+            "the processor and has no such switch: it was **not** limited, and may have used AVX-512."
+        )
+        parts.append(textwrap.fill(text, _WIDTH, break_on_hyphens=False))
+    return "\n\n".join(parts)
+
+
+def _verdicts(report: Mapping[str, Any], limits: Sequence[Target]) -> str:
+    lines = ["### Against the targets", "", "| what | target | measured | |", "|---|---|---|---|"]
+    for target in limits:
         ratios = {
             row["model"]: ratio
             for row in _large(report["latencies"])
@@ -198,7 +237,7 @@ def _best_torch(times: Mapping[str, Row]) -> str:
 
 def _throughput_section(rows: Sequence[Row]) -> str:
     lines = [
-        f"## Throughput: {CALLERS} concurrent requests, batch 1",
+        f"### Throughput: {CALLERS} concurrent requests, batch 1",
         "",
         "Inferences a second. dagexec: `compile(model, replicas=2)`, called from threads; OpenVINO: `AsyncInferQueue`;",
         "onnxruntime: one session, called from threads; both at the fastest of their settings.",
@@ -218,7 +257,7 @@ def _throughput_section(rows: Sequence[Row]) -> str:
 
 def _tiny_section(rows: Sequence[Row]) -> str:
     lines = [
-        "## Tiny networks: what a call costs",
+        "### Tiny networks: what a call costs",
         "",
         "Microseconds of a run at batch 1: LeNet; ten layers of 64 units; 200 element-wise operators on 64 numbers.",
         "",
@@ -243,7 +282,7 @@ def _tiny_section(rows: Sequence[Row]) -> str:
 def _settings_section(report: Mapping[str, Any]) -> str:
     """Which settings won, and how often."""
     lines = [
-        "## Settings",
+        "### Settings",
         "",
         "How often each setting that was tried was a peer's fastest:",
         "",
@@ -268,23 +307,28 @@ def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
-def plot(report: Mapping[str, Any], path: Path) -> None:
-    """A bar for each network and number of threads: our time over the better peer's; a line at 1. Batch 1 and 8."""
-    rows = [row for row in _large(report["latencies"]) if better_ratio(row)]
-    batches = sorted({row["batch"] for row in rows})
-    models = [name for name in NAMES if any(row["model"] == name for row in rows)]
-    threads = sorted({row["threads"] for row in rows})
-    figure, axes = plt.subplots(len(batches) or 1, 1, figsize=(9, 3.2 * (len(batches) or 1)), squeeze=False)
-    width = 0.8 / max(1, len(threads))
-    for axis, batch in zip(axes[:, 0], batches, strict=False):
+def plot(reports: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """A bar for each network and number of threads: our time over the better peer's; a line at 1.
+
+    There is a plot for each instruction set and batch.
+    """
+    parts = [
+        (name, batch, [row for row in _large(report["latencies"]) if row["batch"] == batch and better_ratio(row)])
+        for name, report in sorted(reports.items(), key=lambda item: -len(item[0]))
+        for batch in sorted({row["batch"] for row in _large(report["latencies"])})
+    ]
+    figure, axes = plt.subplots(len(parts) or 1, 1, figsize=(9, 3.2 * (len(parts) or 1)), squeeze=False)
+    for axis, (name, batch, rows) in zip(axes[:, 0], parts, strict=False):
+        models = [model for model in NAMES if any(row["model"] == model for row in rows)]
+        threads = sorted({row["threads"] for row in rows})
+        width = 0.8 / max(1, len(threads))
         for number, count in enumerate(threads):
-            chosen = [row for row in rows if (row["batch"], row["threads"]) == (batch, count)]
-            ratios = {row["model"]: better_ratio(row) for row in chosen}
+            ratios = {row["model"]: better_ratio(row) for row in rows if row["threads"] == count}
             places = [index + (number - (len(threads) - 1) / 2) * width for index in range(len(models))]
-            axis.bar(places, [ratios.get(name) or 0 for name in models], width, label=_threads(count))
+            axis.bar(places, [ratios.get(model) or 0 for model in models], width, label=_threads(count))
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_xticks(range(len(models)), models, rotation=30, ha="right")
-        axis.set_ylabel(f"time ratio, batch {batch}")
+        axis.set_ylabel(f"time ratio, {name},\nbatch {batch}", fontsize=8)
         axis.legend(loc="lower right")
     figure.suptitle("dagexec over the better of onnxruntime and OpenVINO (less is faster)")
     figure.tight_layout()

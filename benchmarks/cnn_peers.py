@@ -134,7 +134,14 @@ def load_openvino(task: Task, options: Options) -> Loaded:
         return count / (time.perf_counter() - start)
 
     chosen = {name: str(compiled.get_property(name)) for name in ("NUM_STREAMS", "INFERENCE_NUM_THREADS")}
+    chosen["instructions"] = _openvino_instructions(compiled)
     return Loaded(request.infer, lambda: result, serve, chosen)
+
+
+def _openvino_instructions(compiled: Any) -> str:
+    """The newest vector instructions that the kernels of a compiled model are named after."""
+    kernels = " ".join(node.rt_info["primitiveType"].astype(str) for node in compiled.get_runtime_model().get_ops())
+    return next((name for name in ("avx512", "avx2", "avx", "sse42") if name in kernels), "")
 
 
 def load_torch(task: Task, options: Options) -> Loaded:

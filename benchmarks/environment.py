@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from dagexec.core.processor import available_cores, processor_name
 from dagexec.ops.onednn.binding import library
+
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")
+"""Variables that keep libraries from using all instructions that there are."""
 
 PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
 
@@ -16,8 +20,10 @@ def describe() -> dict[str, str | int]:
     record: dict[str, str | int] = {
         "python": platform.python_version(),
         "processor": processor_name(),
+        "instruction set": "without oneDNN",
         "cores": available_cores(),
     }
+    record |= {name: value for name in LIMITS if (value := os.environ.get(name))}
     for package in PACKAGES:
         try:
             record[package] = version(package)

@@ -57,7 +57,7 @@ def test_a_row_has_times_ratios_the_floor_and_how_far_results_are_apart(report: 
 def test_the_page_judges_by_the_worse_of_the_two_ratios(benchmark_modules: None, tmp_path: Path) -> None:
     from cnn_page import better_ratio, page, write_page
 
-    time = {"milliseconds": 8.0, "tried": {}, "setting": {}}
+    time = {"milliseconds": 8.0, "tried": {}, "setting": {}, "chosen": {}}
     row = {
         "model": "resnet50", "batch": 1, "threads": 2, "gflop": 7.7, "floor_ms": 4.0, "disturbance": 0.0,
         "times": {"dagexec": time, "onnxruntime": time | {"milliseconds": 16}, "openvino": time | {"milliseconds": 10}},
@@ -71,14 +71,36 @@ def test_the_page_judges_by_the_worse_of_the_two_ratios(benchmark_modules: None,
         "throughputs": [],
     }
     assert better_ratio(row) == 0.79
-    text = page(report)
-    assert "| batch 1, 2 threads: worst network (squeezenet) | at most 0.95 | 0.960 | missed |" in text
+    limited = report | {"environment": report["environment"] | {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
+    reports = {"AVX2": limited, "AVX512_CORE": report}
+    text = page(reports)
+    wide, narrow = text.split("\n## AVX2\n")
+    assert "\n## AVX512_CORE\n" in wide
+    assert "| batch 1, 2 threads: worst network (squeezenet) | at most 0.95 | 0.960 | missed |" in wide
+    assert "| batch 1, 2 threads: worst network (squeezenet) | at most 1.05 | 0.960 | met |" in narrow
+    assert "`ONEDNN_MAX_CPU_ISA=AVX2` keep dagexec" in narrow
+    assert "not** limited" not in wide
     assert "| resnet50 | 7.70 | 16.00 | 10.00 |  | 8.00 ms | **0.79** | 4.00 ms | 2.00 |" in text
     assert f"geometric mean | | | | | | **{(0.79 * 0.96) ** 0.5:.3f}**" in text
     assert "torch eager was left out" in text
-    write_page(report, tmp_path)
+    write_page(reports, tmp_path)
     assert (tmp_path / "benchmarks.md").read_text() == text
     assert "resnet50" in (tmp_path / "benchmarks.svg").read_text()
+
+
+def test_rows_are_added_to_those_that_were_measured_in_the_same_way(benchmark_modules: None) -> None:
+    from cnn import added
+
+    def report(rounds: int, *rows: tuple[str, float]) -> dict[str, Any]:
+        latencies = [{"model": model, "batch": 1, "threads": 1, "floor_ms": floor} for model, floor in rows]
+        return {"environment": {}, "effort": {"rounds": rounds}, "latencies": latencies, "throughputs": []}
+
+    merged = added(report(3, ("squeezenet", 1.0), ("lenet", 2.0)), report(3, ("resnet50", 3.0), ("squeezenet", 4.0)))
+    assert [(row["model"], row["floor_ms"]) for row in merged["latencies"]] == [
+        ("resnet50", 3.0), ("squeezenet", 4.0), ("lenet", 2.0),
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="effort"):
+        added(report(3), report(5))
 
 
 def test_a_result_that_differs_stops_the_run(benchmark_modules: None) -> None:
