@@ -11,11 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT16, from_numpy
+from dagexec.core.dtypes import FLOAT16, FLOAT32, from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.geometry import Axis, tap_count
 from dagexec.ops.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator, PackedForms
 from dagexec.ops.onednn.primitive import (
@@ -196,7 +197,15 @@ class ConvolutionFamily(OneDNNOperator):
         wanted = {filters: Descriptor.any_layout(library, weights.shape, meta)}
         orders = {order for _, order in images.values()}
         window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
+
+        def ask_wide(threads: int, shape: tuple[int, ...]) -> PrimitiveDescriptor:
+            arguments = request(DIRECT, {**tensors, filters: Descriptor.any_layout(library, shape, meta)})
+            return describe(library, threads, self.label, function, library.engine, *arguments)
+
         constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
+        groups = len(weights) if weights.ndim == len(axes) + 3 else 1
+        if groups > 1 and meta is FLOAT32 and WEIGHTS in constant and widened.pays(weights.shape):
+            composed = partial(widened.candidates, ask_wide, weights.shape)
         layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
         asked = None if attributes is None else (attributes, layouts, window, filters in constant)
 
@@ -237,6 +246,7 @@ class ConvolutionFamily(OneDNNOperator):
             batch=batch,
             places=tuple(axis.out for axis in axes),
             ragged=_is_ragged(weights, len(axes), library.isa.lanes),
+            groups=groups,
             composed=composed,
         )
         arrays = {number: array for number, (array, _) in images.items()}

@@ -26,6 +26,7 @@ _WINOGRAD = {"wino_2x3": (2, 1.8, 16 / 9), "wino_4x3": (4, 2.5, 36 / 9)}
 _LEAST_CHANNELS = 32  # for F(4x4, 3x3): with fewer the transforms take longer than the products
 _PRODUCTS, _STREAM, _COPY = 5.5e10, 2.5e10, 1e10  # a second: products, bytes of weights, bytes copied; one core's
 _TRANSFORM = 1.5e9  # a second: bytes of a filter that Winograd's algorithms transform in every run, one core's
+_NARROW = 128  # columns of a matrix: with fewer, a product for each group is slower in proportion
 _PLAIN_CHANNELS = 4  # at most so many are read as planes by the others
 _FEW_PLACES = 64  # of a result: with fewer, products of one tap gain from blocks of channels more than copies cost
 _LONG = 60.0  # seconds: what a search that the caller asks for may take
@@ -92,10 +93,8 @@ def rule(problem: Problem) -> Candidate:
         winograd = [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
         return min([first, *winograd], key=lambda one: _seconds(problem, one)) if winograd else first
     candidates = list(problem.candidates())
-    estimated = [
-        one for one in candidates if one.seconds is not None or (_winograd(one) and _has_channels(one, problem))
-    ]
-    others = [one for one in candidates if one.seconds is None and not _winograd(one)]
+    estimated = [one for one in candidates if one.is_composed or (_winograd(one) and _has_channels(one, problem))]
+    others = [one for one in candidates if not one.is_composed and not _winograd(one)]
     if all(one.is_reference for one in others):
         return min(estimated, key=lambda one: _seconds(problem, one)) if estimated else _worthy(candidates, problem)[0]
     worthy = _worthy(others, problem)
@@ -163,6 +162,10 @@ def _seconds(problem: Problem, candidate: Candidate | None = None) -> float:
     algorithm = None if candidate is None else _winograd(candidate)
     tile, speed, growth = (1, 1.0, 1.0) if algorithm is None else _WINOGRAD[algorithm]
     found = problem.products(tile) / speed / _PRODUCTS
+    if candidate is not None and candidate.products:
+        found *= candidate.products
+    elif candidate is not None and candidate.is_general and problem.groups > 1:
+        found *= max(1.0, _NARROW / problem.fan_in)
     filters = next(iter(problem.plain))
     if algorithm is not None and filters not in problem.constant:
         found += problem.tensors[filters][0].nbytes / _TRANSFORM

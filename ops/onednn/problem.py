@@ -98,7 +98,8 @@ class Problem:
         views: of algorithms that see an argument in other axes, its layout there.
         open: True when general implementations may be faster than others, as in products of few rows.
         undivided: algorithms by which a general implementation, too, adds up each sum on one thread.
-        composed: further candidates for Winograd's algorithm, made of more than a primitive, for a number of threads.
+        groups: of a convolution.
+        composed: further candidates, made of more than a primitive and copies, for a number of threads.
     """
 
     library: Library
@@ -123,6 +124,7 @@ class Problem:
     open: bool = False
     undivided: frozenset[str] = frozenset()
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
+    groups: int = 1
     composed: Callable[[int], Iterable[Candidate]] | None = None
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
@@ -151,7 +153,7 @@ class Problem:
         for own in (False, True) if self.own_layouts else (False,):
             for one in wanted:
                 yield from self._offered(one, own, self.threads)
-        if self.composed is not None and WINOGRAD in wanted:
+        if self.composed is not None and algorithm in (None, WINOGRAD):
             yield from self.composed(self.threads)
 
     def named(self, name: str, threads: int) -> Candidate | None:
@@ -197,12 +199,19 @@ class Candidate:
         description: the primitive.
         assemble: how its steps are made, where the primitive is only a part of them.
         seconds: the estimate for one run on one core, where `implementation` has none for it.
+        products: by how many times its products are more than those of the problem, where they are not those.
     """
 
     name: str
     description: PrimitiveDescriptor
     assemble: Assemble | None = None
     seconds: float | None = None
+    products: int = 0
+
+    @property
+    def is_composed(self) -> bool:
+        """True for one that is more than a primitive and copies."""
+        return self.assemble is not None
 
     @property
     def has_own_layout(self) -> bool:

@@ -208,7 +208,7 @@ def test_without_machine_code_it_is_not_offered(monkeypatch: pytest.MonkeyPatch)
 def test_the_rule_takes_it_for_layers_with_many_channels_only(chosen: Chosen) -> None:
     for channels, size, expected in ((64, 56, True), (256, 14, True), (16, 5, False)):
         run(Layer(window(size, size), channels, filters=max(16, channels), batch=1))
-        name = rule(chosen.problems.pop(), reference=False).name
+        name = rule(chosen.problems.pop()).name
         assert name.startswith(COMPOSED) == expected, (channels, size, name)
 
 
