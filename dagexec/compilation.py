@@ -290,9 +290,7 @@ class _Compilation:
         if known in LAYOUTS:
             return known
         bench = self._measures()
-        first = LAYOUTS[0]
-        if bench is None and self._options.dtype == "float32":
-            first = estimated_layout(model, self._inputs)
+        first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
         if not any(one.changes for one in self._late(model, after, first).outcomes if one.name == LAYOUT.name):
             return NCHW
         if bench is None:
@@ -313,13 +311,17 @@ class _Compilation:
             )
 
         found = fastest(threads) if bench.quiet() else None
-        if found is None or not bench.quiet():  # on one thread its processor time counts, whoever uses the machine
-            found = fastest(1)
-        layout = LAYOUTS[0] if found is None else found
+        undecided = found is None or not bench.quiet()
+        if undecided and not self._deadline.is_over:
+            found = fastest(1)  # on one thread its processor time counts, whoever uses the machine
+        layout = self._layout_by_rule(model) if found is None else found
         if found is not None and not self._deadline.is_over:  # else some may not have been tried
             layout = choices.keep(key, found)
         bench.keep_only(self._late(model, after, layout).model)
         return layout
+
+    def _layout_by_rule(self, model: Model) -> str:
+        return estimated_layout(model, self._inputs) if self._options.dtype == "float32" else LAYOUTS[0]
 
     def _schedule(self, model: Model) -> Choice:
         options = self._options

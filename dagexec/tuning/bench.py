@@ -182,6 +182,8 @@ class Bench:
         """The time of as many runs as cores at once over that of one alone; at least 1. Without time, a guess."""
         if cores < 2:
             return 1.0
+        if self._deadline.left() <= self._preparing * cores:
+            return _UNMEASURED_SLOWDOWN
         self._tell(f"running on {cores} cores at once")
         with WorkerPool(cores, name="tuning") as pool:
             options = NetOptions("simple", keep=kept(model))
@@ -260,6 +262,8 @@ class Bench:
         with measuring(self._deadline.left()):
             with held_to(self._deadline), postponed() as measure, ExitStack() as stack:
                 for model in models:
+                    if self._deadline.left() <= self._preparing:
+                        break
                     known = parameters.setdefault(id(model.parameters), parameter_workspace(model))
                     runner = stack.enter_context(Runner(Trial(model), known))
                     try:
