@@ -16,12 +16,12 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
 from dagexec.core.deadline import Deadline
-from dagexec.core.errors import ModelFormatError
+from dagexec.core.errors import ModelFormatError, UnsupportedFeatureError
 from dagexec.core.net_file import write_atomically
 from dagexec.core.threads import acquire
 
@@ -249,7 +249,8 @@ def postponed() -> Iterator[Callable[[], bool]]:
         for key, (_, one) in sorted(noted.items(), key=lambda item: -item[1][0]):
             if seconds_left() <= 0:
                 return False
-            choose(key, one)
+            with suppress(UnsupportedFeatureError):  # whoever prepares it is told so again
+                choose(key, one)
         return seconds_left() > 0
 
     token = _postponed.set(noted)

@@ -23,7 +23,7 @@ from dagexec.core.choices import (
     save_choices,
     seconds_left,
 )
-from dagexec.core.errors import ModelFormatError
+from dagexec.core.errors import ModelFormatError, UnsupportedFeatureError
 
 
 @pytest.fixture
@@ -118,6 +118,20 @@ def test_what_is_postponed_is_measured_the_weightiest_first(file: Path, measure:
         assert not measure_all(), "the third would be beyond the budget"
     assert order == ["often", "large"]
     assert choices.all() == {"often": "fast", "large": "fast"}
+
+
+def test_what_turns_out_to_be_unsupported_does_not_keep_the_rest_from_being_measured(
+    file: Path, measure: Measure
+) -> None:
+    def unsupported(_seconds: float) -> str:
+        raise UnsupportedFeatureError("only a reference")
+
+    with measuring(9):
+        with postponed() as measure_all:
+            choose("first", unsupported, weight=2.0)
+            choose("second", measure, weight=1.0)
+        assert measure_all()
+    assert choices.all() == {"second": "fast"}
 
 
 def test_postponing_ends_with_its_block(file: Path, measure: Measure) -> None:
