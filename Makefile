@@ -4,8 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
+PYTHON_VENV := .venv-of-$(notdir $(PYTHON))
+PYTHON_TESTS := tests/core tests/scheduler tests/tuning tests/test_executor.py tests/test_executor_direct.py tests/test_import.py \
+	tests/test_extras.py tests/test_cli.py tests/test_cli_memory.py tests/test_cli_passes.py tests/test_cli_train.py \
+	tests/ops/test_elementwise.py tests/ops/test_conv.py tests/ops/test_onednn_conv.py tests/ops/test_queue.py tests/ops/test_storage.py
 
-.PHONY: compare test stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz cuda-check clean
+.PHONY: compare test test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -13,6 +17,10 @@ compare: $(VENV)/.installed
 # A file of tests runs in one process; there are two of these, so that a machine with two cores is busy.
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What depends most on Python's own threads, loops and annotations, under another one: make test-python PYTHON=python3.13
+test-python: $(PYTHON_VENV)/.installed
+	$(PYTHON_VENV)/bin/python -m pytest -n 2 --dist loadfile $(PYTHON_TESTS)
 
 # Random nets, callers and faults for a minute on each kind of device; `--case SEED` replays what fails.
 stress: $(VENV)/.installed-test
@@ -67,7 +75,7 @@ proto: $(VENV)/.installed-dev
 	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) dist build
+	rm -rf $(VENV) $(CUDA_VENV) .venv-of-* dist build
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -91,4 +99,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 $(CUDA_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,cuda12]'
+	touch $@
+
+$(PYTHON_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(PYTHON_VENV)
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	touch $@

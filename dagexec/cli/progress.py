@@ -38,5 +38,6 @@ def shown(subject: str, *, bar: bool = False, quiet: bool = False) -> Iterator[S
     text = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), text, *bars, TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=quiet, refresh_per_second=_REFRESHES) as progress:
+    hidden = quiet or not console.is_terminal  # which ends with an empty line elsewhere
+    with Progress(*columns, console=console, transient=True, disable=hidden, refresh_per_second=_REFRESHES) as progress:
         yield Shown(progress, subject)

@@ -16,6 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -211,11 +212,8 @@ def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
     The child has none of the parent's other threads, and locks that one of them held stay held for good.
     """
     number = next(_numbers)
-
-    def forget(_reference: object) -> None:
-        _forked.pop(number, None)
-
-    _forked[number] = weakref.ref(owner, forget), reset  # type: ignore[assignment]
+    # the callback, pop(number, dead reference), is no function of Python: Ctrl-C in one would be swallowed
+    _forked[number] = weakref.ref(owner, partial(_forked.pop, number)), reset  # type: ignore[assignment]
 
 
 def _reset_all() -> None:

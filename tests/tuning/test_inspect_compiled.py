@@ -4,10 +4,17 @@ import json
 
 import pytest
 
+from dagexec.core.choices import choices
 from dagexec.ops.onednn.binding import library
 from tests.command_line import Cli
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured() -> None:
+    """Other tests of this process may have measured the same network."""
+    choices.forget()
 
 
 def test_the_operators_that_run_are_shown_with_what_was_chosen(cli: Cli) -> None:
