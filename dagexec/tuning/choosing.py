@@ -19,6 +19,7 @@ from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
+from dagexec.ops.onednn.binding import usable_threads
 from dagexec.scheduler.calibration import SchedulingCosts, slowdown_up_to
 from dagexec.scheduler.plan import build_plan
 from dagexec.scheduler.simulate import Machine
@@ -179,10 +180,9 @@ def _threads_of(graph: Graph, index: int, threads: int) -> int:
 
 def _widths(wishes: Wishes) -> tuple[int, ...]:
     """The numbers of threads to try."""
-    if wishes.threads is not None:
-        return tuple(sorted({1, wishes.threads}))
-    half = {wishes.cores // 2} if wishes.cores >= 4 else set()
-    return tuple(sorted({1, wishes.cores} | half))
+    most = usable_threads(wishes.threads or wishes.cores)
+    half = {most // 2} if most >= 4 and wishes.threads is None else set()
+    return tuple(sorted({1, most} | half))
 
 
 def _situation(

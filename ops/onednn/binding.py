@@ -11,6 +11,7 @@ cffi lets other threads run while a call lasts.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -123,6 +124,9 @@ int dnnl_lstm_forward_primitive_desc_create(h *, h engine, int prop, int directi
 _OPENMP_DECLARATIONS = """
 void omp_set_num_threads(int);
 int omp_get_max_threads(void);
+int omp_get_thread_limit(void);
+int omp_get_max_active_levels(void);
+int omp_get_dynamic(void);
 int omp_pause_resource_all(int kind);
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);
@@ -130,12 +134,14 @@ void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsig
 """
 _PAUSE_SOFT = 1
 
-_SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION = range(5)
+_SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION, _RUNTIME_ERROR = range(6)
+_FLOAT32 = 3
 _OPENMP_RUNTIME = 2
 _RUNTIMES = {1: "one thread", _OPENMP_RUNTIME: "OpenMP", 4: "TBB"}
 _OTHER_RUNTIMES = {8: "a thread pool of the caller", 256: "OpenCL", 512: "SYCL"}
 
 _SPINS = "10000"  # iterations of libgomp's waiting loop, 20 ns each
+_BINDING = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,8 @@ class Library:
         ffi: cffi's view of the types.
         lib: the C functions.
         engine: the CPU engine, which lives as long as the process.
+        openmp: the OpenMP functions of the runtime that it uses; None for other threading.
+        team: the most threads that its runtime is certain to give a primitive that asks for them.
     """
 
     path: str
@@ -158,6 +166,7 @@ class Library:
     lib: Any
     engine: Any
     openmp: Any
+    team: float = math.inf
 
     def described(self) -> str:
         """Version and instruction set, for keys of choices and for reports."""
@@ -180,6 +189,15 @@ class Library:
             raise ResourceError(f"{what}: oneDNN {version} is out of memory")
         raise DagexecError(f"{what}: oneDNN {version} refuses it with status {status}")
 
+    def check_generated(self, status: int, what: str) -> None:
+        """`check`, of a primitive that was to be created: UnsupportedFeatureError also where its code cannot run.
+
+        A system that forbids to execute memory that was written to may do so from any moment of a process on.
+        """
+        if status == _RUNTIME_ERROR:
+            raise UnsupportedFeatureError(f"{what}: {_NO_CODE}")
+        self.check(status, what)
+
     def set_threads(self, threads: int) -> None:
         """What primitives made or executed by the calling thread may use from now on."""
         if self.openmp is not None:
@@ -189,6 +207,8 @@ class Library:
         """`values` as a `dnnl_dims_t`."""
         return self.ffi.new("dims_t", list(values))
 
+
+_NO_CODE = "oneDNN cannot generate code: this process may not execute memory that it wrote"
 
 _lock = threading.Lock()
 _found: list[Library | None] = []
@@ -218,11 +238,16 @@ def require_library(label: str) -> Library:
 
 
 def usable_threads(threads: int) -> int:
-    """How many of `threads` threads a primitive may have: 1 in a child made by `os.fork` of a process that had oneDNN.
+    """How many of `threads` threads a primitive may have, so that it gets them.
 
-    libgomp's threads stay behind in the parent, and a primitive would wait for them for ever.
+    1 in a child made by `os.fork` of a process that had oneDNN: libgomp's threads stay behind in the parent, and a
+    primitive would wait for them for ever. No more than the runtime gives: a primitive that was made for a team of two
+    and gets one thread leaves half of its result as it was.
     """
-    return 1 if _forked else threads
+    if _forked:
+        return 1
+    found = library()
+    return threads if found is None else int(min(threads, found.team))
 
 
 def _mark_forked() -> None:
@@ -275,7 +300,7 @@ def load(path: str) -> Library:
     except ImportError:
         raise DeviceError(f"{path}: the package cffi is not installed") from None
     try:
-        with _short_spins():
+        with _openmp_settings():
             lib = ffi.dlopen(path)
         found = lib.dnnl_version()
     except (OSError, AttributeError) as error:
@@ -292,27 +317,62 @@ def load(path: str) -> Library:
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} has no CPU engine here")
     lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation for ever when it caches; we keep our own
     isa = instruction_set(int(lib.dnnl_get_effective_cpu_isa()))
-    return Library(path, version, isa, ffi, lib, engine[0], _openmp(path, found.cpu_runtime))
+    openmp = _openmp(path, found.cpu_runtime)
+    loaded = Library(path, version, isa, ffi, lib, engine[0], openmp, _team(openmp))
+    try:
+        _try_generating(loaded)
+    except DagexecError as error:
+        raise DeviceError(f"{path}: {error}") from None
+    return loaded
+
+
+def _try_generating(library: Library) -> None:
+    """Make one primitive, the copy of a matrix to another layout. Raises DagexecError where that cannot be had."""
+    ffi, lib, engine = library.ffi, library.lib, library.engine
+
+    def made(create: Any, destroy: Any, *arguments: Any) -> Any:
+        handle = ffi.new("h *")
+        library.check_generated(create(handle, *arguments), "a copy")
+        return ffi.gc(handle[0], destroy)
+
+    size, strides = library.dims((32, 32)), (library.dims((32, 1)), library.dims((1, 32)))
+    describe, forget = lib.dnnl_memory_desc_create_with_strides, lib.dnnl_memory_desc_destroy
+    source, target = (made(describe, forget, 2, size, _FLOAT32, steps) for steps in strides)
+    layouts = (source, engine, target, engine)
+    copy = made(lib.dnnl_reorder_primitive_desc_create, lib.dnnl_primitive_desc_destroy, *layouts, ffi.NULL)
+    made(lib.dnnl_primitive_create, lib.dnnl_primitive_destroy, copy)
 
 
 @contextmanager
-def _short_spins() -> Iterator[None]:
-    """Within it, a libgomp that is loaded lets idle threads of its teams spin for 0.2 ms, not for 4 ms.
+def _openmp_settings() -> Iterator[None]:
+    """Within it, a libgomp that is loaded takes the settings that suit workers. Child processes do not see them.
 
-    So long they would take a core from other workers after each primitive of several threads. The policy `active` lets
-    them spin for some 10 us, not 1, where there are more of them than cores: for the next primitive to find them awake.
-    What the user set, and a libgomp that is there already, are left alone. Child processes do not see the setting.
+    Idle threads of its teams spin for 0.2 ms, not for 4 ms: so long they would take a core from other workers after
+    each primitive of several threads. The policy `active` lets them spin for some 10 us, not 1, where there are more of
+    them than cores: for the next primitive to find them awake. What the user set of these stays.
+
+    What binds threads to cores is kept from it. It would put every thread that has a team on the first core, the one
+    that loads it at once, with all threads that this one starts.
+
+    A libgomp that is there already is left alone.
     """
-    names = {"GOMP_SPINCOUNT": _SPINS, "OMP_WAIT_POLICY": "active"}
-    if names.keys() & os.environ.keys() or _is_loaded("libgomp"):
+    if _is_loaded("libgomp"):
         yield
         return
-    os.environ.update(names)
+    before = dict(os.environ)
+    spins = {"GOMP_SPINCOUNT": _SPINS, "OMP_WAIT_POLICY": "active"}
+    if not spins.keys() & before.keys():
+        os.environ.update(spins)
+    for name in _BINDING:
+        os.environ.pop(name, None)
     try:
         yield
     finally:
-        for name in names:
-            os.environ.pop(name, None)
+        for name in (*spins, *_BINDING):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def _is_loaded(library: str) -> bool:
@@ -340,3 +400,14 @@ def _openmp(path: str, runtime: int) -> Any:
         pause = openmp.omp_pause_resource_all
         on_release(lambda: pause(_PAUSE_SOFT))
     return openmp
+
+
+def _team(openmp: Any) -> float:
+    """The most threads that OpenMP gives in any case: settings may limit them, or let the runtime give fewer."""
+    if openmp is None:
+        return math.inf
+    fixed = openmp.omp_get_max_active_levels() and not openmp.omp_get_dynamic()
+    limit = int(openmp.omp_get_thread_limit()) if fixed else 1
+    if limit == 1:
+        logger.info("operators have one thread each: OpenMP is set to give no more, or to give fewer than asked for")
+    return limit

@@ -284,7 +284,7 @@ class Primitive:
         library.set_threads(descriptor.threads)
         status = library.lib.dnnl_primitive_create(handle, descriptor.handle)
         if status:
-            library.check(status, f"primitive {descriptor.name}")
+            library.check_generated(status, f"primitive {descriptor.name}")
         self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_destroy)
 
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
