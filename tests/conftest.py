@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 
 os.environ["DAGEXEC_CHOICES"] = "off"  # before anything of dagexec looks: what was measured elsewhere decides nothing
 os.environ["DAGEXEC_TUNING_SECONDS"] = "0"
@@ -51,6 +53,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from tests.ops.running import start_counting  # not before `pytest_configure`
 
     start_counting(item.nodeid)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts, also where whoever started the tests ignores it, as `nohup` and `&` in a script do."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

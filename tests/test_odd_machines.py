@@ -224,12 +224,31 @@ class TestOtherOpenMP:
         found = report(FEW, **{when: LOADING.format(path=str(RUNTIMES[name]), mode=mode)})  # type: ignore[arg-type]
         assert_same_bytes(found, usual, FEW)
 
+    @pytest.mark.parametrize("name", NAMES)
+    def test_threads_are_set_where_the_library_asks_for_them(self, name: str) -> None:
+        if name not in RUNTIMES:
+            pytest.skip("needs the packages scikit-learn, intel-openmp or cmeel-libomp")
+        loading = LOADING.format(path=str(RUNTIMES[name]), mode="RTLD_GLOBAL")
+        assert python(f"{loading}\n{SINGLE}")[0] == python(SINGLE)[0]
+
     @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
     @pytest.mark.parametrize("when", ["before", "after", "then"])
     def test_pytorch_computes_in_the_same_process(self, when: str, usual: dict[str, Any]) -> None:
         found = report(FEW, **{when: PRODUCT})  # type: ignore[arg-type]
         assert_same_bytes(found, usual, FEW)
 
+
+SINGLE = """
+import hashlib
+import numpy as np
+from tests.ops.running import run_operator
+numbers = np.random.default_rng(0)
+shapes = (8, 64, 28, 28), (64, 64, 3, 3), (8, 64, 28, 28)
+inputs = [numbers.standard_normal(shape, np.float32) for shape in shapes]
+(gradient, _) = run_operator("ConvGradient", inputs, 2, engine="ONEDNN", kernel=3, pad=1, no_bias=1)
+print(hashlib.sha256(gradient.tobytes()).hexdigest())
+"""
+"""A sum whose bytes depend on the number of threads, on one."""
 
 WEIGHT_GRADIENT = """
 import numpy as np
@@ -327,3 +346,14 @@ class TestMemoryThatMustNotBeExecutable:
     @needs_onednn
     def test_forbidden_between_two_runs_what_was_made_goes_on(self, usual: dict[str, Any]) -> None:
         assert_same_bytes(report(("simple",), then=FORBID), usual, ("simple",))
+
+
+PATIENT = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+
+
+def test_the_suite_can_interrupt_where_ctrl_c_is_ignored() -> None:
+    """As under nohup in a script: tests that wait for KeyboardInterrupt get it."""
+    test = "tests/test_embedding_failures.py::test_ctrl_c_stops_the_run_and_every_thread_stays"
+    ignoring = [sys.executable, "-c", PATIENT, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test]
+    done = subprocess.run(ignoring, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=ROOT)
+    assert done.returncode == 0, done.stdout

@@ -384,17 +384,25 @@ def _is_loaded(library: str) -> bool:
 
 
 def _openmp(path: str, runtime: int) -> Any:
-    """The OpenMP that the library at `path` uses, which is found among what it was linked to. None without one."""
+    """The OpenMP that the library at `path` uses. None without one.
+
+    It is found as the loader has found it: first among what all libraries of the process see, where another runtime may
+    stand in (LD_PRELOAD, RTLD_GLOBAL), then among what the library was linked to.
+    """
     if runtime != _OPENMP_RUNTIME:
         return None
     from cffi import FFI
 
     ffi = FFI()
     ffi.cdef(_OPENMP_DECLARATIONS)
-    try:
-        openmp = ffi.dlopen(path)
-        openmp.omp_get_max_threads()
-    except (OSError, AttributeError):
+    for place in (None, path):
+        try:
+            openmp = ffi.dlopen(place)
+            openmp.omp_get_max_threads()
+            break
+        except (OSError, AttributeError):
+            continue
+    else:
         return None
     with suppress(AttributeError):  # OpenMP 5.0: without it, threads keep their teams
         pause = openmp.omp_pause_resource_all
