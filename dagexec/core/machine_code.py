@@ -39,3 +39,21 @@ def executable(code: bytes) -> int | None:
         return None
     _pages.append(memory)
     return address
+
+
+def is_allowed() -> bool:
+    """False where the system forbids to execute memory that was written, which it may from any moment on.
+
+    Takes a microsecond. True where that cannot be told.
+    """
+    if _libc is None:
+        return True
+    change, address = _libc.mprotect, ctypes.c_void_p(_trial_address)
+    allowed = not change(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
+    change(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
+    return allowed
+
+
+_libc = ctypes.PyDLL(None) if is_supported() else None
+_trial = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if _libc else None
+_trial_address = ctypes.addressof(ctypes.c_char.from_buffer(_trial)) if _trial else 0

@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dagexec.core import machine_code
 from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.core.extras import install_command
 from dagexec.core.processor import InstructionSet, instruction_set
@@ -189,6 +190,11 @@ class Library:
             raise ResourceError(f"{what}: oneDNN {version} is out of memory")
         raise DagexecError(f"{what}: oneDNN {version} refuses it with status {status}")
 
+    def check_allowed(self, what: str) -> None:
+        """UnsupportedFeatureError where code cannot run any more: some primitives end the process when they try."""
+        if not machine_code.is_allowed():
+            raise UnsupportedFeatureError(f"{what}: {_NO_CODE}")
+
     def check_generated(self, status: int, what: str) -> None:
         """`check`, of a primitive that was to be created: UnsupportedFeatureError also where its code cannot run.
 
@@ -219,12 +225,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def library() -> Library | None:
-    """oneDNN, or None where it cannot be used; the reason is logged once."""
+    """oneDNN, or None where it cannot be used, or not any more; the reason is logged once."""
     if not _found:
         with _lock:
             if not _found:
                 _found.append(_search())
-    return _found[0]
+    found = _found[0]
+    if found is not None and not machine_code.is_allowed():
+        logger.info("engine ONEDNN is not available, NumPy computes: %s", _NO_CODE)
+        _found[0] = found = None
+    return found
 
 
 def require_library(label: str) -> Library:

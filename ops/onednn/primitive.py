@@ -282,6 +282,7 @@ class Primitive:
         self.descriptor = descriptor
         handle = library.ffi.new("h *")
         library.set_threads(descriptor.threads)
+        library.check_allowed(f"primitive {descriptor.name}")
         status = library.lib.dnnl_primitive_create(handle, descriptor.handle)
         if status:
             library.check_generated(status, f"primitive {descriptor.name}")
