@@ -96,14 +96,20 @@ class ForwardConvolution(ConvolutionFamily):
         """The candidates of `winograd`, for a number of threads; None where it does not compute this."""
         filters, channels = self.y(0).shape[-1], self.x(0).shape[-1]
         plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in axes) and len(axes) == 2
-        if not plain or orders != (NHWC, NHWC) or self.arguments.int("group", 1) > 1 or not self.is_constant(1):
+        if not plain or orders != (NHWC, NHWC) or not self.is_constant(1):
             return None
         found = finish(post_ops, operands, self.y(0).shape, has_bias=self.has_bias(self.call()))
-        if found is None or self.input(0).meta is not FLOAT32 or filters % LANES or channels % LANES:
+        groups = self.arguments.int("group", 1)
+        if (
+            found is None
+            or self.input(0).meta is not FLOAT32
+            or filters // groups % LANES
+            or channels // groups % LANES
+        ):
             return None
         (height, width), heads = (axis.size for axis in axes), (axes[0].head, axes[1].head)
         result = axes[0].out, axes[1].out
-        layer = Layer(len(self.x(0)), height, width, channels, filters, heads, result, *found)
+        layer = Layer(len(self.x(0)), height, width, channels, filters, groups, heads, result, *found)
         return partial(candidates, self.onednn, self.label, layer, self.scratchpad_limit, self.weights_are_cold)
 
     def post_ops(self, call: OperatorCall) -> tuple[PostOp, ...]:

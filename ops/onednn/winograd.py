@@ -9,9 +9,10 @@ Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015, arXiv
     strip: t, columns, M      A^T along W
     y: m rows of the result   A^T along H, the bias and post-ops
 
-The transforms are kernels of `winograd_kernels`, the products one primitive: a convolution of one tap in t x t groups.
-Rows of tiles are taken in blocks whose v and z stay in a cache. Each number of the result is computed from one tile in
-one order, whatever the threads and the batch. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
+The transforms are kernels of `winograd_kernels`, the products one primitive: a convolution of one tap in t x t groups,
+or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache. Each number of the result is
+computed from one tile in one order, whatever the threads and the batch. oneDNN has the algorithm for AVX-512 only, in
+layout NCHW16c.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Layer:
     Attributes:
         batch, height, width, channels: N, H, W, C of the image.
         filters: M.
+        groups: G, of the filter.
         heads: rows and columns of zeros before the image.
         result: H and W of the result.
         finish: bias and post-ops.
@@ -85,6 +87,7 @@ class Layer:
     width: int
     channels: int
     filters: int
+    groups: int
     heads: tuple[int, int]
     result: tuple[int, int]
     finish: kernels.Finish
@@ -196,7 +199,13 @@ class Tiling:
 
     @property
     def _weights_nbytes(self) -> int:
-        return self.places * self.layer.channels * self.layer.filters * _FLOAT
+        return self.places * self.layer.channels * self.layer.filters // self.layer.groups * _FLOAT
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """The filter of the product."""
+        layer = self.layer
+        return self.places * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
 
     def memory(self, description: PrimitiveDescriptor) -> tuple[int, ...]:
         """Bytes of v, of z, of the product's working memory, and of a strip for each thread."""
@@ -210,7 +219,7 @@ class Tiling:
         """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""
         layer, blocks = self.layer, len(self.blocks)
         tiles = blocks * self.block_rows * self.columns
-        products = tiles * self.places * layer.channels * layer.filters / _PRODUCTS
+        products = tiles * self.places * layer.channels * layer.filters / layer.groups / _PRODUCTS
         transforms = tiles * self.places * (layer.channels + layer.filters) * _FLOAT / _TRANSFORMED
         read = self._weights_nbytes / _STREAM if cold else 0.0
         return products + transforms + read + blocks * _START
@@ -224,7 +233,7 @@ def _product(library: Library, label: str, tiling: Tiling, threads: int) -> Prim
         Descriptor.of_order(library, (1, places * channels, tiles, 1), FLOAT32, NHWC)
         for channels in (layer.channels, layer.filters)
     )
-    weights = Descriptor.any_layout(library, (places, layer.filters, layer.channels, 1, 1), FLOAT32)
+    weights = Descriptor.any_layout(library, tiling.filter_shape, FLOAT32)
     images = source.handle, weights.handle, library.ffi.NULL, target.handle
     ones, zeros = library.dims((1, 1)), library.dims((0, 0))
     geometry = ones, zeros, zeros, zeros, Attributes(library).handle
@@ -376,7 +385,7 @@ def _spread(start: int, count: int, step: int) -> list[int]:
 
 def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
     """The filter at every place, G w G^T, in the layout of the product."""
-    library, label, layer = problem.library, problem.label, tiling.layer
+    library, label = problem.library, problem.label
     plain, layout = aligned_empty(problem.plain[WEIGHTS].nbytes), problem.plain[WEIGHTS]
     values = plain.view(np.float32)
     try:
@@ -385,8 +394,7 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
         np.copyto(values.reshape(array.shape), array)
     matrix = kronecker([tiling.filter.filter] * 2, np.float32)
     transformed = matrix @ values.reshape(-1, TAPS * TAPS).T
-    shape = (tiling.places, layer.filters, layer.channels, 1, 1)
-    source = Descriptor.of(library, transformed.reshape(shape), FLOAT32)
+    source = Descriptor.of(library, transformed.reshape(tiling.filter_shape), FLOAT32)
     packed = packed_memory.take(wanted.nbytes)
     reorder(library, 1, label, source, wanted, transformed, packed, aligned_empty).step()
     packed.flags.writeable = False

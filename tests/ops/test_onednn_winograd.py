@@ -101,6 +101,13 @@ def test_every_geometry(chosen: Chosen, geometry: Geometry, outputs: int) -> Non
     assert error(run(layer), layer.exact()) < 2e-6
 
 
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_groups(chosen: Chosen, outputs: int) -> None:
+    chosen.outputs = outputs
+    layer = Layer(window(9, 10), channels=48, filters=96, group=3)
+    assert error(run(layer), layer.exact()) < 2e-6
+
+
 @pytest.mark.parametrize(("outputs", "bound"), [(2, 1e-6), (4, 4e-6)])
 def test_rounding_of_long_sums_is_within_what_the_documentation_says(
     chosen: Chosen, outputs: int, bound: float
@@ -192,7 +199,8 @@ def test_it_is_offered_for_constant_dense_filters_of_3x3_with_whole_vectors() ->
     assert [name.split()[2] for name in offered(layer)] == ["2x3", "4x3"]
     assert not offered(replace(layer, channels=20))
     assert not offered(replace(layer, filters=20))
-    assert not offered(replace(layer, group=2))
+    assert not offered(replace(layer, group=4)), "four channels in a group"
+    assert not offered(replace(layer, group=16)), "depthwise"
     assert not offered(replace(layer, geometry=replace(SQUARE, stride=(2, 2))))
     assert not offered(replace(layer, geometry=replace(SQUARE, dilation=(2, 2))))
     assert not offered(layer, post_ops=("swish:1.0",))
