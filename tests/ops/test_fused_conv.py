@@ -111,7 +111,11 @@ def test_the_cost_counts_bias_and_post_ops() -> None:
 REFUSED: list[tuple[dict[str, ArgumentValue], type[DagexecError], str]] = [
     ({"post_ops": []}, ArgumentError, r"input 'x2' \(number 2\) is not named in post_ops"),
     ({"bias": 1}, ShapeError, r"input 'x2' must have shape \(6,\) \(one entry for each filter\)"),
-    ({"post_ops": ["add:2"], "output_order": "CHWN"}, ArgumentError, "argument 'output_order' must be NCHW, NHWC or"),
+    (
+        {"post_ops": ["add:2"], "output_order": "CHWN"},
+        ArgumentError,
+        "'output_order' must be NCHW, NHWC, NCHW8c or",
+    ),
     ({"post_ops": ["add:2"], "output_order": "NHWC"}, ShapeError, r"must broadcast to the result \(2, 7, 6, 6\)"),
 ]
 
