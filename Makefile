@@ -9,23 +9,34 @@ PYTHON_TESTS := tests/core tests/scheduler tests/tuning tests/test_executor.py t
 	tests/test_extras.py tests/test_cli.py tests/test_cli_memory.py tests/test_cli_passes.py tests/test_cli_train.py \
 	tests/ops/test_elementwise.py tests/ops/test_conv.py tests/ops/test_onednn_conv.py tests/ops/test_queue.py tests/ops/test_storage.py
 
-.PHONY: compare test test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz cuda-check clean
+.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
 
 # A file of tests runs in one process; there are two of these, so that a machine with two cores is busy.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# What five minutes suffice for: of the slow tests, the part that is this commit's turn; docs/testing.md says how.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) --part
+
+test-all: $(VENV)/.installed-test
+	$(PYTEST)
+
+# Chosen tests under each instruction set that the processor has, and without oneDNN.
+test-matrix: $(VENV)/.installed-test
+	$(BIN)/python -m tests.matrix
 
 # What depends most on Python's own threads, loops and annotations, under another one: make test-python PYTHON=python3.13
 test-python: $(PYTHON_VENV)/.installed
 	$(PYTHON_VENV)/bin/python -m pytest -n 2 --dist loadfile $(PYTHON_TESTS)
 
 # Random nets, callers and faults for a minute on each kind of device; `--case SEED` replays what fails.
+STRESS = 60
 stress: $(VENV)/.installed-test
-	$(BIN)/dagexec stress --seconds 60 --device sim:0
-	$(BIN)/dagexec stress --seconds 60 --device cpu
+	$(BIN)/dagexec stress --seconds $(STRESS) --device sim:0
+	$(BIN)/dagexec stress --seconds $(STRESS) --device cpu
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -64,7 +75,7 @@ benchmark-cuda: $(VENV)/.installed-bench
 
 # The operators on drawn geometries, twenty times as many as in `make test`.
 fuzz: $(VENV)/.installed-test
-	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest tests/ops
+	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/ops
 
 # The CUDA code against the real CuPy, NVRTC and cuDNN, in an environment of its own; a device is not needed.
 cuda-check: $(CUDA_VENV)/.installed

@@ -16,6 +16,8 @@ import pytest
 from dagexec.cli import main
 from tests.command_line import Cli
 
+pytest_plugins = ["tests.selection"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device cuda:0`: every operator that the tests run on the host runs there, too, and is compared."""

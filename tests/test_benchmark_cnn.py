@@ -38,6 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_row_has_times_ratios_the_floor_and_how_far_results_are_apart(report: dict[str, Any]) -> None:
     row = report["latencies"][0]
     times = row["times"]
@@ -154,6 +155,7 @@ def test_a_light_model_for_more_images_gives_each_the_result_it_has_alone(benchm
     np.testing.assert_allclose(together[-1:], alone, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "nasnet_a"])
 def test_an_exported_net_is_the_same_network(benchmark_modules: None, name: str) -> None:
     from onnx_export import to_onnx

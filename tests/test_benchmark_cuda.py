@@ -21,6 +21,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("cuda")
 
 
+@pytest.mark.slow
 def test_it_runs_to_its_end_on_emulated_devices_and_says_that_it_measures_nothing(
     benchmark: ModuleType, tmp_path: Path
 ) -> None:

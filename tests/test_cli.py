@@ -431,6 +431,7 @@ def test_wrong_usage_ends_with_one_clear_message_and_status_2(cli: Cli, argument
     assert (status, bool(re.search(message, " ".join(err.split())))) == (2, True), err
 
 
+@pytest.mark.slow
 def test_the_installed_script_prints_no_traceback(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "dagexec", "run", random_bytes(tmp_path)], capture_output=True, text=True, check=False
@@ -505,6 +506,7 @@ def test_outputs_of_any_name_are_saved(cli: Cli, tmp_path: Path, output: str) ->
         assert arrays[output].shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_with_one_message_and_status_2() -> None:
     with open("/dev/full", "w") as full:

@@ -14,6 +14,7 @@ from dagexec.core.errors import RunTimeoutError
 NET_TYPES = ["simple", "dag", "async_dag"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", NET_TYPES)
 def test_64_concurrent_runs_on_4_replicas_give_the_bytes_of_64_sequential_ones(net_type: str) -> None:
     with dagexec.compile("zoo:squeezenet", optimize=False, net_type="simple") as alone:
@@ -40,6 +41,7 @@ def test_64_concurrent_runs_on_4_replicas_give_the_bytes_of_64_sequential_ones(n
     assert [found[number] for number in range(64)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["zoo:googlenet", "zoo:mobilenet_v2", "zoo:densenet121"])
 def test_all_runtimes_give_the_same_bytes(model: str) -> None:
     comparison = compare(model, net_types=NET_TYPES[1:], workers=(1, 2, 3), repeat=2)

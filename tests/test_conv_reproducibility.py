@@ -83,6 +83,7 @@ def results(net: NetDef, net_type: str, workers: int, dtype: str, runs: int) -> 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("engine", ["", "WINOGRAD", "FFT", "DIRECT"])
 def test_an_engine_gives_the_same_bytes_under_every_net_and_number_of_workers(engine: str, dtype: str) -> None:

@@ -40,6 +40,7 @@ def test_stream_use_is_told_of_a_device() -> None:
         assert executor.statistics().runs_per_replica == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_many_tasks_some_cancelled_all_others_right_and_nothing_stays_leased(backend: str) -> None:
     before = held_now()
@@ -84,6 +85,7 @@ def test_many_tasks_some_cancelled_all_others_right_and_nothing_stays_leased(bac
     assert held_now() == before
 
 
+@pytest.mark.slow
 def test_an_executor_dropped_without_close_gives_its_streams_and_its_memory_back() -> None:
     before = held_now()
     threads_before = set(threading.enumerate())

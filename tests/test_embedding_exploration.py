@@ -123,6 +123,7 @@ def crowd(found: Counter[str], when_full: str, place: dict[str, str]) -> Callabl
     return with_streams(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when_full", ["wait", "reject"])
 def test_a_crowd_of_callers_loses_nothing_in_any_order(when_full: str, place: dict[str, str]) -> None:
     found: Counter[str] = Counter()
@@ -161,6 +162,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ENDINGS)
 def test_an_executor_ends_in_any_order_with_its_callers(way: str, place: dict[str, str]) -> None:
     found: Counter[str] = Counter()
@@ -169,6 +171,7 @@ def test_an_executor_ends_in_any_order_with_its_callers(way: str, place: dict[st
     assert set(found) <= {"completed", "ClosedError"}
 
 
+@pytest.mark.slow
 def test_an_executor_closes_in_every_order_of_one_preemption(place: dict[str, str]) -> None:
     found: Counter[str] = Counter()
     systematic(ending(found, ENDINGS["close"], place), preemptions=1, limit=300).raise_failure()
@@ -222,6 +225,7 @@ def in_callers_threads(found: Counter[str], end: Callable[[Executor], object], r
     return scenario
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("way", ENDINGS)
 def test_runs_in_their_callers_threads_lose_nothing_in_any_order(way: str, replicas: int) -> None:
@@ -232,6 +236,7 @@ def test_runs_in_their_callers_threads_lose_nothing_in_any_order(way: str, repli
     assert set(found) == {"completed", "ClosedError"}
 
 
+@pytest.mark.slow
 def test_runs_in_their_callers_threads_end_in_every_order_of_one_preemption() -> None:
     found: Counter[str] = Counter()
     with temporary_operator("Pausing", pausing):

@@ -27,6 +27,7 @@ SAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs_and_says_what_it_should(example: Path, tmp_path: Path) -> None:
     result = subprocess.run(
@@ -55,6 +56,7 @@ def test_the_embedding_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert "completed=17, failed=0" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_page_on_embedding_are_a_program_that_runs(tmp_path: Path) -> None:
     program = "\n".join(blocks("docs/embedding.md"))
     result = subprocess.run(

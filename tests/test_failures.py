@@ -570,6 +570,7 @@ def test_many_failures_of_all_kinds_at_once_lose_nothing(place: Place, acts: Act
         serves(executor, acts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "match", "message"),
     [

@@ -39,6 +39,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_path: Path) -> None:
     [wheel] = distributions.glob("*.whl")
     venv.create(tmp_path / "env", with_pip=True)
@@ -77,6 +78,7 @@ def test_the_source_distribution_has_the_tests_and_documents(distributions: Path
     assert {"README.md", "CHANGELOG.md", "Makefile", "tests/test_packaging.py", "docs/architecture.md"} <= names
 
 
+@pytest.mark.slow
 def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -54,6 +54,7 @@ def memory_of(replicas: int, optimize: bool) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimize", [False, True])
 def test_more_replicas_need_no_more_memory_for_weights(optimize: bool) -> None:
     weights = sum(array.nbytes for array in heavy_model().parameters.values())

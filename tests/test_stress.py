@@ -51,6 +51,7 @@ def run_simple(net: RandomNet, number: int, failures: dict[int, Failure] | None 
     return {name: workspace.fetch_blob(name) for name in net.outputs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stateful", [False, True])
 def test_every_random_net_runs_and_its_results_are_finite(stateful: bool) -> None:
     for seed in SEEDS:
@@ -172,6 +173,7 @@ def test_unknown_devices_and_net_types_are_refused() -> None:
         make_case(0, net_type="dog")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", NET_TYPES)
 def test_cases_pass_and_count_what_they_tried(net_type: str) -> None:
     found: Counter[str] = Counter()
@@ -237,6 +239,7 @@ def share_memory_by_list_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(preparation, "graph_order", lambda graph: list_order(len(graph)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [drop_dependencies, spoil_results, leave_a_worker_behind, share_memory_by_list_order])
 def test_a_planted_defect_is_found_and_the_printed_command_replays_it(
     plant: Callable[[pytest.MonkeyPatch], None], cli: Cli
@@ -271,6 +274,7 @@ def failing_never(case: Case) -> Case:
     return dataclasses.replace(case, closing=None, compiling="as given")
 
 
+@pytest.mark.slow
 def test_two_seconds_on_the_command_line(cli: Cli) -> None:
     status, out, err = cli("stress", "--seconds", 2, "--seed", 5, "--json")
     assert status == 0, err
@@ -303,6 +307,7 @@ def test_cases_on_the_last_simulated_device_have_a_second_one_that_exists() -> N
     assert devices == {"sim:63", "sim:0", "cpu"}
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_ends_the_tool_with_all_stacks_and_the_replay_command() -> None:
     program = (
         "import sys; from dagexec.core.threads import new_gate; from dagexec.stress import runner\n"

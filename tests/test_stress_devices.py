@@ -35,6 +35,7 @@ PATIENCE = 60
 PLACES = [("sim:0",), ("sim:0", "sim:1"), ("sim:0", "sim:1", "cpu")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", PLACES, ids=len)
 @pytest.mark.parametrize("seed", [None, 5], ids=["threads", "seeded"])
 @pytest.mark.parametrize("net_type", NET_TYPES)
@@ -55,6 +56,7 @@ def test_random_nets_on_devices_give_the_bytes_of_the_host(
                 assert differences(result, reference[feed]) == [], f"net {number}, feed {feed}"
 
 
+@pytest.mark.slow
 def test_cases_on_devices_pass_and_meet_faults() -> None:
     tried: Counter[str] = Counter()
     for seed in range(25):

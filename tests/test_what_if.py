@@ -125,6 +125,7 @@ def test_compare_predicts_from_simple_nets_times_alone() -> None:
     assert done[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
     comparison = compare("zoo:squeezenet", net_types=("dag",), workers=(1, 2), repeat=1, optimize=False)
     with dagexec.compile("zoo:squeezenet", optimize=False, net_type="dag") as executor:

@@ -85,6 +85,7 @@ def test_a_closed_queue_gives_what_it_has_and_says_why_it_was_closed() -> None:
     assert caught.value.__cause__ is why
 
 
+@pytest.mark.slow
 def test_producers_and_consumers_lose_nothing_and_double_nothing() -> None:
     def scenario() -> None:
         queue = BlobsQueue(1)
@@ -107,6 +108,7 @@ def test_producers_and_consumers_lose_nothing_and_double_nothing() -> None:
     passes(scenario)
 
 
+@pytest.mark.slow
 def test_one_consumer_gets_each_producers_records_in_order() -> None:
     def scenario() -> None:
         queue = BlobsQueue(2)
@@ -123,6 +125,7 @@ def test_one_consumer_gets_each_producers_records_in_order() -> None:
     passes(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [True, False])
 def test_close_ends_every_wait(full: bool) -> None:
     def scenario() -> None:
@@ -196,6 +199,7 @@ def a_run() -> Run:
     return task("a run", lambda: None)
 
 
+@pytest.mark.slow
 def test_stopping_the_run_ends_the_wait_of_its_operator_and_of_no_other() -> None:
     def scenario() -> None:
         queue, run = BlobsQueue(1), a_run()

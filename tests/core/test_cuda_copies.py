@@ -45,6 +45,7 @@ def fetched(array: Any) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peers", [True, False])
 @pytest.mark.parametrize("way", ["to", "from", "within", "across"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64, np.float16, np.complex128])

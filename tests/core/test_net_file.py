@@ -38,6 +38,7 @@ def test_a_net_is_read_back_as_it_was_written(tmp_path: Path, name: str) -> None
 names = st.text(max_size=5)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(names, st.lists(names, max_size=3), st.lists(names, max_size=3)), max_size=4),
     st.lists(st.floats(width=32, allow_nan=False), max_size=4),

@@ -103,6 +103,7 @@ def seconds(spans: list[Span]) -> float:
     return sum(span.seconds for _, span in spans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("optimize", [False, True])
 def test_branches_of_every_module_overlap_on_streams_of_their_own(name: str, optimize: bool, tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_on_one_stream_nothing_overlaps() -> None:
     assert extent(spans) == pytest.approx(seconds(spans), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_command_writes_such_a_trace(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     options = ["--device", "cuda:0", "--net-type", "async_dag", "--num-workers", "1", "--streams-per-worker", "4"]

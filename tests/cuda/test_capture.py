@@ -35,6 +35,7 @@ def test_a_replay_is_one_launch_of_a_graph() -> None:
                 np.testing.assert_allclose(workspace.fetch_blob("y"), y_of(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimize", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_captured_nets_have_the_bytes_of_ordinary_ones_and_no_race(optimize: bool, seed: int) -> None:
@@ -77,6 +78,7 @@ def test_a_shape_has_a_graph_of_its_own_and_a_few_are_kept() -> None:
         assert 1 <= len(net._captures) <= 4
 
 
+@pytest.mark.slow
 def test_replicas_have_graphs_of_their_own() -> None:
     with (
         emulated(asynchronous=True, record=False) as machine,

@@ -135,6 +135,7 @@ def test_inspect_shows_what_runs_on_the_device(cli: Cli) -> None:
     assert not any(row["engine"] == "ONEDNN" for row in operators)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_nets_on_a_cuda_device_show_no_defect(asynchronous: bool) -> None:
     with emulated(asynchronous=asynchronous, record=False) as machine:

@@ -248,6 +248,7 @@ def test_operators_on_one_state_never_overlap_and_others_do(states: list[int | N
         assert overlap.most == most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("states", [[0, 0, 1, 1], [None] * 4, [2, None, 2, None]])
 def test_results_are_those_of_the_host_whatever_the_order(states: list[int | None], seed: int) -> None:

@@ -45,6 +45,7 @@ def types_of(model: Any) -> list[str]:
     return [definition.type for definition in model.step_net.graph.operators]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_two_devices_train_as_the_host_does_and_keep_equal_parameters(asynchronous: bool) -> None:
     host_losses, host = trained(parallel_images(lenet, ["cpu", "cpu"]), BATCHES)

@@ -189,6 +189,7 @@ def test_a_task_that_is_cancelled_leaves_its_replica_to_the_next(kind: str) -> N
         assert machine.races == []
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("optimize", [False, True])
 def test_a_device_that_is_full_fails_the_run_with_the_numbers_and_has_room_for_the_next(
@@ -356,6 +357,7 @@ def steady(executor: dagexec.Executor, machine: Machine, troubled: bool) -> tupl
     return levels[0], levels[1]
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("troubled", [False, True])
 def test_fifty_runs_leave_nothing_behind(kind: str, troubled: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.scheduler.async_dag import AsyncDAGNet
@@ -68,6 +69,7 @@ def results(net_class: type[AsyncDAGNet], seed: int) -> tuple[list[bytes], list[
         return found, machine.races
 
 
+@pytest.mark.slow
 def test_with_one_wait_less_results_are_wrong_in_some_orders_and_with_all_of_them_in_none() -> None:
     with emulated(record=False), net_of(AsyncDAGNet) as net:
         wanted = []
@@ -88,6 +90,7 @@ def test_with_one_wait_less_results_are_wrong_in_some_orders_and_with_all_of_the
     assert corrupted >= 3
 
 
+@pytest.mark.slow
 def test_whichever_wait_is_left_out_the_proof_and_the_detector_say_so() -> None:
     waits = all_waits()
     assert len(waits) > 15

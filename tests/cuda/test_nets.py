@@ -269,6 +269,7 @@ class LessOrdered(AsyncDAGNet):
         return replace(found, waits=less)
 
 
+@pytest.mark.slow
 def test_a_wait_that_is_left_out_is_found_by_the_proof_by_the_detector_and_in_the_emulation() -> None:
     races: list[str] = []
     for seed in range(10):
@@ -313,6 +314,7 @@ def test_convolutions_are_given_to_cudnn(options: dict[str, Any]) -> None:
             assert any(operator.arguments.string("order", "") == "NHWC" for operator in operators)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "resnet50", "nasnet_a"])
 def test_large_nets_are_on_the_device_as_a_whole_and_proved_before_they_run(name: str) -> None:
     with (

@@ -47,6 +47,7 @@ def test_recorded_nets_give_caffe2s_parameters_and_the_same_bytes_on_every_net(n
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_lenet_makes_the_steps_of_the_host() -> None:
     helper = zoo.build_training("lenet", 4, classes=4)
     helper.add_gradient_operators(["loss"])
@@ -83,6 +84,7 @@ def state_of(trainer: Trainer) -> dict[str, bytes]:
     return {name: trainer.steps.workspace.fetch_blob(name).tobytes() for name in trainer.steps.checkpoint_blobs()}
 
 
+@pytest.mark.slow
 def test_every_net_trains_to_the_same_bytes_and_to_what_the_host_does() -> None:
     host, found = trained("cpu"), [trained("cuda:0", *schedule) for schedule in NETS]
     assert found[0] == found[1] == found[2]
@@ -95,6 +97,7 @@ class StopError(Exception):
     """Ends a training."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on", ["cuda:0", "cpu"])
 def test_checkpoints_are_saved_from_the_device_and_loaded_to_it(goes_on: str, tmp_path: Path) -> None:
     def stop(report: StepReport) -> None:

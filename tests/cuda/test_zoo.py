@@ -16,6 +16,7 @@ CUDA = Device("cuda", 0)
 SIZES = {"googlenet": 64, "mobilenet_v2": 32, "nasnet_a": 32, "squeezenet": 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_a_network_gives_what_it_gives_on_the_host(name: str) -> None:
     published = zoo.architecture(name)

@@ -33,6 +33,7 @@ def tiny_model(nodes: list[onnx.NodeProto], outputs: list[str], opset: int = 13,
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIGHT_MODELS)
 def test_light_model_agrees_with_onnxruntime_under_every_net(name: str) -> None:
     proto = he_normal_light_model(name)

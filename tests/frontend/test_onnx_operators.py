@@ -216,6 +216,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_node_computes_what_onnxruntime_computes(case: Case) -> None:
     proto, feeds = build(case)

@@ -162,12 +162,14 @@ def check(case: Drawn, ways: Sequence[tuple[str, str]]) -> None:
         assert error <= tolerance, f"{engine or 'DEFAULT'} in {order} is off by {error:.1e}: check({case}, ...)"
 
 
+@pytest.mark.slow
 @given(convolutions(blocks=False))
 @drawn(60)
 def test_all_engines_agree_on_any_convolution(case: Drawn) -> None:
     check(case, [(engine, order) for engine, order in WAYS if order not in BLOCKS])
 
 
+@pytest.mark.slow
 @given(convolutions(blocks=True))
 @drawn(60)
 def test_all_engines_agree_on_blocks_of_channels(case: Drawn) -> None:
@@ -273,6 +275,7 @@ class Building:
         return from_order(workspace.fetch_blob(self.ops[-1].output[0]), self.order)
 
 
+@pytest.mark.slow
 @given(nets())
 @drawn(25)
 def test_all_engines_agree_on_small_nets(case: DrawnNet) -> None:

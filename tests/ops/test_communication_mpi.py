@@ -28,6 +28,7 @@ def values(size: int, rank: int) -> np.ndarray:
     return np.random.default_rng(rank).standard_normal(size).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_gets_the_sum_and_the_bytes_of_a_group_of_threads(ranks: int) -> None:
     status, out, err = run(ranks, __file__, "sums")
@@ -35,6 +36,7 @@ def test_every_rank_gets_the_sum_and_the_bytes_of_a_group_of_threads(ranks: int)
     assert sorted(out.split()) == sorted(f"right-{rank}" for rank in range(ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -115,6 +115,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @given(cases())
 @drawn(400)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
@@ -130,6 +131,7 @@ SPARSE = Geometry((12, 17), (2, 2), (3, 4), (2, 3), (1, 0, 0, 2))
 GEOMETRIES = {"line": LINE, "square": SQUARE, "dilated": DILATED, "strided": STRIDED, "sparse": SPARSE, "cube": CUBE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("group", "per_group", "multiplier"), [(1, 3, 4), (2, 3, 2), (4, 1, 1), (4, 1, 3), (1, 1, 2)])
@@ -210,6 +212,7 @@ def test_columns_in_blocks_give_what_one_buffer_gives(
     assert run_case(case).tobytes() == whole.tobytes()
 
 
+@pytest.mark.slow
 def test_an_image_larger_than_the_column_buffer_is_right() -> None:
     case = Case(Geometry((300, 301), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), per_group=3)
     assert im2col._FEW_BYTES < 300 * 301 * 27 * 4

@@ -20,6 +20,7 @@ depthwise_cases = cases().map(lambda case: replace(case, group=case.group + 1, p
 PHOTO = Case(Geometry((64, 64), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), 2, 8, 1, 1)
 
 
+@pytest.mark.slow
 @given(depthwise_cases)
 @drawn(150)
 def test_it_asks_for_no_more_memory_than_it_says_and_gives_the_sums(case: Case) -> None:

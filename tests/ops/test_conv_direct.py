@@ -34,6 +34,7 @@ def check(case: Case) -> None:
     np.testing.assert_array_equal(y, expected, err_msg=f"reproduce with: check({case})")
 
 
+@pytest.mark.slow
 @given(cases())
 @drawn(500)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:

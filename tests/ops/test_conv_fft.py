@@ -78,6 +78,7 @@ def long_windows(draw: st.DrawFn) -> Geometry:
     return Geometry(sizes, kernels, strides, dilations, (*heads, *tails), NOTSET)
 
 
+@pytest.mark.slow
 @given(long_windows(), st.sampled_from(["float32", "float64"]), st.sampled_from(["NCHW", "NHWC"]), st.integers(0, 99))
 @drawn(150)
 def test_long_kernels_over_long_and_short_images(geometry: Geometry, dtype: str, order: str, seed: int) -> None:

@@ -64,12 +64,14 @@ def check(case: AnyCase) -> None:
         np.testing.assert_array_equal(one, other.astype(case.dtype), err_msg=f"{name}; {reproduction}")
 
 
+@pytest.mark.slow
 @given(cases())
 @drawn(150)
 def test_the_gradients_of_every_convolution_are_its_differences(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow
 @given(transposed_cases())
 @drawn(150)
 def test_the_gradients_of_every_transposed_convolution_are_its_differences(case: TransposedCase) -> None:
@@ -79,6 +81,7 @@ def test_the_gradients_of_every_transposed_convolution_are_its_differences(case:
 GEOMETRIES = {"line": LINE, "square": SQUARE, "dilated": DILATED, "strided": STRIDED, "sparse": SPARSE, "cube": CUBE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("group", "per_group", "multiplier"), [(1, 3, 4), (2, 3, 2), (4, 1, 1), (4, 1, 2)])
@@ -184,6 +187,7 @@ def with_unit_strides(case: AnyCase) -> AnyCase:
 ANY_CASE = st.one_of(cases(), transposed_cases())
 
 
+@pytest.mark.slow
 @given(st.one_of(ANY_CASE, ANY_CASE.map(with_unit_strides)), st.sampled_from(sorted(ENGINES)))
 @drawn(200)
 def test_every_data_gradient_by_an_engine_is_that_of_the_default(case: AnyCase, engine: str) -> None:

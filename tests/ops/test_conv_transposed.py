@@ -144,6 +144,7 @@ def transposed_cases(draw: st.DrawFn) -> TransposedCase:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(transposed_cases())
 @drawn(300)
 def test_every_geometry_gives_the_scattered_filters(case: TransposedCase) -> None:

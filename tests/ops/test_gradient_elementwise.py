@@ -100,6 +100,7 @@ def gradient_of_x(op_type: str, x: Array, dy: Array, **arguments: Any) -> Array:
     return analytic_gradients(operator_def(op_type, ["x"], ["y"], **arguments), [x], {0: dy}, [0])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2), (1, 1)])
 def test_gradient_agrees_with_central_differences(case: str, shape: tuple[int, ...]) -> None:
@@ -113,6 +114,7 @@ def test_operator_in_place_has_the_gradient_of_one_that_is_not(case: str) -> Non
     check_gradient(op_type, [sample(bounds, (3, 5))], inplace={0: 0}, rtol=1e-5, atol=1e-6, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(np.float32, 1e-6), (np.float16, 1.5e-3), (ml_dtypes.bfloat16, 1.2e-2)]
@@ -144,6 +146,7 @@ def test_tensor_without_elements_has_a_gradient_without_elements(case: str) -> N
     assert gradient_of_x(op_type, np.zeros((3, 0)), np.zeros((3, 0)), **arguments).shape == (3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_large_tensors_are_those_of_their_parts(case: str) -> None:
     """Several pieces, the last one short."""

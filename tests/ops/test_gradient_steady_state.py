@@ -62,6 +62,7 @@ def feed(workspace: Workspace, values: Mapping[str, Array]) -> None:
         workspace.feed_blob(name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("op_type", "inputs", "outputs", "arguments"), CASES)

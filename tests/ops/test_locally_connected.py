@@ -178,12 +178,14 @@ EVERY = ["filter", "bias", "input"]
 WANTED = st.lists(st.sampled_from(EVERY), min_size=1, max_size=3, unique=True)
 
 
+@pytest.mark.slow
 @given(CASES)
 @drawn(200)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow
 @given(CASES, WANTED)
 @drawn(200)
 def test_every_geometry_gives_the_gradients_that_are_wanted(case: Case, wanted: list[str]) -> None:

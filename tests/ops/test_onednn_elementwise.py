@@ -165,6 +165,7 @@ CHAIN_LINKS: dict[str, Formula] = {
 CHAIN_OPERANDS = {"add": np.add, "mul": np.multiply, "sub": np.subtract, "max": np.maximum, "min": np.minimum}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @drawn(60)
 @given(data=st.data())

@@ -55,6 +55,7 @@ def image_of(layer: Layer) -> tuple[Array, Array]:
     return x.astype(np.float64), weights.astype(np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("channels", "filters", "group"), GROUPS)
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -75,6 +76,7 @@ def test_gradients_of_a_convolution(
     assert_close(from_order(found[2], order), exact[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("wanted", [["bias"], ["input"], ["filter"], ["input", "bias"], ["bias", "input", "filter"]])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
@@ -112,6 +114,7 @@ TRANSPOSED: dict[str, dict[str, ArgumentValue]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("arguments", TRANSPOSED.values(), ids=TRANSPOSED)

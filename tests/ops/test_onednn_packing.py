@@ -35,6 +35,7 @@ def test_a_full_piece_is_followed_by_another() -> None:
     assert len({id(array.base) for array in arrays}) == 2
 
 
+@pytest.mark.slow
 def test_a_piece_is_freed_with_the_last_of_its_arrays() -> None:
     pieces = Pieces(4096)
     first, second = pieces.take(10), pieces.take(10)

@@ -34,6 +34,7 @@ def is_plain(geometry: Geometry) -> bool:
     return filled and all(axis.taps[0][0] <= 0 for axis, _ in axes)
 
 
+@pytest.mark.slow
 @drawn(250)
 @given(
     geometry=geometries(pooling=True).filter(starts_inside),
@@ -83,6 +84,7 @@ def test_names_of_fixed_rank_go_to_onednn(op_type: str, suffix: str, size: tuple
     np.testing.assert_allclose(found, pool(image, geometry, op_type), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @drawn(150)
 @given(
     geometry=geometries(pooling=True).filter(starts_inside),

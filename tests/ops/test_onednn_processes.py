@@ -60,6 +60,7 @@ print(os.waitpid(child, 0)[1])
     assert _output(script) == "0"
 
 
+@pytest.mark.slow
 def test_the_setting_of_idle_threads_is_seen_by_the_library_alone() -> None:
     assert _output("product(); print(os.environ.get('GOMP_SPINCOUNT'))") == "None"
     assert _output("product(); print(os.environ.get('GOMP_SPINCOUNT'))", GOMP_SPINCOUNT="7") == "7"

@@ -72,6 +72,7 @@ def paddings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int], list[int], st
     return tuple(sizes), heads, tails, mode
 
 
+@pytest.mark.slow
 @given(paddings(), st.sampled_from(DTYPES), st.sampled_from([0.0, 3.0]))
 @drawn(250)
 def test_pad_shows_the_pixel_that_its_mode_says(
@@ -147,6 +148,7 @@ def output_gradients(shape: tuple[int, ...], pads: list[int]) -> Array:
     return np.random.default_rng(0).normal(size=(batch, channels, top + height + bottom, left + width + right))
 
 
+@pytest.mark.slow
 @given(image_cases())
 @drawn(80)
 def test_the_gradient_is_what_central_differences_give(case: ImageCase) -> None:
@@ -158,6 +160,7 @@ def test_the_gradient_is_what_central_differences_give(case: ImageCase) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7, err_msg=f"{case}")
 
 
+@pytest.mark.slow
 @given(image_cases(), st.sampled_from(FLOATS))
 @drawn(150)
 def test_a_pixel_gets_the_sum_over_the_places_that_show_it(case: ImageCase, dtype: Any) -> None:

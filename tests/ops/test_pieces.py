@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dagexec.ops.pieces import copying, is_same_memory, offsets_along, piece_offset
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_part_is_one_piece_when_its_elements_are_neighbours(shape: list[int], data: st.DataObject) -> None:
@@ -54,6 +55,7 @@ def test_the_same_memory_is_the_same_elements_at_the_same_indices() -> None:
 TYPES = (np.float32, np.float64, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16, np.object_)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.sampled_from(TYPES), st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_part_is_copied_and_nothing_beside_it(shape: list[int], dtype: type, data: st.DataObject) -> None:

@@ -109,12 +109,14 @@ def cases(draw: st.DrawFn, op_type: str) -> Case:
     )
 
 
+@pytest.mark.slow
 @given(cases("MaxPool"))
 @drawn(300)
 def test_max_pool_takes_the_largest_pixel_of_each_window(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow
 @given(cases("AveragePool"))
 @drawn(300)
 def test_average_pool_takes_the_mean_of_each_window(case: Case) -> None:

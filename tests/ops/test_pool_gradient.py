@@ -76,6 +76,7 @@ def any_pooling(dtypes: list[str]) -> st.SearchStrategy[PoolCase]:
     return st.one_of(*(pool_cases(op_type, dtypes, EXPONENTS) for op_type in POOLS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", POOLS)
 def test_gradients_are_what_central_differences_give(op_type: str) -> None:
     exponents = EXPONENTS if op_type == "LpPool" else (2.0,)
@@ -88,6 +89,7 @@ def test_gradients_are_what_central_differences_give(op_type: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @given(any_pooling(FLOATS))
 @drawn(250)
 def test_gradients_of_every_type_are_those_of_the_definition(case: PoolCase) -> None:
@@ -248,6 +250,7 @@ def run_and_measure(op_type: str, fed: list[Array], others: list[Array], outputs
         return workspace.fetch_blob(outputs[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("geometry", [LARGE, STRIDED, GLOBAL], ids=["padded", "strided", "global"])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -43,6 +43,7 @@ def check(case: PoolCase) -> None:
         np.testing.assert_array_equal(mask, found[1], err_msg=f"onnxruntime differs; {reproduction}")
 
 
+@pytest.mark.slow
 @given(pool_cases(OP, [*FLOATS, "int8", "uint8", "int64"]))
 @drawn(200)
 def test_the_mask_is_the_first_maximum_of_each_window(case: PoolCase) -> None:

@@ -34,6 +34,7 @@ def check(case: PoolCase) -> None:
         np.testing.assert_allclose(y, found, rtol=1e-5, atol=1e-7, err_msg=f"onnxruntime differs; {reproduction}")
 
 
+@pytest.mark.slow
 @given(pool_cases("LpPool", FLOATS, (1.0, 2.0, 3.0, 0.5, 2.5)))
 @drawn(200)
 def test_lp_pool_takes_the_norm_of_each_window(case: PoolCase) -> None:

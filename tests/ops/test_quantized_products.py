@@ -44,6 +44,7 @@ def expected_output(
     return v if to == "float32" else requantised(v, zero, np.dtype(to))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_convolution_gives_the_bits_of_integer_sums(data: st.DataObject) -> None:

@@ -40,6 +40,7 @@ def check(layer: Layer, *, saves: bool = True, **options: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("shorter", [None, (0, 2), (3, 1)])
@@ -78,6 +79,7 @@ def test_only_the_gradient_of_the_last_cell() -> None:
     check(Layer(**SMALL, direction="reverse", shorter=(0, 1)), weighted=[2])
 
 
+@pytest.mark.slow
 @drawn(40)
 @given(layer=layers, drawn_wanted=st.sets(st.integers(0, 6), min_size=1))
 def test_each_wanted_gradient_is_that_of_all(layer: Layer, drawn_wanted: set[int]) -> None:

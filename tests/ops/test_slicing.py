@@ -53,6 +53,7 @@ def onnx_bounds(draw: st.DrawFn) -> tuple[tuple[int, ...], list[int], list[int],
     return shape, starts, ends, axes, steps
 
 
+@pytest.mark.slow
 @given(onnx_bounds())
 @settings(max_examples=80, deadline=None)
 def test_slice_in_onnx_style_agrees_with_onnxruntime(
@@ -66,6 +67,7 @@ def test_slice_in_onnx_style_agrees_with_onnxruntime(
     np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 5), st.integers(-7, 7), st.integers(-7, 7), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_a_negative_bound_counts_from_one_past_the_end(size: int, start: int, end: int, by_input: bool) -> None:
@@ -139,6 +141,7 @@ def test_tile_refuses_a_negative_count() -> None:
         run_operator("Tile", [numbered((2,))], tiles=-1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), max_size=4), st.lists(st.integers(0, 3), max_size=4), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_expand_broadcasts_as_numpy_does(shape: list[int], wanted: list[int], by_input: bool) -> None:

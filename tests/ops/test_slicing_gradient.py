@@ -66,6 +66,7 @@ def test_slice_gradients_refuse_another_dy() -> None:
         run_operator("SliceGradient", [np.ones(4), np.array([0]), np.ones(3)])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(shapes, st.integers(1, 3), st.data())
 def test_tile_gradients_equal_differences(shape: tuple[int, ...], tiles: int, data: st.DataObject) -> None:

@@ -47,6 +47,7 @@ def resize(x: Array, height: float, width: float) -> Array:
 SCALES = st.sampled_from([1.0, 2.0, 3.0, 0.5, 0.25, 1.5, 0.7, 2.6, 1 / 3, 0.1])
 
 
+@pytest.mark.slow
 @given(
     st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 10), st.integers(1, 10)),
     SCALES, SCALES, st.sampled_from(["NCHW", "NHWC"]), st.sampled_from(DTYPES), st.booleans(),

@@ -38,6 +38,7 @@ def by_group(x: Array, groups: int, scale: Array, bias: Array, epsilon: float) -
     return y * scale.reshape(view) + bias.reshape(view), mean, inverse
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     batch=st.integers(1, 3),

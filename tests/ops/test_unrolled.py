@@ -121,12 +121,14 @@ CASES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(CASES)
 @drawn(200)
 def test_im2col_gathers_every_geometry(case: Case) -> None:
     check_im2col(case)
 
 
+@pytest.mark.slow
 @given(CASES)
 @drawn(200)
 def test_col2im_scatters_every_geometry(case: Case) -> None:
@@ -142,6 +144,7 @@ EVERY_RANK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("geometry", EVERY_RANK.values(), ids=EVERY_RANK)
@@ -151,6 +154,7 @@ def test_every_number_type_and_rank_is_served(geometry: Geometry, order: str, dt
     check_col2im(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("block", [1, 7, 50, 200])

@@ -163,12 +163,14 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @given(cases())
 @drawn(500)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow
 @given(cases(), st.floats(0, 1))
 @drawn(150)
 def test_any_limit_that_is_enough_is_kept_and_gives_the_same(case: Case, part: float) -> None:

@@ -135,6 +135,7 @@ def test_the_passes_stand_where_they_see_constants_and_single_layers() -> None:
     assert {one.name for one in PRECISION_PASSES} == set(names) - {one.name for one in SIMPLIFYING}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("lenet", 0.05), ("squeezenet", 0.05)])
 def test_networks_of_the_zoo_keep_their_first_choice(name: str, most: float) -> None:
     model = initialised(build(name))

@@ -174,6 +174,7 @@ def test_constants_follow_the_order_of_the_images_they_meet(name: str) -> None:
     assert len(reorders(check_same(drawing.model("y"), name))) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("slope", [(16,), (16, 1, 1), (1, 16, 1, 1), (16, 1), (16, 16, 16), (1, 1)])
 def test_slopes_that_broadcast_follow_the_order_of_the_image(name: str, slope: tuple[int, ...]) -> None:
@@ -491,6 +492,7 @@ def drawings(draw: st.DrawFn) -> Model:
     return drawing.model(*kept)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.sampled_from([name for name in LAYOUTS if name == "NHWC" or library() is not None]))
 def test_any_net_gives_the_same_results_in_any_layout(model: Model, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def models(draw: st.DrawFn) -> Model:
     return model_of(operators, outputs, **PARAMETERS)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(models())
 def test_passes_change_no_output(model: Model) -> None:
@@ -109,6 +111,7 @@ def test_passes_change_no_output(model: Model) -> None:
     assert run_passes(result, GRAPH_PASSES).model.net == result.net
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(models(), st.sets(st.sampled_from([step.name for step in GRAPH_PASSES])))
 def test_whichever_passes_are_left_out(model: Model, without: set[str]) -> None:

@@ -31,6 +31,7 @@ def test_operators_on_different_devices_are_never_in_one_chain() -> None:
     assert compute_chains(build_graph(net)) == ((0, 1), (2,))
 
 
+@pytest.mark.slow
 @given(noop_nets())
 @settings(max_examples=300, deadline=None)
 def test_every_operator_is_in_one_chain_and_chains_are_linear(net: NetDef) -> None:

@@ -59,6 +59,7 @@ def blobs_after(net_class: type[BaseNet], definition: NetDef, times: int = 3, **
     return found
 
 
+@pytest.mark.slow
 @given(
     arithmetic_nets(),
     st.sampled_from(NETS),
@@ -88,6 +89,7 @@ def test_every_blob_has_the_bytes_of_a_run_in_list_order_on_the_host(
     assert [{name: run[name] for name in host[0]} for run in found] == host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
 @pytest.mark.parametrize("model", ["zoo:lenet", "zoo:squeezenet"])
 def test_a_model_gives_the_bytes_of_the_host(model: str, net_type: str) -> None:

@@ -66,6 +66,7 @@ def test_a_right_net_passes_all_schedules(right: str, how: list[str]) -> None:
     assert "10" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_search_says_whether_it_tried_everything(right: str) -> None:
     words = (right, "--shape", "x=2,3", "--systematic", "--preemptions", "0", "--json")
     whole = json.loads(explore(*words).stdout)
@@ -75,6 +76,7 @@ def test_a_search_says_whether_it_tried_everything(right: str) -> None:
     assert (part["exhausted"], part["schedules"]) == (False, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [[], ["--systematic"]])
 def test_a_racy_net_fails_and_the_printed_command_fails_in_the_same_way(racy: str, how: list[str]) -> None:
     result = explore(racy, *how)
@@ -90,6 +92,7 @@ def test_a_racy_net_fails_and_the_printed_command_fails_in_the_same_way(racy: st
     assert report["failure"] in result.stdout
 
 
+@pytest.mark.slow
 def test_a_failing_net_is_shrunk(racy: str, tmp_path: Path) -> None:
     smaller = tmp_path / "smaller.pbtxt"
     result = explore(racy, "--shrink", str(smaller))

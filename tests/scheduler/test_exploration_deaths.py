@@ -92,6 +92,7 @@ def deadly_scenario(at: int, priority: int) -> Callable[[], int]:
     return scenario
 
 
+@pytest.mark.slow
 def test_a_worker_may_die_at_any_use_of_the_lock(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "dagexec")
     replaced = 0

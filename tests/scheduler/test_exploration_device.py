@@ -73,12 +73,14 @@ def test_a_net_on_a_device_is_right_for_many_seeds(parents: list[list[int]], wor
     explore_seeds(device_scenario(parents, workers), range(60)).raise_failure()
 
 
+@pytest.mark.slow
 def test_a_net_on_a_device_is_right_under_every_schedule_without_preemption() -> None:
     search = systematic(device_scenario([[], [0], [0]]), preemptions=0)
     search.raise_failure()
     assert search.exhausted
 
 
+@pytest.mark.slow
 def test_a_net_on_a_device_is_right_under_many_schedules_with_preemptions() -> None:
     systematic(device_scenario(CROSS), preemptions=2, limit=300).raise_failure()
 
@@ -148,6 +150,7 @@ def test_a_kernel_that_hangs_past_the_deadline_is_given_up_in_every_schedule_and
     explore_seeds(scenario, range(40)).raise_failure()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", ["simple", "async_dag"])
 def test_a_kernel_that_hangs_after_the_streams_were_given_up_once_is_given_up_too(net_type: str) -> None:
     """Deadlines may pass at any point: also before a worker that is in its chain yet has launched the kernel."""

@@ -195,6 +195,7 @@ def timed_out(executor: Executor) -> str:
     return run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [cancelled, timed_out])
 def test_a_run_that_ends_early_at_any_point_leaves_the_executor_usable(body: Callable[[Executor], str]) -> None:
     outcomes = set()

@@ -120,6 +120,7 @@ def _comes_back(executor: Executor, timeout: float | None) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeouts", [False, True])
 @pytest.mark.parametrize(
     ("net_type", "device"), [("dag", "cpu"), ("async_dag", "cpu"), ("simple", "sim:0"), ("async_dag", "sim:0")]

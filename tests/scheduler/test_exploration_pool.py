@@ -159,6 +159,7 @@ def test_a_stopped_run_is_told_once_under_every_schedule(parents: list[list[int]
     assert search.exhausted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parents", "workers", "bound"), [([[]], 1, 2), (FORK, 1, 2), (DIAMOND, 2, 1), ([[], []], 2, 1)]
 )
@@ -196,6 +197,7 @@ def test_two_runs_of_two_priorities_share_a_pool_under_every_schedule() -> None:
     assert search.exhausted
 
 
+@pytest.mark.slow
 def test_a_dead_worker_ends_its_run_once_under_every_schedule(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "dagexec")
 
@@ -225,6 +227,7 @@ def test_a_dead_worker_ends_its_run_once_under_every_schedule(caplog: pytest.Log
     systematic(scenario, preemptions=1, limit=400).raise_failure()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", ["dag", "async_dag"])
 def test_nets_compute_what_simple_net_does_under_every_schedule(net_type: str) -> None:
     search = systematic(net_scenario(sums(DIAMOND), net_type), preemptions=1)

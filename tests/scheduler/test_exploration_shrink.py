@@ -65,6 +65,7 @@ def test_the_limit_bounds_the_nets_that_are_tried() -> None:
     assert len(tried) == 4
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(net=noop_nets(), data=st.data())
 def test_a_shrunk_net_is_valid_and_none_smaller_by_one_operator_fails(net: NetDef, data: st.DataObject) -> None:
@@ -80,6 +81,7 @@ def test_a_shrunk_net_is_valid_and_none_smaller_by_one_operator_fails(net: NetDe
     assert len(shrink(smaller, fails).op) == len(smaller.op)
 
 
+@pytest.mark.slow
 def test_a_net_that_shows_a_race_in_the_pool_becomes_a_join() -> None:
     """The planted bug loses an update of a count, so it needs a child and two parents that run side by side."""
     parents = [[], [0], [0], [1, 2], [3], [3], [4, 5], [0]]

@@ -119,6 +119,7 @@ def test_what_is_needed_with_a_stream_for_every_chain_is_needed_with_two_streams
                 assert always_in_order(mutant, conflicts, 2) == is_ordered_naively(mutant, conflicts), mutant.what
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.lists(st.sampled_from((SIM, OTHER, CPU)), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
 def test_every_mutant_of_a_random_net_is_found_exactly_when_it_lacks_something(
@@ -128,6 +129,7 @@ def test_every_mutant_of_a_random_net_is_found_exactly_when_it_lacks_something(
         assert_all_found(all_outcomes(net))
 
 
+@pytest.mark.slow
 @given(arithmetic_nets(), st.lists(st.sampled_from((SIM, OTHER, CPU)), min_size=1, max_size=4))
 @settings(max_examples=10, deadline=None)
 def test_the_same_for_operators_that_compute_with_views_and_in_place(definition: NetDef, devices: list[Device]) -> None:
@@ -144,6 +146,7 @@ def test_the_same_for_operators_that_compute_with_views_and_in_place(definition:
             assert_all_found(all_outcomes(net))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.every], ids=lambda case: case.name)
 def test_every_mutant_of_a_model_that_lacks_something_is_found(case: Case) -> None:
     with mutant_net(case) as net:

@@ -48,6 +48,7 @@ def sums(rng: random.Random, count: int) -> tuple[NetDef, frozenset[str]]:
     return NetDef(name="sums", op=operators), frozenset({f"b{i}" for i in range(count)} - read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
 def test_two_buffers_in_use_at_one_time_on_the_same_bytes_are_found(
@@ -112,6 +113,7 @@ def test_working_memory_on_a_buffer_in_use_is_found(kind: Make, monkeypatch: pyt
     assert any("working memory" in str(found) for found in (*proof.unordered, *proof.overwritten))
 
 
+@pytest.mark.slow
 def test_most_single_mistakes_in_random_nets_with_views_and_joined_blobs_are_found() -> None:
     """Not all matter: two outputs that nobody reads may lie anywhere; but what changes a result is found."""
     wrong = 0

@@ -125,6 +125,7 @@ def results(net: BaseNet, keep: list[str]) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1 << 30), st.integers(1, 14))
 @settings(max_examples=40, deadline=None)
 def test_planned_nets_give_the_bytes_of_unplanned_ones_and_are_proved(seed: int, count: int) -> None:

@@ -12,6 +12,7 @@ from tests.nets import net_of, noop_nets, parents_from_edges
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 def test_levels_are_longest_paths_and_order_the_chains(net: NetDef, random: object) -> None:

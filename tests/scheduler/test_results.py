@@ -1,6 +1,7 @@
 """Results never depend on the schedule: random nets of real operators give SimpleNet's bytes under every runtime."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def run_repeatedly(net_class: type[BaseNet], definition: NetDef, workers: int, t
     return found
 
 
+@pytest.mark.slow
 @given(arithmetic_nets(), st.sampled_from([DAGNet, AsyncDAGNet]), st.integers(1, 3))
 @settings(max_examples=120, deadline=None)
 def test_every_blob_has_the_bytes_of_a_run_in_list_order(

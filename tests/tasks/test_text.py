@@ -22,6 +22,7 @@ def losses(devices: list[str], epochs: int) -> tuple[list[float], float]:
         return found, trainer.evaluate()["loss"]
 
 
+@pytest.mark.slow
 def test_the_task_learns_and_measures_what_is_held_out() -> None:
     found, held_out = losses(["cpu"], 3)
     per_epoch = np.reshape(found, (3, -1)).mean(axis=1)
@@ -29,6 +30,7 @@ def test_the_task_learns_and_measures_what_is_held_out() -> None:
     assert per_epoch[-1] < held_out + 0.3 < 3.2
 
 
+@pytest.mark.slow
 def test_two_devices_learn_as_one() -> None:
     one, held_out = losses(["cpu"], 1)
     two, other = losses(["sim:0", "sim:1"], 1)

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Collection
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def feed(workspace: Workspace, case: RandomNet) -> None:
         workspace.feed_blob(name, array)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(random_nets(), st.sampled_from([None, INPUTS, ["b"]]), st.integers(0, 1000))
 def test_gradients_of_random_nets_are_the_numerical_ones(
@@ -62,6 +64,7 @@ def test_gradients_of_random_nets_are_the_numerical_ones(
         np.testing.assert_allclose(found, case.slope(blob, direction), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(random_nets(in_place=False, smooth=True), st.integers(0, 1000))
 def test_every_gradient_that_is_returned_holds_at_the_end_of_the_run(case: RandomNet, seed: int) -> None:

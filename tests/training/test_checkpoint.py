@@ -232,6 +232,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("db_type", "kills"), [("minidb", 60), ("lmdb", 40), ("minidb-in-place", 30), ("lmdb-in-place", 30)]
 )

@@ -146,6 +146,7 @@ class Counted:
         return indices
 
 
+@pytest.mark.slow
 def test_no_more_batches_are_read_ahead_than_asked_for() -> None:
     def scenario() -> tuple[int, ...]:
         reads: list[int] = []
@@ -185,6 +186,7 @@ def test_a_batch_is_read_while_the_trainer_is_busy_with_the_one_before() -> None
         samples.gate.release(10)
 
 
+@pytest.mark.slow
 def test_closing_ends_the_threads_and_whoever_waits_in_any_order() -> None:
     def scenario() -> None:
         ends: list[str] = []

@@ -10,6 +10,7 @@ from dagexec import tasks
 from dagexec.training.trainer import StepReport, Trainer
 
 
+@pytest.mark.slow
 def test_lenet_recognises_985_of_1000_digits_it_has_not_seen() -> None:
     with Trainer(tasks.make("lenet_digits"), net_type="dag", num_workers=2) as trainer:
         trainer.train()
@@ -33,6 +34,7 @@ class EnoughError(Exception):
     """Ends a training."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tasks.names())
 def test_every_task_learns_in_its_first_steps(name: str) -> None:
     losses: list[float] = []

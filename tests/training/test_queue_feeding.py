@@ -66,6 +66,7 @@ def take_all(queue: BlobsQueue, found: list[int]) -> None:
         found.append(int(queue.dequeue()[0][0]))
 
 
+@pytest.mark.slow
 def test_the_end_of_all_iterators_closes_the_queue_and_nothing_is_lost() -> None:
     def scenario() -> None:
         queue = BlobsQueue(1)
@@ -81,6 +82,7 @@ def test_the_end_of_all_iterators_closes_the_queue_and_nothing_is_lost() -> None
         assert found.failed is None, found.failed
 
 
+@pytest.mark.slow
 def test_closing_the_feeder_ends_readers_that_wait() -> None:
     def scenario() -> None:
         queue = BlobsQueue(1)

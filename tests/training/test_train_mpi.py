@@ -26,6 +26,7 @@ def alone() -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_train_as_one_process_does(ranks: int, alone: dict[str, dict[str, float]]) -> None:
     status, out, err = train(ranks, "--epochs", 1)
@@ -37,6 +38,7 @@ def test_ranks_train_as_one_process_does(ranks: int, alone: dict[str, dict[str, 
     assert found["train"]["loss"] == pytest.approx(alone["train"]["loss"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_job_goes_on_with_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILLED_RANK", "2")
     monkeypatch.setenv("KILLED_AT", "8")
@@ -56,6 +58,7 @@ def test_a_killed_rank_is_named_and_the_job_goes_on_with_fewer(tmp_path: Path, m
     assert found["steps"] == 15
 
 
+@pytest.mark.slow
 def test_ranks_that_begin_with_other_parameters_are_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTHER_RANK", "1")
     status, _out, err = train(3, "--epochs", 1)

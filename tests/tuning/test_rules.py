@@ -82,6 +82,7 @@ def test_by_default_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert report.origin == "estimated"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "squeezenet"])
 def test_two_fresh_processes_give_the_same_bytes(name: str, tmp_path: Path) -> None:
     program = f"""

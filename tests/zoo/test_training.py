@@ -81,6 +81,7 @@ def test_batches_sizes_channels_and_classes_can_be_chosen() -> None:
     assert helper.parameters["pred_w"] == (7, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20", "mobilenet_v2", "nasnet_a"])
 def test_with_channels_last_a_network_is_the_same(name: str) -> None:
     """The same images and parameters, with their axes in the other order, give the same loss and gradients."""

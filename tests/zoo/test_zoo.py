@@ -57,6 +57,7 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
     assert sum(math.prod(shape) for shape in shapes.values()) == PUBLISHED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_result_is_finite_a_distribution_and_neither_flat_nor_one_hot(name: str) -> None:
     model = built(name)

@@ -176,6 +176,7 @@ print(refused)
 """
 
 
+@pytest.mark.slow
 def test_no_damage_ends_the_process(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", RANDOM_DAMAGE, str(tmp_path)],

@@ -14,6 +14,7 @@ from tests.ops.running import operator_def, run_operator
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shapes=shapes, dtype=st.sampled_from(["float32", "float64", "int64"]))
 def test_a_packed_bucket_is_the_elements_in_order_and_unpacks_to_the_tensors(

@@ -293,6 +293,7 @@ def test_a_copy_between_devices_that_fails_ends_the_step_with_its_name() -> None
         assert model.closed
 
 
+@pytest.mark.slow
 @pytest.mark.simulated
 def test_a_device_that_hangs_ends_the_step_after_the_timeout() -> None:
     names = ["sim:0", "sim:1"]
@@ -303,6 +304,7 @@ def test_a_device_that_hangs_ends_the_step_after_the_timeout() -> None:
         assert model.closed
 
 
+@pytest.mark.slow
 @pytest.mark.simulated
 @pytest.mark.parametrize("reduction", ["tree", "ring"])
 @pytest.mark.parametrize("kernel", ["ConvGradient 'sim_1", "MomentumSGDUpdate 'sim_0"])

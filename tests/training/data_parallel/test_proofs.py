@@ -97,6 +97,7 @@ def digits(double: bool, helper: ModelHelper) -> None:
     helper.add_input("label", (None,), INT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 def test_resnet20_on_two_devices_has_the_loss_curve_of_one(double: bool) -> None:
     """In float32 an input of a ReLU that is 0 to rounding may open it for one and not for the other, later on."""

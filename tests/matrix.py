@@ -1,0 +1,116 @@
+"""Chosen tests under each instruction set that this processor has, and without oneDNN: `make test-matrix`.
+
+A row is a process of pytest with `ONEDNN_MAX_CPU_ISA` and `OPENBLAS_CORETYPE` set, which make a small processor of a
+large one. `--seconds` bounds the whole: rows begin while there is time, the first one by turns, and what was left out
+is said at the end. The status is 1 when a row fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from tests.selection import ROOT, part_of_commit
+
+CHOSEN = (
+    "tests/test_compiled_nets.py",
+    "tests/ops/test_all_engines.py",
+    "tests/ops/test_onednn_choice.py",
+    "tests/ops/test_onednn_conv.py",
+    "tests/ops/test_onednn_elementwise.py",
+    "tests/ops/test_onednn_elementwise_gradient.py",
+    "tests/ops/test_onednn_measured_product.py",
+    "tests/ops/test_onednn_pooling.py",
+    "tests/ops/test_quantized_products.py",
+    "tests/ops/test_onednn_quantized.py",
+    "tests/passes/test_layout.py",
+    "tests/passes/test_bfloat16.py",
+    "tests/tuning/test_choosing.py",
+    "tests/tuning/test_rules.py",
+    "tests/zoo/test_zoo.py",
+)
+"""Operators, passes, tuning and networks whose code or results depend on instructions."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction set.
+
+    Attributes:
+        isa: as ONEDNN_MAX_CPU_ISA takes it; "off": no oneDNN.
+        core: for OPENBLAS_CORETYPE; "": what OpenBLAS finds.
+    """
+
+    isa: str
+    core: str
+
+    def environment(self) -> dict[str, str]:
+        """The variables of the row's process."""
+        limits = {"DAGEXEC_ONEDNN": "off"} if self.isa == "off" else {"ONEDNN_MAX_CPU_ISA": self.isa}
+        return {**os.environ, **limits, "OPENBLAS_CORETYPE": self.core, "DAGEXEC_MATRIX_ROW": self.isa}
+
+
+ROWS = (
+    Row("SSE41", "Nehalem"),
+    Row("AVX2", "Haswell"),
+    Row("AVX512_CORE", "SkylakeX"),
+    Row("AVX512_CORE_BF16", "SkylakeX"),
+    Row("AVX512_CORE_AMX", "SkylakeX"),
+    Row("off", ""),
+)
+
+_EFFECTIVE = """
+from dagexec.ops.onednn.binding import library
+found = library()
+print(found.isa.name if found else "off")
+"""
+
+
+def is_offered(row: Row) -> bool:
+    """True when oneDNN generates code for exactly this instruction set when it is told to."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EFFECTIVE], env=row.environment(), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip() == row.isa
+
+
+def run(row: Row) -> bool:
+    """Run the chosen tests. Returns whether all passed."""
+    part = os.environ.get("DAGEXEC_PART", "commit")
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    done = subprocess.run([*command, f"--part={part}", *CHOSEN], env=row.environment(), cwd=ROOT, check=False)
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Run the rows that there is time for. Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Chosen tests under each instruction set.")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row that may end later")
+    deadline = time.monotonic() + parser.parse_args().seconds
+    turn = part_of_commit() % len(ROWS)
+    found: dict[str, str] = {}
+    longest = 0.0
+    for row in (*ROWS[turn:], *ROWS[:turn]):
+        if not is_offered(row):
+            found[row.isa] = "left out: this processor does not have it"
+            continue
+        begun = time.monotonic()
+        if begun + longest > deadline:
+            found[row.isa] = "left out for want of time: make test-matrix runs it"
+            continue
+        print(f"--- {row.isa} {row.core}", flush=True)
+        found[row.isa] = "passed" if run(row) else "FAILED"
+        longest = max(longest, time.monotonic() - begun)
+        found[row.isa] += f" in {time.monotonic() - begun:.0f} s"
+    print("\nmatrix of instruction sets")
+    for row in ROWS:
+        print(f"  {row.isa:18}{found[row.isa]}")
+    return int(any(text.startswith("FAILED") for text in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
