@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 
 import numpy as np
@@ -21,6 +21,8 @@ from dagexec.core.graph import Graph
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.intp]
 Packed = npt.NDArray[np.uint8]
+
+_SHORT = 64  # operators
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ def list_order(count: int) -> Order:
 
 def graph_order(graph: Graph) -> Order:
     """The order that every correct schedule of `graph` has: a path of dependencies leads from one to the other."""
+    if all(parents == (index - 1,) for index, parents in enumerate(graph.reduced_parents) if index):
+        return list_order(len(graph))
     before: list[int] = []
     for parents in graph.reduced_parents:
         found = 0
@@ -59,21 +63,31 @@ def graph_order(graph: Graph) -> Order:
 class Lifetimes:
     """The lifetimes of buffers under an order. Each buffer has at least one user.
 
-    O(buffers x (buffers + uses)) elementary steps, in NumPy; `precedes` takes buffers squared bytes.
-
-    Attributes:
-        precedes: [a, b] is true when buffer a is done with before buffer b begins.
+    Where operators follow one another, O(buffers) steps, and for each question about as many as the answer is long;
+    else O(buffers x (buffers + uses)), in NumPy, and buffers squared bytes.
     """
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Sequence[bool], order: Order) -> None:
         """`users` are the operators that touch each buffer; a buffer that is `kept` is never done with."""
         flags = np.array(kept, np.bool_)
         self._lives = _Intervals(users, flags) if order.before is None else _Sets(users, flags, order.before)
-        self.precedes = self._lives.precedes()
+
+    @cached_property
+    def precedes(self) -> Flags:
+        """[a, b] is true when buffer a is done with before buffer b begins."""
+        return self._lives.precedes()
 
     def conflicts(self) -> Flags:
         """[a, b] is true when the two buffers must not share bytes."""
         return ~(self.precedes | self.precedes.T)
+
+    def rivals(self, buffer: int) -> Numbers:
+        """The buffers that must not share bytes with `buffer`, in any order; itself is one of them."""
+        return self._lives.rivals(buffer)
+
+    def most_alive(self, sizes: Sequence[int]) -> int:
+        """The most of `sizes` that buffers alive at one time have, which no plan can be below; 0 if not known."""
+        return self._lives.most_alive(np.array(sizes, np.int64))
 
     def alive_at(self, operator: int) -> Flags:
         """True for the buffers that may be in use while `operator` runs."""
@@ -85,15 +99,39 @@ class Lifetimes:
 
 
 class _Intervals:
-    """Lifetimes where operators run one after another: from the first user to the last."""
+    """Lifetimes where operators run one after another: from the first user to the last.
+
+    Those that begin before another and are alive when it does are long, or begin not more than `_SHORT` before it.
+    """
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Flags) -> None:
         self._first = np.fromiter(map(min, users), np.intp, len(users))
         last = np.fromiter(map(max, users), np.intp, len(users))
         self._last = np.where(kept, np.iinfo(np.intp).max, last)
+        self._sorted = np.argsort(self._first, kind="stable")
+        self._starts, self._ends = self._first[self._sorted], self._last[self._sorted]
+        self._long = np.flatnonzero(self._ends - self._starts > _SHORT)
+        low = np.searchsorted(self._starts, self._first - _SHORT, "left")
+        high = np.searchsorted(self._starts, self._last, "right")
+        self._near = list(zip(low.tolist(), high.tolist(), strict=True))
 
     def precedes(self) -> Flags:
         return self._last[:, np.newaxis] < self._first
+
+    def rivals(self, buffer: int) -> Numbers:
+        low, high = self._near[buffer]
+        near = np.arange(low, high)
+        found = np.concatenate((self._long[: np.searchsorted(self._long, low)], near))
+        chosen: Numbers = self._sorted[found[self._ends[found] >= self._first[buffer]]]
+        return chosen
+
+    def most_alive(self, sizes: npt.NDArray[np.int64]) -> int:
+        ends = np.sort(self._ends)
+        done = np.concatenate(([0], np.cumsum(sizes[np.argsort(self._last, kind="stable")])))
+        begun = np.cumsum(sizes[self._sorted])
+        last_of_equals = np.append(self._starts[1:] != self._starts[:-1], True)
+        alive = begun - done[np.searchsorted(ends, self._starts, "left")]
+        return int(alive[last_of_equals].max(initial=0)) if len(sizes) else 0
 
     def alive_at(self, operator: int) -> Flags:
         return (self._first <= operator) & (self._last >= operator)
@@ -111,6 +149,7 @@ class _Sets:
         self._users = np.fromiter((user for row in users for user in row), np.intp)
         self._starts = np.cumsum([0, *(len(row) for row in users[:-1])], dtype=np.intp) if users else None
         self._kept = kept
+        self._conflicts: Flags | None = None
         self._before = _packed([reduce(and_, (order[user] for user in row)) for row in users], self._count)
         self._order = _packed(order, self._count)
 
@@ -119,6 +158,15 @@ class _Sets:
         for buffer, row in enumerate(self._before):
             found[:, buffer] = self._done_before(row)
         return found
+
+    def rivals(self, buffer: int) -> Numbers:
+        if self._conflicts is None:
+            precedes = self.precedes()
+            self._conflicts = ~(precedes | precedes.T)
+        return np.flatnonzero(self._conflicts[buffer])
+
+    def most_alive(self, sizes: npt.NDArray[np.int64]) -> int:
+        return 0
 
     def alive_at(self, operator: int) -> Flags:
         return ~(_members(self._before, operator) | self._done_before(self._order[operator]))

@@ -8,14 +8,14 @@ then orders in which a buffer that reaches the top comes first, and the best is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.scheduler.memory.lifetime import Flags
+from dagexec.scheduler.memory.lifetime import Numbers
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
@@ -23,6 +23,7 @@ _PROMOTIONS = 24  # orders tried after the fixed ones
 _MOST_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
 Integers = npt.NDArray[np.int64]
+Rivals = Callable[[int], Numbers]
 
 
 @dataclass(frozen=True)
@@ -38,38 +39,36 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def place(sizes: Sequence[int], conflicts: Flags, bound: int = 0) -> Placed:
-    """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `conflicts[a, b]` keeps a and b apart.
+def place(sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> Placed:
+    """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `rivals(a)` are those to keep apart from a.
 
     No more orders are tried once the extent is down to `bound`, which no placement can be below.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
     best: Placed | None = None
     best_order: list[int] = []
-    for order in _orders(room, conflicts):
-        found = place_in_order(room, conflicts, order)
+    for order in _orders(room, rivals):
+        found = place_in_order(room, rivals, order)
         if best is None or found.extent < best.extent:
             best, best_order = found, order
         if best.extent <= bound:
             return best
     assert best is not None
     if len(room) <= _MOST_PROMOTED:
-        best = _promoted(room, conflicts, best, best_order, bound)
+        best = _promoted(room, rivals, best, best_order, bound)
     return best
 
 
-def _orders(room: Integers, conflicts: Flags) -> list[list[int]]:
-    """Largest first; largest with its conflicts first; by list order. Equal ones in list order."""
-    crowd = conflicts @ room
+def _orders(room: Integers, rivals: Rivals) -> Iterator[list[int]]:
+    """Largest first; largest with its rivals first; by list order. Equal ones in list order."""
+    crowd = np.array([room[rivals(buffer)].sum() for buffer in range(len(room))], np.int64)
     listed = np.arange(len(room))
-    return [
-        np.lexsort((listed, -crowd, -room)).tolist(),
-        np.lexsort((listed, -room, -crowd)).tolist(),
-        listed.tolist(),
-    ]
+    yield np.lexsort((listed, -crowd, -room)).tolist()
+    yield np.lexsort((listed, -room, -crowd)).tolist()
+    yield listed.tolist()
 
 
-def _promoted(room: Integers, conflicts: Flags, best: Placed, order: list[int], bound: int) -> Placed:
+def _promoted(room: Integers, rivals: Rivals, best: Placed, order: list[int], bound: int) -> Placed:
     """The best of `best` and of orders in which the buffer at the top of the one before comes first."""
     current, tried = best, order
     for _ in range(_PROMOTIONS):
@@ -77,19 +76,20 @@ def _promoted(room: Integers, conflicts: Flags, best: Placed, order: list[int], 
             break
         top = int(np.argmax(current.offsets + room))
         tried = [top, *(buffer for buffer in tried if buffer != top)]
-        current = place_in_order(room, conflicts, tried)
+        current = place_in_order(room, rivals, tried)
         if current.extent < best.extent:
             best = current
     return best
 
 
-def place_in_order(room: Integers, conflicts: Flags, order: Sequence[int]) -> Placed:
+def place_in_order(room: Integers, rivals: Rivals, order: Sequence[int]) -> Placed:
     """Place the buffers one by one in `order`, each in the smallest gap that takes it."""
     offsets = np.zeros(len(room), np.int64)
     placed = np.zeros(len(room), np.bool_)
     extent = 0
     for buffer in order:
-        others = np.flatnonzero(conflicts[buffer] & placed)
+        others = rivals(buffer)
+        others = others[placed[others]]
         size = int(room[buffer])
         offset = smallest_gap(offsets[others], room[others], size)
         offsets[buffer] = offset

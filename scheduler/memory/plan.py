@@ -16,7 +16,7 @@ from dagexec.core.tensor import Storage
 from dagexec.scheduler.memory.arena import Arena
 from dagexec.scheduler.memory.bound import heaviest_antichain
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
-from dagexec.scheduler.memory.lifetime import Lifetimes, Order
+from dagexec.scheduler.memory.lifetime import Lifetimes, Numbers, Order
 from dagexec.scheduler.memory.placement import Placed, aligned, place
 
 Array = npt.NDArray[Any]
@@ -123,9 +123,17 @@ class MemoryPlan:
         return total
 
     def _place(self, members: Sequence[int]) -> Placed:
-        chosen = np.array(members, np.intp)
-        conflicts = self.lifetimes.conflicts()[np.ix_(chosen, chosen)]
-        return place([self.buffers[number].nbytes for number in members], conflicts)
+        sizes = [self.buffers[number].nbytes for number in members]
+        if len(members) == len(self.buffers):
+            return place(sizes, self.lifetimes.rivals, self.lifetimes.most_alive([aligned(size) for size in sizes]))
+        place_of = np.full(len(self.buffers), -1, np.intp)
+        place_of[members] = np.arange(len(members))
+
+        def rivals(member: int) -> Numbers:
+            found = place_of[self.lifetimes.rivals(members[member])]
+            return found[found >= 0]
+
+        return place(sizes, rivals)
 
     def _needs(self) -> str:
         largest: list[Buffer] = sorted(self.buffers, key=lambda buffer: -buffer.nbytes)[:_MOST_NAMED]

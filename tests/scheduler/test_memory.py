@@ -130,7 +130,7 @@ def test_buffers_that_conflict_never_overlap_and_lie_on_cache_lines(seed: int, c
     kept = [rng.random() < 0.1 for _ in users]
     lifetimes = Lifetimes(users, kept, list_order(count) if in_turn else graph_order(graph))
     conflicts = lifetimes.conflicts()
-    placed = place(sizes, conflicts)
+    placed = place(sizes, lifetimes.rivals, lifetimes.most_alive([-(-size // 64) * 64 for size in sizes]))
     offsets = placed.offsets.tolist()
     assert all(offset % ALIGNMENT == 0 for offset in offsets)
     assert placed.extent >= max(offset + size for offset, size in zip(offsets, sizes, strict=True))
@@ -173,13 +173,27 @@ def test_in_list_order_the_bound_is_the_most_bytes_in_use_at_one_time(seed: int,
         sum(weight for weight, row in zip(weights, users, strict=True) if min(row) <= time <= max(row))
         for time in range(count)
     )
-    assert heaviest_antichain(weights, Lifetimes(users, [False] * count, list_order(count)).precedes) == most
+    lifetimes = Lifetimes(users, [False] * count, list_order(count))
+    assert heaviest_antichain(weights, lifetimes.precedes) == lifetimes.most_alive(weights) == most
+
+
+@given(st.integers(0, 100_000), st.integers(1, 200), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_rivals_of_a_buffer_are_those_that_it_conflicts_with(seed: int, count: int, in_turn: bool) -> None:
+    rng = random.Random(seed)
+    graph = random_graph(rng, count)
+    users = users_of(graph)
+    kept = [rng.random() < 0.05 for _ in users]
+    lifetimes = Lifetimes(users, kept, list_order(count) if in_turn else graph_order(graph))
+    conflicts = lifetimes.conflicts()
+    for buffer in range(count):
+        assert sorted(lifetimes.rivals(buffer).tolist()) == np.flatnonzero(conflicts[buffer]).tolist()
 
 
 def test_a_chain_needs_two_buffers_and_side_by_side_chains_two_each() -> None:
     chain = build_graph(NetDef(name="n", op=[operator_def("Relu", [f"b{i}"], [f"b{i + 1}"]) for i in range(10)]))
     lifetimes = Lifetimes(users_of(chain), [False] * 10, graph_order(chain))
-    assert place([64] * 10, lifetimes.conflicts()).extent == 128
+    assert place([64] * 10, lifetimes.rivals).extent == 128
     branches = build_graph(
         NetDef(
             name="n",
@@ -187,9 +201,9 @@ def test_a_chain_needs_two_buffers_and_side_by_side_chains_two_each() -> None:
         )
     )
     wide = Lifetimes(users_of(branches), [False] * 15, graph_order(branches))
-    assert place([64] * 15, wide.conflicts()).extent == 3 * 128
+    assert place([64] * 15, wide.rivals).extent == 3 * 128
     in_turn = Lifetimes(users_of(branches), [False] * 15, list_order(15))
-    assert place([64] * 15, in_turn.conflicts()).extent == 4 * 64
+    assert place([64] * 15, in_turn.rivals).extent == 4 * 64
 
 
 def test_a_thousand_operators_are_placed_in_well_under_a_second_and_close_to_the_bound() -> None:
@@ -204,7 +218,7 @@ def test_a_thousand_operators_are_placed_in_well_under_a_second_and_close_to_the
     sizes = [64 * rng.randint(1, 10_000) for _ in users]
     start = time.process_time()
     lifetimes = Lifetimes(users, [False] * 1000, graph_order(graph))
-    placed = place(sizes, lifetimes.conflicts())
+    placed = place(sizes, lifetimes.rivals)
     seconds = time.process_time() - start
     assert seconds < 1.0
     assert placed.extent <= 1.2 * heaviest_antichain(sizes, lifetimes.precedes)

@@ -13,8 +13,7 @@ from dagexec import NetDef, Workspace
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.memory import arena, plan
-from dagexec.scheduler.memory.lifetime import Flags
-from dagexec.scheduler.memory.placement import Placed, place
+from dagexec.scheduler.memory.placement import Placed, Rivals, place
 from dagexec.scheduler.simple import SimpleNet
 from tests.ops.running import operator_def
 from tests.scheduler.test_memory_nets import KINDS, Make, make, memory_of, random_net, two_users, workspace_for
@@ -25,12 +24,12 @@ class Misplacing:
 
     def __init__(self, pair: tuple[int, int] | None = None) -> None:
         self.pair = pair
-        self.conflicts: Flags | None = None
+        self.rivals: Rivals | None = None
 
-    def __call__(self, sizes: Sequence[int], conflicts: Flags) -> Placed:
+    def __call__(self, sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> Placed:
         """What `place` finds, with that one mistake."""
-        self.conflicts = conflicts
-        found = place(sizes, conflicts)
+        self.rivals = rivals
+        found = place(sizes, rivals, bound)
         if self.pair is None:
             return found
         offsets = found.offsets.copy()
@@ -63,8 +62,8 @@ def test_two_buffers_in_use_at_one_time_on_the_same_bytes_are_found(
         workspace.feed_blob("x", np.ones(100, np.float32))
         with make(kind, definition, workspace, 2, keep) as net:
             proof = check_net(net)
-            assert misplacing.conflicts is not None
-            if misplacing.conflicts[pair]:
+            assert misplacing.rivals is not None
+            if pair[1] in misplacing.rivals(pair[0]):
                 tried += 1
                 found += not proof.holds
     assert found == tried > 10
