@@ -81,8 +81,9 @@ def is_offered(row: Row) -> bool:
 def run(row: Row) -> bool:
     """Run the chosen tests. Returns whether all passed."""
     part = os.environ.get("DAGEXEC_PART", "commit")
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    done = subprocess.run([*command, f"--part={part}", *CHOSEN], env=row.environment(), cwd=ROOT, check=False)
+    workers = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+    command = [sys.executable, "-m", "pytest", *workers, f"--part={part}", *CHOSEN]
+    done = subprocess.run(command, env=row.environment(), cwd=ROOT, check=False)
     return done.returncode == 0
 
 
