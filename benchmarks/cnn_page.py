@@ -137,7 +137,7 @@ def _measured(name: str, report: Mapping[str, Any]) -> str:
     text = (
         f"Processor: {environment['processor']}, {environment['cores']} cores, instruction set {name}. "
         f"Python {environment['python']}, {versions}{library}. Each figure is from {effort['rounds']} interleaved "
-        f"rounds of turns of {effort['turn_seconds']:g} s.{absent}"
+        f"rounds of turns of {effort['turn_seconds']:g} s.{absent}{report.get('note', '')}"
     )
     parts = [f"## {name}", textwrap.fill(text, _WIDTH, break_on_hyphens=False)]
     limits = [f"`{limit}={environment[limit]}`" for limit in LIMITS if limit in environment]

@@ -370,7 +370,8 @@ class _Tables:
         read_step: int = 0,
         write_step: int = 0,
     ) -> Row:
-        assert kernel is not None, "no machine code runs here"
+        if kernel is None:
+            raise UnsupportedFeatureError("code that was written at run time may not run any more")
         lines = np.zeros(kernels.FIELDS, np.int64)
         lines[kernels.READ : kernels.READ + len(read)] = read
         lines[kernels.WRITTEN : kernels.WRITTEN + len(written)] = written
