@@ -127,6 +127,7 @@ def test_a_result_that_differs_stops_the_run(benchmark_modules: None) -> None:
         _compare({"onnxruntime": right, "dagexec": Fixed(1)}, task)
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_not_there_and_one_that_fails_say_so(benchmark_modules: None, tmp_path: Path) -> None:
     from cnn_peers import Task
     from cnn_process import AbsentError, Contender, ContenderError

@@ -67,6 +67,7 @@ def test_the_blocks_of_the_page_on_embedding_are_a_program_that_runs(tmp_path: P
     assert "left after the drain: 0" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_page_on_training_are_a_program_that_runs(tmp_path: Path) -> None:
     program = "\n".join(blocks("docs/training.md"))
     result = subprocess.run(

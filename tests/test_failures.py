@@ -278,6 +278,7 @@ def raising(error: BaseException) -> Callable[[], object]:
     return act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, MemoryError])
 def test_an_operator_that_raises_fails_its_run_within_the_chain(
     place: Place, acts: Acts, kind: type[BaseException]
@@ -596,6 +597,7 @@ def test_a_device_that_fails_fails_one_run(
         serves(executor, acts)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_is_given_up_when_the_timeout_is_over(
     device: Place, simulate: Setting, acts: Acts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -635,6 +637,7 @@ def test_a_cancelled_await_gives_up_a_kernel_that_hangs(
         serves(executor, acts)
 
 
+@pytest.mark.slow
 def test_memory_of_a_device_that_does_not_suffice_fails_the_run_that_asks_for_it(
     device: Place, simulate: Setting, acts: Acts
 ) -> None:

@@ -128,6 +128,7 @@ def test_an_operator_fails_as_its_switch_says_and_copies_otherwise() -> None:
     run_simple(net, 0)
 
 
+@pytest.mark.slow
 def test_only_stress_knows_the_failing_operator() -> None:
     program = "import dagexec.cli, dagexec.core.registry as r; print(r.registered_operators())"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -298,6 +298,7 @@ def captured_diamond(seed: int | None) -> list[Any]:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, *range(6)])
 def test_a_capture_of_several_streams_replays_in_the_order_of_its_events(seed: int | None) -> None:
     np.testing.assert_array_equal(captured_diamond(seed), [[value] * 8 for value in range(3)])
@@ -411,6 +412,7 @@ def test_an_observer_sees_a_replay_as_one_launch(machine: Machine) -> None:
     assert [row[2] for row in seen.told if row[0] in ("launched", "executed")] == ["a capture of 2 launches"] * 2
 
 
+@pytest.mark.slow
 def test_graphs_are_destroyed_when_nothing_is_under_way(machine: Machine) -> None:
     runtime = cuda()
     stream, array = runtime.lease(), on_device(np.zeros(8, np.uint8))
@@ -441,6 +443,7 @@ def test_a_capture_of_a_lost_device_ends() -> None:
         machine.errors.clear()
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_nothing_on_the_device(machine: Machine) -> None:
     runtime = cuda()
     array, stream = runtime.allocate(8), runtime.lease()

@@ -121,6 +121,7 @@ def test_when_memory_is_short_what_is_set_aside_is_waited_for(machine: Machine) 
     assert blocks_taken(machine) == 2
 
 
+@pytest.mark.slow
 def test_when_memory_is_short_blocks_of_other_sizes_go_back_to_cuda(machine: Machine) -> None:
     runtime = cuda()
     runtime.memory.limit = 4096
@@ -201,6 +202,7 @@ def test_memory_freed_during_a_capture_is_set_aside_after_it(machine: Machine) -
     assert machine.races == []
 
 
+@pytest.mark.slow
 def test_a_capture_keeps_the_memory_that_its_kernels_use(machine: Machine) -> None:
     runtime = cuda()
     stream, array = runtime.lease(), runtime.allocate(1000)

@@ -55,6 +55,7 @@ def brute_force_hazards(net: NetDef) -> dict[tuple[int, int], Hazard]:
     return found
 
 
+@pytest.mark.slow
 @given(random_nets)
 @settings(max_examples=200, deadline=None)
 def test_edges_and_their_reasons_are_those_of_the_definition(net: NetDef) -> None:
@@ -64,6 +65,7 @@ def test_edges_and_their_reasons_are_those_of_the_definition(net: NetDef) -> Non
     assert {(p, c) for p, children in enumerate(graph.children) for c in children} == set(graph.hazards)
 
 
+@pytest.mark.slow
 @given(random_nets)
 @settings(max_examples=100, deadline=None)
 def test_operators_that_conflict_over_a_blob_are_joined_by_a_path_in_list_order(net: NetDef) -> None:

@@ -140,6 +140,7 @@ def test_steps_stay_as_they_are_where_calls_cannot_be_joined(monkeypatch: pytest
     assert joined(steps) == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "count"), [("off", 2), ("on", 1 if JOINS else 2)])
 def test_an_environment_variable_turns_joining_off(value: str, count: int) -> None:
     program = "\n".join(

@@ -90,6 +90,7 @@ def test_numbers_of_the_library_are_instruction_sets(
     assert (found.name, found.lanes, found.bfloat16, found.int8) == (name, lanes, bfloat16, int8)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="needs oneDNN")
 @pytest.mark.parametrize(("limit", "lanes"), [("SSE41", 4), ("AVX2", 8)])
 def test_the_instruction_set_in_effect_is_the_one_the_library_is_limited_to(limit: str, lanes: int) -> None:

@@ -22,6 +22,7 @@ def nothing() -> None:
     """A kernel that does nothing."""
 
 
+@pytest.mark.slow
 @given(programs(), st.one_of(st.none(), st.integers(0, 1000)), st.sampled_from([0.0, 1.0]))
 @settings(max_examples=60, deadline=None)
 def test_a_replay_keeps_forks_and_joins(program: Program, seed: int | None, seconds: float) -> None:

@@ -124,6 +124,7 @@ def test_branches_of_every_module_overlap_on_streams_of_their_own(name: str, opt
     assert sum(event["ph"] == "s" for event in events) >= 3 * len(modules)  # arrows: the joins wait for events
 
 
+@pytest.mark.slow
 def test_on_one_stream_nothing_overlaps() -> None:
     trace = traced("googlenet", 1)
     spans, modules = spans_of(trace), branches(trace.runs[0].graph)

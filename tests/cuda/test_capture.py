@@ -63,6 +63,7 @@ def free_batch() -> Model:
     )
 
 
+@pytest.mark.slow
 def test_a_shape_has_a_graph_of_its_own_and_a_few_are_kept() -> None:
     generator = np.random.default_rng(0)
     with (

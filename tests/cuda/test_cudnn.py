@@ -392,6 +392,7 @@ def test_the_static_check_accepts_the_plan_and_knows_who_takes_turns(state: int 
         assert proof.guards == guards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", [[1, 1, 1], [None] * 3, [0, 1, None]])
 def test_a_captured_net_replays_what_cudnn_was_asked_for(states: list[int | None]) -> None:
     with emulated_cudnn(asynchronous=True) as (machine, _):

@@ -46,6 +46,7 @@ class Ranks:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64])
 def test_collectives_give_every_rank_its_part(dtype: Any, seed: int | None) -> None:

@@ -80,6 +80,7 @@ def test_pinned_memory_is_read_when_the_copy_is_done() -> None:
         assert (from_device(x) == 6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_two_streams_that_meet_in_memory_race_unless_an_event_is_between(seed: int) -> None:
     with emulated(asynchronous=True, seed=seed) as gpu:

@@ -141,6 +141,7 @@ def test_not_a_number_wins_and_empty_windows_have_none(dtype: Any) -> None:
     assert np.isneginf(y.astype(np.float64)).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     geometry=geometries(),

@@ -20,6 +20,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures" / "caffe2"
 NETS = [("simple", 1), ("dag", 1), ("dag", 2), ("async_dag", 1), ("async_dag", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "squeezenet", "googlenet", "group_depthwise", "nhwc"])
 def test_every_net_reproduces_the_outputs_caffe2_recorded(name: str) -> None:
     model = load_caffe2(FIXTURES / name)

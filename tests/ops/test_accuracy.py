@@ -24,6 +24,7 @@ def by_sorting(scores: Array, labels: Array, top: int) -> float:
     return hits / len(labels)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 60),
@@ -44,6 +45,7 @@ def test_accuracy_is_that_of_a_stable_sort_also_with_equal_scores(
     np.testing.assert_allclose(found, by_sorting(scores.astype(np.float64), labels, top), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_accuracy_of_many_rows_counts_every_piece() -> None:
     rng = np.random.default_rng(0)
     scores, labels = rng.normal(size=(9000, 37)).astype(np.float32), rng.integers(0, 37, 9000).astype(np.int32)

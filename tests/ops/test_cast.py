@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 NUMERIC = [meta for meta in ALL_TYPES if meta is not STRING]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", NUMERIC, ids=str)
 @pytest.mark.parametrize("target", NUMERIC, ids=str)
 def test_small_numbers_keep_their_value_in_every_type(source: Any, target: Any) -> None:

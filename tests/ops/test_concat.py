@@ -44,6 +44,7 @@ def test_concat_places_the_parts_one_after_another(case: tuple[list[Array], int]
     assert info.tolist() == [part.shape[axis] for part in parts]
 
 
+@pytest.mark.slow
 @given(parts_along_an_axis(), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_split_undoes_concat(case: tuple[list[Array], int], by_input: bool) -> None:

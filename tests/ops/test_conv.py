@@ -271,6 +271,7 @@ def test_a_second_run_allocates_no_tensor(case: Case, dtype: str, order: str) ->
     assert peak < LIMIT, f"{peak} bytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", STEADY.values(), ids=STEADY)

@@ -43,6 +43,7 @@ def least_limit(problem: ConvProblem) -> int:
     return high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_an_image_beyond_the_limit_is_unrolled_in_blocks_instead(order: str, dtype: str) -> None:

@@ -97,6 +97,7 @@ def run_plan(problem: ConvProblem, plan: Plan) -> Array:
     return run_steps(problem, steps, memory)
 
 
+@pytest.mark.slow
 @given(cases(normal=True), st.data())
 @drawn(300)
 def test_any_blocks_give_the_same(case: Case, data: st.DataObject) -> None:
@@ -126,6 +127,7 @@ def test_many_blocks_added_where_they_overlap_give_what_one_block_gives(geometry
         np.testing.assert_allclose(found, one, rtol=0, atol=2 * tolerance(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("geometry", [WIDE, STRIDED, CUBE, LINE, FAR, SPARSE])
@@ -158,6 +160,7 @@ def test_padding_may_be_negative_and_longer_than_the_window(head: int) -> None:
     np.testing.assert_allclose(run_algorithm(FFT, problem), run_algorithm(DIRECT, problem), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @given(cases(normal=True), st.floats(0.05, 1))
 @drawn(150)
 def test_memory_keeps_to_the_limit_or_the_problem_is_refused(case: Case, share: float) -> None:

@@ -153,6 +153,7 @@ NETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_nets_of_two_operators_have_the_gradients_of_differences(name: str) -> None:
     operators, shape = NETS[name]

@@ -47,6 +47,7 @@ def summed_to(values: Array, shape: Shape) -> Array:
     return result
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(BINARY), stretched(2))
 def test_gradients_of_stretched_operands_are_summed(op_type: str, shapes: list[Shape]) -> None:

@@ -42,6 +42,7 @@ def test_every_differentiable_operator_has_an_example() -> None:
     assert differentiable == EXAMPLES.keys() | ELSEWHERE.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op_type", "example"), [pytest.param(name, one, id=name) for name, many in EXAMPLES.items() for one in many]
 )

@@ -98,6 +98,7 @@ def test_tensors_without_elements_have_gradients(shape: tuple[int, int]) -> None
         np.testing.assert_array_equal(found[0], np.zeros(shape))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
 def test_topk_gradients_equal_differences(shape: list[int], data: st.DataObject) -> None:

@@ -249,6 +249,7 @@ def test_an_image_of_padding_only_gives_the_bias(order: str, dtype: str) -> None
     check_gradients(case, EVERY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_are_summed_in_float32(dtype: str) -> None:
     """Ones added one by one in these types would stop at 2048, or at 256."""
@@ -292,6 +293,7 @@ def small_cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @given(small_cases())
 @drawn(60)
 def test_gradients_are_what_central_differences_say(case: Case) -> None:

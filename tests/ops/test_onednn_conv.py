@@ -121,6 +121,7 @@ def computed_in(order: str, layer: Layer) -> Array:
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("channels", "filters", "group"), [(16, 32, 1), (32, 32, 2), (32, 32, 32), (16, 32, 16)])
@@ -152,6 +153,7 @@ def test_a_result_in_another_order(by_onednn: pytest.LogCaptureFixture, order: s
     assert_close(from_order(y, output_order), np.maximum(layer.exact(), 0))
 
 
+@pytest.mark.slow
 def test_a_first_layer_of_three_channels_goes_into_blocks(by_onednn: pytest.LogCaptureFixture) -> None:
     layer = Layer(Geometry((31, 33), (7, 7), (2, 2), (1, 1), (3, 3, 3, 3)), channels=3)
     arguments = {**layer.arguments("NCHW"), "bias": 1, "output_order": "NCHW16c"}
@@ -159,6 +161,7 @@ def test_a_first_layer_of_three_channels_goes_into_blocks(by_onednn: pytest.LogC
     assert_close(from_order(y, "NCHW16c"), layer.exact())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NHWC", "NCHW16c"])
 @pytest.mark.parametrize("text", [*FORMULAS, *POSITIVE])
 def test_every_function_as_a_post_op(by_onednn: pytest.LogCaptureFixture, text: str, order: str) -> None:
@@ -179,6 +182,7 @@ def test_every_function_as_a_post_op(by_onednn: pytest.LogCaptureFixture, text: 
 OPERANDS = {"a channel each": (1, 32, 1, 1), "one": (1, 1, 1, 1), "all": (2, 32, 9, 8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["add", "mul", "sub", "div", "max", "min"])
 @pytest.mark.parametrize("shape", OPERANDS.values(), ids=OPERANDS)
@@ -283,6 +287,7 @@ def test_in_place_nothing_is_moved() -> None:
     assert not made.output_moves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_run_allocates_nothing_of_the_size_of_a_tensor(order: str) -> None:
     layer = Layer(Geometry((64, 64), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), batch=1)

@@ -46,6 +46,7 @@ def _output(script: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_made_by_fork_computes_although_the_parents_openmp_threads_are_not_there() -> None:
     script = """
@@ -66,6 +67,7 @@ def test_the_setting_of_idle_threads_is_seen_by_the_library_alone() -> None:
     assert _output("product(); print(os.environ.get('GOMP_SPINCOUNT'))", GOMP_SPINCOUNT="7") == "7"
 
 
+@pytest.mark.slow
 def test_idle_threads_stop_spinning_soon() -> None:
     script = """
 import time

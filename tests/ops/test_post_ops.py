@@ -111,6 +111,7 @@ EXACT: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", BINARY)
 @pytest.mark.parametrize("shape", OPERANDS)

@@ -26,6 +26,7 @@ from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers
 from tests.ops.running import operator_def, run_operator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @drawn(100)
 @given(layer=layers, outputs=st.integers(1, 3))
@@ -36,6 +37,7 @@ def test_each_step_follows_from_the_one_before(engine: str, layer: Layer, output
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @drawn(30)
 @given(layer=layers)
 def test_what_is_saved_for_the_gradient_changes_no_result(layer: Layer) -> None:

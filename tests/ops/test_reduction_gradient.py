@@ -35,6 +35,7 @@ def gradient_of(op_type: str, x: Array, dy: Array, **arguments: ArgumentValue) -
     return analytic_gradients(operator_def(op_type, ["x0"], ["y0"], **arguments), [x], {0: dy}, [0])[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(NAMED), st.lists(st.integers(1, 3), min_size=1, max_size=4), st.booleans(), st.data())
 def test_reductions_over_any_axes_equal_differences(

@@ -31,6 +31,7 @@ def stored(image: Array, order: str) -> Array:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @settings(max_examples=40)
 @given(data=st.data())

@@ -120,6 +120,7 @@ def test_slice_says_what_is_wrong_with_its_bounds() -> None:
         run_operator("Slice", [x, np.array([1])])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 3), st.integers(-4, 3), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_tile_repeats_along_one_axis(shape: list[int], tiles: int, axis: int, by_input: bool) -> None:

@@ -42,6 +42,7 @@ def with_distribution(logits: Array, labels: Array, *weights: Array) -> tuple[Ar
     return workspace.fetch_blob("p"), workspace.fetch_blob("loss")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 300),
@@ -287,6 +288,7 @@ def test_losses_refuse_what_does_not_fit() -> None:
         run_operator("SoftmaxWithLossGradient", [logits, labels, logits, np.ones(2, np.float32)])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(shape=st.lists(st.integers(0, 6), max_size=3), dtype=st.sampled_from([np.float32, np.float64, np.float16]))
 def test_averaged_loss_is_the_mean_and_zero_of_nothing(shape: list[int], dtype: Any) -> None:

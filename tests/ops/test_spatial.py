@@ -97,6 +97,7 @@ def test_scales_fed_anew_change_the_size() -> None:
 # ChannelShuffle.
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 4), st.integers(0, 4), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["NCHW", "NHWC"]),
     st.sampled_from(DTYPES),

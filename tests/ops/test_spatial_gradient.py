@@ -63,6 +63,7 @@ def test_image_padding_gradients_equal_differences(mode: str, order: str) -> Non
     check_gradient("PadImage", [numbers(2, 3, 4, 2)], mode=mode, order=order, pads=[1, 1, 2, 0], value=3.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(3, 4), st.integers(-1, 1), st.integers(-1, 1)), min_size=1, max_size=3),

@@ -66,6 +66,7 @@ def test_instance_and_group_norm_standardise_each_group(
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data(), affine=st.booleans())
 def test_layer_norm_standardises_from_axis_on(shape: list[int], data: st.DataObject, affine: bool) -> None:

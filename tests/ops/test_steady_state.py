@@ -119,6 +119,7 @@ def test_second_run_reads_its_inputs_anew(op_type: str, inputs: list[Any], argum
     assert_reads_anew(op_type, inputs, arguments, "")
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.parametrize(("op_type", "inputs", "arguments"), ONEDNN_CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

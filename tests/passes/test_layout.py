@@ -199,6 +199,7 @@ def test_a_split_along_the_channels_and_a_residual_go_along(name: str) -> None:
     assert len(reorders(changed)) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize(
     ("channels", "arguments"),

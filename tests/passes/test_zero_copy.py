@@ -193,6 +193,7 @@ def test_a_slice_is_a_view_where_it_is_one_piece() -> None:
     assert net.prepared().steps[1] is nothing_to_do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squeezenet", "googlenet"])
 def test_zoo_models_join_everything_in_place_with_the_same_bytes(name: str) -> None:
     plain = initialised(zoo.build(name))

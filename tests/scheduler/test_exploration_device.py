@@ -68,6 +68,7 @@ def device_scenario(
     return scenario
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parents", "workers"), [(DIAMOND, 2), (CROSS, 2), (CROSS, 3)])
 def test_a_net_on_a_device_is_right_for_many_seeds(parents: list[list[int]], workers: int) -> None:
     explore_seeds(device_scenario(parents, workers), range(60)).raise_failure()
@@ -117,6 +118,7 @@ def test_eight_kernels_on_four_workers_take_two_rounds() -> None:
     assert schedule.result == pytest.approx([105e-6, 105e-6], rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_fails_ends_its_run_in_every_schedule_and_not_the_next() -> None:
     net = sums(CROSS)
     right = expected(net)
@@ -133,6 +135,7 @@ def test_a_kernel_that_fails_ends_its_run_in_every_schedule_and_not_the_next() -
     explore_seeds(scenario, range(40)).raise_failure()
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_past_the_deadline_is_given_up_in_every_schedule_and_no_real_time() -> None:
     net = sums(CROSS)
     right = expected(net)

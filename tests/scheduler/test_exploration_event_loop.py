@@ -155,6 +155,7 @@ def several_at_once(executor: Executor) -> None:
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
 def test_run_async_is_right_for_many_seeds(net_type: str) -> None:
     scenario = executor_scenario(several_at_once, replicas=2, net_type=net_type)

@@ -261,6 +261,7 @@ def test_a_timeout_at_any_point_of_a_run_leaves_the_net_usable() -> None:
     assert outcomes == {"done", "timeout"}
 
 
+@pytest.mark.slow
 def test_callers_of_one_net_in_several_threads_take_turns_under_many_schedules() -> None:
     net = sums(FORK)
     right = expected(net)

@@ -127,6 +127,7 @@ def without_waits_of(chain: int) -> Callable[..., Synchronisation]:
     return synchronise_less
 
 
+@pytest.mark.slow
 def test_what_is_not_ordered_is_printed_with_both_operators_and_the_missing_edge(
     checked: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def test_a_chain_needs_two_buffers_and_side_by_side_chains_two_each() -> None:
     assert place([64] * 15, in_turn.rivals).extent == 4 * 64
 
 
+@pytest.mark.slow
 def test_a_thousand_operators_are_placed_in_well_under_a_second_and_close_to_the_bound() -> None:
     rng = random.Random(7)
     operators = []

@@ -142,6 +142,7 @@ def test_planned_nets_give_the_bytes_of_unplanned_ones_and_are_proved(seed: int,
                 net.run(trace=detector)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_zoo_models_give_the_same_bytes_with_planned_memory(kind: Make) -> None:
     for name in ("lenet", "squeezenet"):

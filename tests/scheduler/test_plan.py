@@ -88,6 +88,7 @@ def test_measured_times_replace_estimates_and_keep_the_order_of_the_chains() -> 
     assert predict_makespan(measured, 2) == 11.0
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
 def test_predictions_lie_between_the_bound_and_grahams(net: NetDef, workers: int) -> None:

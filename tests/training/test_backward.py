@@ -83,6 +83,7 @@ def test_every_gradient_that_is_returned_holds_at_the_end_of_the_run(case: Rando
         np.testing.assert_allclose(np.sum(gradient * direction), behind.slope(blob, direction), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(random_nets(), st.sets(st.sampled_from(INPUTS), min_size=1))
 def test_only_what_the_wanted_gradients_need_is_computed_and_to_the_same_bytes(
@@ -116,6 +117,7 @@ def test_no_gradient_operator_writes_a_forward_blob_or_breaks_its_schema(case: R
         assert forward.isdisjoint(definition.output)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(random_nets())
 def test_every_schedule_gives_the_same_bytes(case: RandomNet) -> None:
@@ -138,6 +140,7 @@ def test_every_schedule_gives_the_same_bytes(case: RandomNet) -> None:
             built.close()
 
 
+@pytest.mark.slow
 def test_most_random_nets_have_gradients() -> None:
     outcomes: collections.Counter[bool] = collections.Counter()
 

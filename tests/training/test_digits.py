@@ -17,6 +17,7 @@ def test_lenet_recognises_985_of_1000_digits_it_has_not_seen() -> None:
         assert trainer.evaluate()["accuracy"] >= 0.985
 
 
+@pytest.mark.slow
 def test_lenet_ends_with_the_same_bytes_on_every_schedule() -> None:
     task = tasks.make("lenet_digits")
     task = replace(task, train={name: array[:320] for name, array in task.train.items()})

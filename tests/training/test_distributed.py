@@ -18,6 +18,7 @@ from tests.training.small_task import BATCH, make_task
 TIMEOUT = 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_ranks_wait_for_the_first_one_longer_than_their_timeout(ranks: int) -> None:
     did: list[int] = []

@@ -438,6 +438,7 @@ def test_a_warmup_reaches_the_full_rate() -> None:
         assert train(helper, steps).fetch_blob(rate) == pytest.approx(-expected)
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_documentation_run() -> None:
     page = Path(__file__).parents[2] / "docs" / "optimizers.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

@@ -241,6 +241,7 @@ def test_a_device_that_is_missing_is_named(devices: list[str]) -> None:
         Trainer(make_task(0), devices=devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["allreduce", "tree", "ring"])
 def test_several_devices_train_and_resume(reduction: str, tmp_path: Path) -> None:
     def options(**more: object) -> dict[str, object]:

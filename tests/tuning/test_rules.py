@@ -117,6 +117,7 @@ def test_tune_measures_and_keeps_what_a_later_compilation_uses(cli: Cli, tmp_pat
     assert json.loads(file.read_text())["choices"]
 
 
+@pytest.mark.slow
 def test_compare_says_what_it_used(cli: Cli) -> None:
     for arguments, said in (
         ((), "layout and kernels: by rules"),

@@ -49,6 +49,7 @@ def test_every_parameter_of_every_network_gets_a_gradient(name: str) -> None:
     assert list(helper.add_gradient_operators(["loss"])) == helper.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_loss_starts_near_that_of_guessing_and_gradients_are_finite(name: str) -> None:
     helper = zoo.build_training(name, 2, classes=4, image_size=SMALL[name])
@@ -129,6 +130,7 @@ def test_what_a_network_does_not_fit_is_refused() -> None:
         zoo.build_training("lenet", 1, classes=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in zoo.names() if name != "vgg19"])
 def test_the_smallest_images_run(name: str) -> None:
     architecture = zoo.architecture(name)

@@ -15,6 +15,7 @@ from dagexec.training.model_builder import ITERATION
 STEP = 1e-9  # small, as deep networks of ReLU have corners everywhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"), [("lenet_digits", 8), ("resnet20", 16), ("squeezenet_towers", 31), ("mobilenet_v2", 48)]
 )

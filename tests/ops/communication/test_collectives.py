@@ -122,6 +122,7 @@ def test_no_rank_leaves_a_barrier_before_all_have_entered_it() -> None:
     explore_seeds(scenario, range(30)).raise_failure()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tree", "ring"])
 def test_every_schedule_gives_the_same_bytes(algorithm: str) -> None:
     def scenario(size: int = 3) -> bytes:
@@ -161,6 +162,7 @@ def failing_at(world: CommonWorld, point: int) -> list[str]:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tree", "ring"])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
 def test_a_rank_that_fails_at_any_point_ends_all_with_its_name(algorithm: str, failing: int) -> None:

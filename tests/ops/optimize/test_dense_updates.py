@@ -163,6 +163,7 @@ def test_three_steps_follow_the_formula(name: str, device: str) -> None:
     compare(case, run_case(case, blobs, grads, device=device), blobs, grads, 2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_float64_parameters_take_a_float32_rate(name: str) -> None:
     case = ALL[name]
@@ -252,6 +253,7 @@ def test_not_a_number_stays_where_it_is() -> None:
             assert np.isfinite(array[[0, 2]]).all()
 
 
+@pytest.mark.slow
 def test_runs_allocate_nothing_of_the_size_of_the_tensor() -> None:
     size = 200_000
     for case in ALL.values():

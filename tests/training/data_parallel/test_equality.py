@@ -38,6 +38,7 @@ def batches(count: int, dtype: Any = np.float32) -> list[dict[str, Any]]:
     return [image_batch(count, dtype, seed) for seed in range(STEPS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_tree_and_all_reduce_give_the_bytes_of_one_device_that_accumulates(double: bool, count: int) -> None:
@@ -61,6 +62,7 @@ def test_two_devices_with_two_micro_batches_each_give_the_bytes_of_one_with_four
     assert same_bytes(two, one) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("devices", [*FOUR_OF_A_KIND, ["cpu", "sim:1", "cpu", "sim:0"]], ids=str)
 def test_four_devices_train_as_one_on_the_whole_batch(devices: list[str], reduction: str) -> None:
@@ -87,6 +89,7 @@ def test_where_all_sums_are_exact_four_devices_give_the_bytes_of_one_on_the_whol
     assert not np.array_equal(one["w"], np.full((1, 4), 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("devices", FOUR_OF_A_KIND, ids=str)
 def test_batch_normalisation_over_all_devices_is_that_of_one(devices: list[str], reduction: str) -> None:
@@ -190,6 +193,7 @@ def test_all_replicas_may_take_their_inputs_from_one_queue(reduction: str) -> No
     assert same_bytes(found, one) == []
 
 
+@pytest.mark.slow
 def test_every_micro_batch_and_every_device_drops_others() -> None:
     """And which it drops does not depend on the device: N of them give the bytes of one that accumulates."""
     data = batches(8)

@@ -157,6 +157,7 @@ def test_in_every_schedule_a_failure_ends_all_threads(reduction: str) -> None:
             explore(scenario, seed).raise_failure()
 
 
+@pytest.mark.slow
 def test_a_replica_that_does_not_answer_is_named() -> None:
     started = threading.Event()
     done = threading.Event()

@@ -37,6 +37,7 @@ from tests.training.data_parallel.problems import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [["cpu"] * 3, ["sim:0", "sim:1", "sim:2"], ["cpu", "sim:1"]], ids=str)
 @pytest.mark.parametrize("reduction", ["allreduce", "tree", "ring"])
 @pytest.mark.parametrize("iter_size", [1, 2])
@@ -57,6 +58,7 @@ def test_all_accesses_are_ordered_and_all_shapes_known_before_a_run(
             assert not dynamic_operators(net.graph, frozenset())
 
 
+@pytest.mark.slow
 @pytest.mark.simulated
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_the_devices_work_gives_the_same_bytes(seed: int) -> None:
