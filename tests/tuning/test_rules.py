@@ -34,6 +34,7 @@ def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     def layout(model: Model, blocks: str | None, own_winograd: bool = True) -> str:
         monkeypatch.setattr(layouts, "widest_blocks", lambda: blocks)
+        monkeypatch.setattr(layouts, "library", object)  # where there is none, too
         monkeypatch.setattr(layouts, "is_available", lambda _library: own_winograd)
         return layouts.estimated_layout(model, random_inputs(model, {}))
 
