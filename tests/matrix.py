@@ -27,6 +27,8 @@ CHOSEN = (
     "tests/ops/test_onednn_pooling.py",
     "tests/ops/test_quantized_products.py",
     "tests/ops/test_onednn_quantized.py",
+    "tests/ops/test_onednn_widened.py",
+    "tests/ops/test_onednn_winograd.py",
     "tests/passes/test_layout.py",
     "tests/passes/test_bfloat16.py",
     "tests/tuning/test_choosing.py",
