@@ -142,15 +142,11 @@ def _measured(name: str, report: Mapping[str, Any]) -> str:
     parts = [f"## {name}", textwrap.fill(text, _WIDTH, break_on_hyphens=False)]
     limits = [f"`{limit}={environment[limit]}`" for limit in LIMITS if limit in environment]
     if limits:
-        kernels = {
-            row["times"]["openvino"]["chosen"].get("instructions", "")
-            for row in report["latencies"]
-            if "openvino" in row["times"]
-        } - {""}
         text = (
-            f"The processor has more: {' and '.join(limits)} keep dagexec and NumPy from it. OpenVINO obeys the first, "
-            f"too: its newest kernels are named after {', '.join(sorted(kernels)) or 'nothing here'}. onnxruntime asks "
-            "the processor and has no such switch: it was **not** limited, and may have used AVX-512."
+            f"The processor has more: {' and '.join(limits)} keep dagexec and NumPy from it. OpenVINO's convolutions and "
+            "products obey the first, too: they are oneDNN's, and named after the instruction set. Its own kernels, such "
+            "as a mean over pixels, do not (`instructions` in the file is the newest of all). onnxruntime asks the "
+            "processor and has no such switch: it was **not** limited, and may have used AVX-512."
         )
         parts.append(textwrap.fill(text, _WIDTH, break_on_hyphens=False))
     return "\n\n".join(parts)
