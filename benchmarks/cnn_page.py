@@ -144,9 +144,9 @@ def _measured(name: str, report: Mapping[str, Any]) -> str:
     if limits:
         text = (
             f"The processor has more: {' and '.join(limits)} keep dagexec and NumPy from it. OpenVINO's convolutions "
-            "and products obey the first, too: they are oneDNN's, and named after the instruction set. Its own kernels, "
-            "such as a mean over pixels, do not (`instructions` in the file is the newest of all). onnxruntime asks the "
-            "processor and has no such switch: it was **not** limited, and may have used AVX-512."
+            "and products obey the first, too: they are oneDNN's, and named after the instruction set. Its own "
+            "kernels, such as a mean over pixels, do not (`instructions` in the file is the newest of all). "
+            "onnxruntime asks the processor and has no such switch: it was **not** limited, and may have used AVX-512."
         )
         parts.append(textwrap.fill(text, _WIDTH, break_on_hyphens=False))
     return "\n\n".join(parts)
