@@ -17,7 +17,7 @@ compare: $(VENV)/.installed
 # A file of tests runs in one process; there are two of these, so that a machine with two cores is busy.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-# What five minutes suffice for: of the slow tests, the part that is this commit's turn; docs/testing.md says how.
+# All quick tests, and of the slow ones, the part that is this commit's turn; docs/testing.md says how.
 test: $(VENV)/.installed-test
 	$(PYTEST) --part
 
