@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
-from dagexec.core.feeds import Feeds, check_feeds, check_out
+from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out
 from dagexec.core.lazy import LazyModule
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
@@ -212,6 +212,7 @@ class Executor:
         self._keep = options.keep
         self._source = given or model
         self._needed = self._source.needed_inputs()
+        self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
         self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
@@ -272,8 +273,9 @@ class Executor:
         Args:
             feeds: an array for every input.
             outputs: names of blobs to return, by default the model's outputs.
-            out: arrays that these results are written to, by name; each has the dtype and shape of its result and no
-                memory in common with an input or another one. What they hold after a run that failed is undefined.
+            out: arrays that these results are written to, by name; each has the dtype and shape of its result, and each
+                of its elements a place of its own, apart from inputs, parameters and the other arrays. What they hold
+                after a run that failed is undefined.
             timeout: seconds until the run is cancelled, waiting for a replica included.
             priority: of the requests that wait for a replica the one with the greatest goes first, among equal ones
                 the oldest; chains of its run go before those of others. A request that has been the oldest while 32
@@ -286,7 +288,7 @@ class Executor:
         """
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
-            check_out(self.model.name, out, names, feeds)
+            feeds = self._apart(feeds, names, out)
         if self._direct is not None and timeout is None and trace is None and priority.__class__ is int:
             results = self._direct.run(feeds, names, out)
             if results is not None:
@@ -325,7 +327,7 @@ class Executor:
         """
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
-            check_out(self.model.name, out, names, feeds)
+            feeds = self._apart(feeds, names, out)
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         wait = TaskWait()
@@ -439,6 +441,14 @@ class Executor:
     ) -> Request:
         checked = check_feeds(self.model, feeds, self._needed)
         return Request(checked, names, out=out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+
+    def _apart(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array]) -> dict[str, Array]:
+        """The feeds as the arrays that the run will read, of which `out` has been checked to be apart."""
+        if self._parameter_memory is None:
+            self._parameter_memory = HeldMemory({**self._source.parameters, **self.model.parameters})
+        arrays = as_arrays(self.model.name, feeds)
+        check_out(self.model.name, out, names, arrays, self._parameter_memory)
+        return arrays
 
     def _fetchable(self, outputs: Iterable[str]) -> tuple[str, ...]:
         names = tuple(outputs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -428,6 +429,18 @@ SHARED = np.zeros((4, 3), np.float32)
         ({"y": FED}, r"out\['y'\] has memory in common with input 'x'"),
         ({"y": FED[::-1]}, r"out\['y'\] has memory in common with input 'x'"),
         ({"y": SHARED[:2], "h": SHARED[1:3]}, r"out\['h'\] has memory in common with out\['y'\]"),
+        (
+            {"y": np.lib.stride_tricks.as_strided(rows(0), (2, 3), (0, 4))},
+            r"out\['y'\] has several elements in one place",
+        ),
+        (
+            {"y": np.lib.stride_tricks.as_strided(rows(0), (2, 3), (8, 4))},
+            r"out\['y'\] has several elements in one place",
+        ),
+        (
+            {"y": np.lib.stride_tricks.as_strided(rows(0), (2, 3), (6, 4))},
+            r"out\['y'\] has several elements in one place",
+        ),
         ({"z": rows(0)}, r"out: 'z' is not among the results asked for, \['y', 'h'\]"),
         ({"y": rows(0, 3)}, r"out\['y'\] must be float32 of shape \(2, 3\), found float32 of shape \(3, 3\)"),
         ({"y": rows(0).astype(np.float64)}, r"out\['y'\] must be float32 of shape \(2, 3\), found float64 of shape"),
@@ -471,3 +484,80 @@ def test_steps_are_moved_that_belong_to_the_shapes_fed(addresses: Addresses) -> 
                 np.testing.assert_array_equal(result, 2 * feed)
             assert addresses.read[-1] == address(feed)
             assert addresses.written[-1] == address(result)
+
+
+class Shown:
+    """An array behind one attribute of the protocols by which libraries show their memory."""
+
+    def __init__(self, array: np.ndarray, protocol: str) -> None:
+        shown = getattr(array, protocol)
+        setattr(self, protocol, shown)
+        if protocol == "__dlpack__":
+            self.__dlpack_device__ = array.__dlpack_device__
+
+
+def shown(array: np.ndarray, protocol: str) -> object:
+    kind = type(protocol, (Shown,), {})
+    made = kind(array, protocol)
+    for name in list(vars(made)):  # Python looks them up in the class
+        value = vars(made)[name]
+        setattr(kind, name, (lambda self, *a, _f=value, **k: _f(*a, **k)) if callable(value) else value)
+        delattr(made, name)
+    return made
+
+
+WAYS_TO_SHOW: dict[str, Callable[[np.ndarray], object]] = {
+    "memoryview": memoryview,
+    "the buffer protocol": lambda array: memoryview(array).cast("B").cast("f", array.shape),
+    "__array__": lambda array: shown(array, "__array__"),
+    "__array_interface__": lambda array: shown(array, "__array_interface__"),
+    "__array_struct__": lambda array: shown(array, "__array_struct__"),
+    "__dlpack__": lambda array: shown(array, "__dlpack__"),
+    "a subclass": lambda array: array.view(np.ma.MaskedArray),
+    "ctypes": lambda array: (ctypes.c_float * array.shape[1] * array.shape[0]).from_buffer(array),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_SHOW)
+def test_memory_that_an_input_shows_in_any_way_is_not_written_to(way: str) -> None:
+    array = rows(1)
+    fed = WAYS_TO_SHOW[way](array)
+
+    async def as_a_task() -> None:
+        with pytest.raises(FeedError, match=r"out\['y'\] has memory in common with input 'x'"):
+            await executor.run_async({"x": fed}, out={"y": array[::-1]})
+
+    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+        with pytest.raises(FeedError, match=r"out\['y'\] has memory in common with input 'x'"):
+            executor.run({"x": fed}, out={"y": array})
+        anyio.run(as_a_task)
+        assert array.tolist() == rows(1).tolist()
+        place = rows(0)
+        assert executor.run({"x": fed}, out={"y": place})["y"] is place
+        np.testing.assert_array_equal(place, rows(2))
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_parameter_is_not_written_to(optimize: bool) -> None:
+    weights = np.arange(12, dtype=np.float32).reshape(4, 3)
+    model = Model(
+        name="linear",
+        net=NetDef(name="linear", op=[operator_def("MatMul", ["x", "w"], ["y"])]),
+        parameters={"w": weights},
+        inputs={"x": InputInfo(dtypes.FLOAT32, (3, 4))},
+        outputs=("y",),
+    )
+    x = np.ones((3, 4), np.float32)
+    with dagexec.compile(model, optimize=optimize) as executor:
+        expected = executor.run({"x": x})["y"]
+        for _ in range(2):
+            with pytest.raises(FeedError, match=r"net 'linear': out\['y'\] has memory in common with parameter 'w'"):
+                executor.run({"x": x}, out={"y": weights[1:]})
+        np.testing.assert_array_equal(executor.run({"x": x})["y"], expected)
+
+
+def test_results_are_written_backwards_and_with_gaps() -> None:
+    with dagexec.compile(doubled_model(), num_workers=1) as executor:
+        for place in (rows(0)[::-1, ::-1], np.zeros((4, 6), np.float32)[::2, ::2], np.zeros((3, 2), np.float32).T):
+            assert executor.run({"x": rows(1)}, out={"y": place})["y"] is place
+            np.testing.assert_array_equal(place, rows(2))

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
 
 from dagexec.core import dtypes
+from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.errors import DagexecError, FeedError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.tensor import as_bytes_objects
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
+
+_MOST_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
 
 
 def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array]:
@@ -32,10 +36,39 @@ def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array
     return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
 
 
-def check_out(net: str, out: Mapping[str, Array], names: Sequence[str], feeds: Feeds) -> None:
+def as_arrays(net: str, feeds: Feeds) -> dict[str, Array]:
+    """The feeds as arrays, of the callers' own memory where they show it: buffers, `__array__`, `__dlpack__` and so on.
+
+    Raises FeedError for what is none.
+    """
+    return {name: _as_array(f"net {net!r}", name, value) for name, value in feeds.items()}
+
+
+class HeldMemory:
+    """The memory of arrays by name, to be asked often which of them another array meets."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        found = [(*byte_bounds(array), name) for name, array in arrays.items() if array.size]
+        self._low = np.array([low for low, _, _ in found], np.int64)
+        self._high = np.array([high for _, high, _ in found], np.int64)
+        self._names = [name for _, _, name in found]
+        self._arrays = arrays
+
+    def met_by(self, array: Array) -> str | None:
+        """The name of an array that has memory in common with `array`, None where there is none."""
+        low, high = byte_bounds(array)
+        for index in np.flatnonzero((self._low < high) & (low < self._high)):
+            if _meet(self._arrays[self._names[index]], array):
+                return self._names[index]
+        return None
+
+
+def check_out(
+    net: str, out: Mapping[str, Array], names: Sequence[str], feeds: Mapping[str, Array], parameters: HeldMemory
+) -> None:
     """Raise FeedError unless `out` has arrays that results of a run, those called `names`, can be written to.
 
-    They must not have memory in common, neither among each other nor with `feeds`.
+    Each element has a place of its own: not one of the same array, of another one, of `feeds`, or of the `parameters`.
     """
     for name, array in out.items():
         if name not in names:
@@ -44,22 +77,58 @@ def check_out(net: str, out: Mapping[str, Array], names: Sequence[str], feeds: F
             raise FeedError(f"net {net!r}: out[{name!r}] must be a NumPy array, found {type(array).__name__}")
         if not array.flags.writeable:
             raise FeedError(f"net {net!r}: out[{name!r}] is read-only")
+        if _meets_itself(array):
+            raise FeedError(
+                f"net {net!r}: out[{name!r}] has several elements in one place: shape {array.shape}, strides "
+                f"{array.strides} bytes"
+            )
         for other_name, other in feeds.items():
-            if isinstance(other, np.ndarray) and np.may_share_memory(array, other) and np.shares_memory(array, other):
+            if _meet(array, other):
                 raise FeedError(f"net {net!r}: out[{name!r}] has memory in common with input {other_name!r}")
+        parameter = parameters.met_by(array)
+        if parameter is not None:
+            raise FeedError(f"net {net!r}: out[{name!r}] has memory in common with parameter {parameter!r}")
     if len(out) > 1:
         for (name, array), (other_name, other) in itertools.combinations(out.items(), 2):
-            if np.shares_memory(array, other):
+            if _meet(array, other):
                 raise FeedError(f"net {net!r}: out[{other_name!r}] has memory in common with out[{name!r}]")
 
 
-def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
+def _meet(one: Array, other: Array) -> bool:
+    """True when the arrays have memory in common, and where that would take too long to tell."""
+    if not np.may_share_memory(one, other):
+        return False
     try:
-        array = np.asarray(value)
+        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _meets_itself(array: Array) -> bool:
+    """True when two indices lead to one byte; the direction of an axis has no say in that."""
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        return False
+    shape, strides = (*array.shape, array.itemsize), (*map(abs, array.strides), 1)
+    return TensorDescriptor(shape, strides).is_overlapping
+
+
+def _as_array(prefix: str, name: str, value: npt.ArrayLike) -> Array:
+    """`value` as an array, without a copy where it shows its memory."""
+    try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value)  # type: ignore[arg-type]
+        return np.asarray(value)
+    except (ValueError, TypeError, BufferError, RuntimeError) as error:  # such as for lists of unequal lengths
+        raise FeedError(f"{prefix}: input {name!r}: {error}") from None
+
+
+def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
+    array = _as_array(prefix, name, value)
+    try:
         found = dtypes.from_numpy(array.dtype)
         if found is dtypes.STRING:
             array = as_bytes_objects(array)
-    except (DagexecError, ValueError, TypeError) as error:  # NumPy's, for lists of unequal lengths
+    except (DagexecError, ValueError, TypeError) as error:
         raise FeedError(f"{prefix}: input {name!r}: {error}") from None
     if info.dtype is not None and found is not info.dtype:
         raise FeedError(
