@@ -1,10 +1,13 @@
-"""Where workers run: each on a core of its own, for as long as it has something to do.
+"""Where workers wake up: each on a core that no other working worker was woken on.
 
-Two threads that hand the interpreter lock to each other look to some kernels as if they belonged on one core. The
-woken one is put where the waker runs, and on small virtual machines it takes milliseconds until an idle core pulls it
-away; for that long two workers run one after the other. So a worker that begins to work stays on the core it wakes up
-on, and whoever wakes it rules out the cores that other working workers of this process hold. A worker that goes to wait
-lets its core go: nothing is pinned while it has no work, and the kernel chooses anew the next time.
+A thread that is woken is put by some kernels where its waker runs, and on small virtual machines it takes milliseconds
+until an idle core pulls it away; for that long two workers run one after the other. So whoever wakes a worker rules out
+the cores that other working workers of this process hold, and the worker holds the core it finds itself on until it
+waits again.
+
+The choice is made with the thread's affinity mask, which every thread and every process that it starts inherits for
+life: a team of OpenMP, a subprocess, the workers of an executor inside an operator. So the mask is narrow only from the
+wake-up until the worker is awake. While it works, and while it waits, it may run wherever the process may.
 
 Linux only, and only for pools of at least two workers and no more than cores; otherwise the system is left alone.
 """
@@ -26,35 +29,50 @@ _held: set[int] = set()
 class WakeUp:
     """The wake-up of one worker thread, and the core it holds; made by the thread itself."""
 
-    __slots__ = ("_allowed", "_core", "_gate", "_thread")
+    __slots__ = ("_allowed", "_core", "_gate", "_narrowed", "_thread", "_waiting")
 
     def __init__(self, *, placed: bool, source: Threads | None = None) -> None:
-        """With `placed`, the worker holds a core while it works; else the system puts it where it likes."""
+        """With `placed`, the worker is woken on a core nobody holds; else the system puts it where it likes."""
         self._gate = (source or threads()).lock()
         self._gate.acquire()
         self._thread = threading.get_native_id()
         self._allowed = os.sched_getaffinity(0) if placed and current_core is not None else set()
         self._core: int | None = None
+        self._waiting = False  # its mask may be narrowed; under the lock, as is the next
+        self._narrowed = False
 
     def wait(self) -> None:
         """Let the core go and block until another thread calls `wake`; then hold the core woken up on."""
         self.leave()
+        if not self._allowed or current_core is None:
+            self._gate.acquire()
+            return
+        with _lock:
+            self._waiting = True
         self._gate.acquire()
-        if self._allowed and current_core is not None:
+        with _lock:
+            self._waiting = False
+            narrowed, self._narrowed = self._narrowed, False
             core = current_core()
-            with _lock:
-                if core not in _held:
-                    _held.add(core)
-                    self._core = core
-            if self._core is not None:
-                _restrict(0, {core})
+            if core not in _held:
+                _held.add(core)
+                self._core = core
+        if narrowed:
+            _restrict(0, self._allowed)
 
     def wake(self) -> None:
         """Let the worker go on, on a core that no other working worker holds. One that is not waiting will not wait."""
-        if self._allowed:
-            with _lock:
-                free = self._allowed - _held
-            _restrict(self._thread, free or self._allowed)
+        if not self._allowed:
+            self._open()
+            return
+        with _lock:  # once it is awake nobody narrows its mask any more
+            free = self._allowed - _held
+            if self._waiting and free and len(free) < len(self._allowed):
+                self._narrowed = True
+                _restrict(self._thread, free)
+            self._open()
+
+    def _open(self) -> None:
         try:
             self._gate.release()
         except RuntimeError:
