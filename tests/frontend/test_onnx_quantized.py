@@ -1,4 +1,7 @@
-"""Quantised ONNX operators against onnxruntime, one node at a time and in whole models."""
+"""Quantised ONNX operators, one node at a time: against onnxruntime, and products against 64-bit integers.
+
+Without VNNI onnxruntime saturates sums of two products of 8 bits, so it is asked for products with weights of 7.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import dagexec
 from dagexec.core.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from tests.frontend.test_onnx_operators import Case, Const, build
+from tests.ops.integers import convolution_sums, requantised
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(17)
@@ -32,14 +36,18 @@ def zero(value: int, dtype: Any = np.uint8) -> Const:
     return Const(np.array(value, dtype))
 
 
+def seven_bits(shape: tuple[int, ...], dtype: Any) -> Array:
+    return whole(shape, dtype) >> 1
+
+
 IMAGE = (RNG.standard_normal((2, 4, 7, 6)) * 3).astype(np.float32)
 BYTES = whole((2, 4, 7, 6), np.uint8)
-FILTER = Const(whole((6, 4, 3, 3), np.int8))
+FILTER = Const(seven_bits((6, 4, 3, 3), np.int8))
 FILTER_SCALES = Const(RNG.uniform(0.001, 0.01, 6).astype(np.float32))
 ZEROS = Const(np.zeros(6, np.int8))
 BIAS = Const(RNG.integers(-9000, 9000, 6).astype(np.int32))
 ROWS = whole((5, 8), np.int8)
-MATRIX = Const(whole((8, 3), np.int8))
+MATRIX = Const(seven_bits((8, 3), np.int8))
 Y = (scale(0.41), zero(31))
 
 CASES = [
@@ -54,11 +62,11 @@ CASES = [
     Case("QLinearConv", 10, (BYTES, scale(0.02), zero(7), FILTER, FILTER_SCALES, ZEROS, *Y, BIAS)),
     Case("QLinearConv", 10, (BYTES, scale(0.02), zero(7), FILTER, scale(0.01), zero(0, np.int8), *Y),
          {"pads": [1, 1, 0, 1], "strides": [2, 1]}),
-    Case("QLinearConv", 10, (BYTES, scale(0.02), zero(7), Const(whole((6, 2, 3, 3), np.int8)), scale(0.01),
+    Case("QLinearConv", 10, (BYTES, scale(0.02), zero(7), Const(seven_bits((6, 2, 3, 3), np.int8)), scale(0.01),
                              zero(0, np.int8), *Y), {"group": 2, "auto_pad": "SAME_UPPER"}),
     Case("QLinearMatMul", 10, (ROWS, scale(0.02), zero(-7, np.int8), MATRIX, scale(0.01), zero(0, np.int8),
                                scale(0.1), zero(5, np.int8))),
-    Case("QLinearMatMul", 21, (whole((2, 5, 8), np.uint8), scale(0.02), zero(7), whole((2, 8, 3), np.uint8),
+    Case("QLinearMatMul", 21, (whole((2, 5, 8), np.uint8), scale(0.02), zero(7), seven_bits((2, 8, 3), np.uint8),
                                scale(0.01), zero(3), scale(0.1), zero(5))),
     Case("ConvInteger", 10, (BYTES, FILTER, zero(7)), {"pads": [1, 1, 1, 1]}),
     Case("MatMulInteger", 10, (ROWS, MATRIX)),
@@ -79,6 +87,40 @@ def test_node_gives_the_integers_of_onnxruntime(case: Case) -> None:
             assert np.abs(found["out0"].astype(int) - array.astype(int)).max() <= 1
         else:
             np.testing.assert_array_equal(found[f"out{index}"], array)
+
+
+WHOLE_FILTER, WHOLE_MATRIX = whole((6, 4, 3, 3), np.int8), whole((8, 3), np.int8)
+MULTIPLIERS = np.float32(0.02) * FILTER_SCALES.array / np.float32(0.41)
+CONVOLVED = convolution_sums(BYTES, WHOLE_FILTER, 7)
+MULTIPLIED = (ROWS.astype(np.int64) + 7) @ WHOLE_MATRIX.astype(np.int64)
+
+
+def scaled(sums: Array, multiplier: Array, zero_point: int, dtype: Any) -> Array:
+    return requantised(sums.astype(np.float32) * multiplier, zero_point, dtype)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (Case("ConvInteger", 10, (BYTES, Const(WHOLE_FILTER), zero(7))), CONVOLVED),
+        (Case("MatMulInteger", 10, (ROWS, Const(WHOLE_MATRIX), zero(-7, np.int8))), MULTIPLIED),
+        (Case("QLinearConv", 10, (BYTES, scale(0.02), zero(7), Const(WHOLE_FILTER), FILTER_SCALES, ZEROS, *Y, BIAS)),
+         scaled(CONVOLVED + BIAS.array[:, None, None], MULTIPLIERS[:, None, None], 31, np.uint8)),
+        (Case("QLinearMatMul", 10, (ROWS, scale(0.02), zero(-7, np.int8), Const(WHOLE_MATRIX), scale(0.01),
+                                    zero(0, np.int8), scale(0.41), zero(31, np.int8))),
+         scaled(MULTIPLIED, np.float32(0.02) * np.float32(0.01) / np.float32(0.41), 31, np.int8)),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("optimize", [False, True])
+def test_products_of_eight_bits_are_those_of_integers(case: Case, expected: Array, optimize: bool) -> None:
+    proto, feeds = build(case)
+    with dagexec.compile(proto, optimize=optimize) as executor:
+        found = executor.run(feeds)["out0"]
+    if optimize and found.dtype != np.int32:  # oneDNN scales in another order: a tie may become the other integer
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    else:
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

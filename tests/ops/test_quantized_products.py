@@ -95,7 +95,7 @@ def test_convolution_gives_the_bits_of_integer_sums(data: st.DataObject) -> None
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_convolution_gives_the_bits_of_onnxruntime(dtype: Any, per_channel: bool) -> None:
+def test_convolution_gives_the_bits_of_integers_and_of_onnxruntime(dtype: Any, per_channel: bool) -> None:
     random = np.random.default_rng(11)
     x = full_range(random, (2, 8, 12, 12), dtype)
     weights = full_range(random, (6, 8, 3, 3), np.int8)
@@ -103,16 +103,27 @@ def test_convolution_gives_the_bits_of_onnxruntime(dtype: Any, per_channel: bool
     w_scale = random.uniform(0.001, 0.01, 6 if per_channel else 1).astype(F32)
     x_scale, y_scale, y_zero = F32(0.021), F32(0.37), dtype(33)
     bias = random.integers(-9000, 9000, 6).astype(np.int32)
-    given = w_scale if per_channel else w_scale.reshape(())
-    w_zero = np.zeros(given.shape, np.int8)
-    inputs = [x, x_scale, zero, weights, given, w_zero, y_scale, y_zero, bias]
-    expected = onnx_result("QLinearConv", [np.asarray(array) for array in inputs], pads=[1, 1, 1, 1])[0]
-    found = run_operator(
-        "QuantConv", [x, weights, w_scale, bias], kernel=3, pad=1, bias=1, to=np.dtype(dtype).name,
-        x_scale=float(x_scale), x_zero_point=int(zero), y_scale=float(y_scale), y_zero_point=int(y_zero),
-    )[0]  # fmt: skip
-    # MLAS and we round the same product to the nearest, ties to even
-    np.testing.assert_array_equal(found, expected)
+
+    def found(filters: Array) -> Array:
+        return run_operator(
+            "QuantConv", [x, filters, w_scale, bias], kernel=3, pad=1, bias=1, to=np.dtype(dtype).name,
+            x_scale=float(x_scale), x_zero_point=int(zero), y_scale=float(y_scale), y_zero_point=int(y_zero),
+        )[0]  # fmt: skip
+
+    def by_integers(filters: Array) -> Array:
+        sums = convolution_sums(x, filters, int(zero), pad=1) + bias[:, None, None]
+        multiplier = (x_scale * w_scale / y_scale)[:, None, None]
+        return expected_output(sums, multiplier, [], None, float(y_scale), int(y_zero), np.dtype(dtype).name)
+
+    def by_onnxruntime(filters: Array) -> Array:
+        given = w_scale if per_channel else w_scale.reshape(())
+        inputs = [x, x_scale, zero, filters, given, np.zeros(given.shape, np.int8), y_scale, y_zero, bias]
+        return onnx_result("QLinearConv", [np.asarray(array) for array in inputs], pads=[1, 1, 1, 1])[0]
+
+    np.testing.assert_array_equal(found(weights), by_integers(weights))
+    # MLAS and we round the same product to the nearest, ties to even; without VNNI it saturates pairs of wider products
+    seven_bits = weights >> 1
+    np.testing.assert_array_equal(found(seven_bits), by_onnxruntime(seven_bits))
 
 
 @settings(max_examples=30, deadline=None)
@@ -171,12 +182,14 @@ def test_sums_of_two_quantised_tensors(to: str) -> None:
 
 
 @pytest.mark.parametrize("inner", [3, 600])
-def test_integer_products_without_scales_agree_with_onnxruntime(inner: int) -> None:
+def test_integer_products_without_scales_are_those_of_integers_and_of_onnxruntime(inner: int) -> None:
     random = np.random.default_rng(7)
     a, b = full_range(random, (2, 4, inner), np.uint8), full_range(random, (inner, 5), np.int8)
     a_zero, b_zero = np.array(17, np.uint8), full_range(random, (5,), np.int8)
-    inputs = [a, b, a_zero, b_zero]
-    np.testing.assert_array_equal(run_operator("MatMulInteger", inputs)[0], onnx_result("MatMulInteger", inputs)[0])
+    sums = (a.astype(np.int64) - 17) @ (b.astype(np.int64) - b_zero)
+    np.testing.assert_array_equal(run_operator("MatMulInteger", [a, b, a_zero, b_zero])[0], sums)
+    narrow = [a, b >> 1, a_zero, b_zero >> 1]  # of seven bits, which MLAS does not saturate without VNNI
+    np.testing.assert_array_equal(run_operator("MatMulInteger", narrow)[0], onnx_result("MatMulInteger", narrow)[0])
     x, w = full_range(random, (1, 4, 9, 9), np.uint8), full_range(random, (3, 4, 3, 3), np.int8)
     found = run_operator("ConvInteger", [x, w], kernel=3, x_zero_point=17, pad=1)[0]
     np.testing.assert_array_equal(found, convolution_sums(x, w, 17, pad=1))
