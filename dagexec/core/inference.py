@@ -7,15 +7,21 @@ everything else is still inferred.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.errors import DagexecError
 from dagexec.core.graph import Graph
-from dagexec.core.schema import Cost, OperatorCall, TensorType, UnknownValueError
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, UnknownValueError
+
+Call = tuple[OperatorDef, OpSchema, Arguments]
 
 
 @dataclass(frozen=True)
@@ -68,3 +74,28 @@ def infer_net(
         outputs.append(types)
         costs.append(cost)
     return NetTypes(blobs, tuple(outputs), tuple(costs))
+
+
+def infer_operators(
+    calls: Sequence[Call],
+    known: Mapping[str, TensorType],
+    values: Mapping[str, npt.NDArray[Any]],
+    otherwise: Mapping[str, TensorType | None] = MappingProxyType({}),
+) -> Mapping[str, TensorType | None]:
+    """Types of all blobs where those `known` are tried: sizes that are made up, say, which an operator may refuse.
+
+    Where one refuses, its outputs have the types of `otherwise`, or None. `values` are the contents of constants.
+    """
+    blobs: dict[str, TensorType | None] = dict(known)
+    constants = dict(values)
+    for definition, schema, arguments in calls:
+        inputs = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
+        outputs: Sequence[TensorType | None] = [otherwise.get(name) for name in definition.output]
+        if schema.infer is not None and schema.can_infer(definition) and len(inputs) == len(definition.input):
+            seen = tuple(constants.get(name) for name in definition.input)
+            with suppress(DagexecError):
+                outputs = schema.infer(OperatorCall(definition, arguments, tuple(inputs), seen, definition.type))
+        for name, kind in zip(definition.output, outputs, strict=False):
+            blobs[name] = kind
+            constants.pop(name, None)
+    return blobs

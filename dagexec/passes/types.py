@@ -9,23 +9,20 @@ than the others in a probe of its own, as operators that broadcast take that; wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
-from dagexec.core.errors import DagexecError
+from dagexec.core.inference import infer_operators
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import TensorType
 from dagexec.passes.draft import Array
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
-Call = tuple[OperatorDef, OpSchema, Arguments]
 _CONVOLUTIONS = ("Conv", "Conv1D", "Conv2D", "Conv3D")
 
 
@@ -77,8 +74,9 @@ def _infer(model: Model) -> dict[str, BlobType]:
     fixed = {name: TensorType(tuple(a.shape), from_numpy(a.dtype)) for name, a in model.parameters.items()}
     stated = {name: info for name in model.inputs if (info := _stated(model, name)) is not None}
     calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in model.net.op]
-    found = [_infer_probe(model, calls, {**fixed, **probe}) for probe in _probes(stated)]
-    found += [_infer_probe(model, calls, {**fixed, **probe}, found[0]) for probe in _uneven_probes(stated)]
+    constants = {name: array for name, array in model.parameters.items() if name not in model.inputs}
+    found = [infer_operators(calls, {**fixed, **probe}, constants) for probe in _probes(stated)]
+    found += [infer_operators(calls, {**fixed, **probe}, constants, found[0]) for probe in _uneven_probes(stated)]
     types = {}
     for name, first in found[0].items():
         seen = [blobs.get(name) for blobs in found]
@@ -87,31 +85,6 @@ def _infer(model: Model) -> dict[str, BlobType]:
         if first is not None and same_rank:
             types[name] = BlobType(first.meta, shapes)
     return types
-
-
-def _infer_probe(
-    model: Model,
-    calls: Sequence[Call],
-    known: dict[str, TensorType],
-    otherwise: Mapping[str, TensorType | None] = MappingProxyType({}),
-) -> Mapping[str, TensorType | None]:
-    """Types of all blobs for these inputs; where an operator refuses, those of `otherwise`, or None.
-
-    A net that refuses a probe may take other sizes, so what one probe does not tell is unknown altogether.
-    """
-    blobs: dict[str, TensorType | None] = dict(known)
-    constants = {name: array for name, array in model.parameters.items() if name not in model.inputs}
-    for definition, schema, arguments in calls:
-        inputs = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
-        outputs: Sequence[TensorType | None] = [otherwise.get(name) for name in definition.output]
-        if schema.infer is not None and schema.can_infer(definition) and len(inputs) == len(definition.input):
-            values = tuple(constants.get(name) for name in definition.input)
-            with suppress(DagexecError):
-                outputs = schema.infer(OperatorCall(definition, arguments, tuple(inputs), values, definition.type))
-        for name, kind in zip(definition.output, outputs, strict=False):
-            blobs[name] = kind
-            constants.pop(name, None)
-    return blobs
 
 
 def _stated(model: Model, name: str) -> InputInfo | None:

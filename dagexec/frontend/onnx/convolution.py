@@ -37,7 +37,7 @@ def window_arguments(node: Node, kernels: list[int]) -> Window:
     }
 
 
-@converts("Conv")
+@converts(Conv=22)
 def convolution(node: Node) -> list[OperatorDef]:
     """Conv; a missing kernel_shape is taken from the filter's shape."""
     kernels = node.integers("kernel_shape")
@@ -48,7 +48,7 @@ def convolution(node: Node) -> list[OperatorDef]:
     return [node.operator("Conv", inputs, node.only_output(), group=node.integer("group", 1), **window)]
 
 
-@converts("ConvTranspose")
+@converts(ConvTranspose=22)
 def transposed_convolution(node: Node) -> list[OperatorDef]:
     """ConvTranspose; with output_shape, the pads are found from it. A missing kernel_shape is taken from the filter."""
     kernels = node.integers("kernel_shape")
@@ -67,26 +67,26 @@ def transposed_convolution(node: Node) -> list[OperatorDef]:
     return [node.operator("ConvTranspose", inputs, node.only_output(), group=node.integer("group", 1), **window)]
 
 
-@converts("MaxPool")
+@converts(MaxPool=22)
 def max_pool(node: Node) -> list[OperatorDef]:
     """MaxPool, with the indices where someone uses them."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
     window["ceil_mode"] = node.integer("ceil_mode", 0)
+    storage_order = node.integer("storage_order", 0)  # of the indices
     if not node.is_read(1):
         return node.unary("MaxPool", **window)
-    storage_order = node.integer("storage_order", 0)
     inputs, outputs = [node.inputs[0]], [node.outputs[0] or node.new_name("maximum"), node.outputs[1]]
     return [node.operator("MaxPoolWithIndex", inputs, outputs, flat_indices=1, storage_order=storage_order, **window)]
 
 
-@converts("LpPool")
+@converts(LpPool=22)
 def lp_pool(node: Node) -> list[OperatorDef]:
     """LpPool; the exponent is a float in opset 1 and an integer from opset 2 on."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
     return node.unary("LpPool", p=_exponent(node), ceil_mode=node.integer("ceil_mode", 0), **window)
 
 
-@converts("GlobalLpPool")
+@converts(GlobalLpPool=22)
 def global_lp_pool(node: Node) -> list[OperatorDef]:
     """The p-norm of each channel."""
     return node.unary("LpPool", p=_exponent(node), global_pooling=1)
@@ -96,7 +96,7 @@ def _exponent(node: Node) -> float:
     return node.number("p", 2.0) if node.opset < 2 else float(node.integer("p", 2))
 
 
-@converts("AveragePool")
+@converts(AveragePool=22)
 def average_pool(node: Node) -> list[OperatorDef]:
     """AveragePool; padding counts only when the model says so."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
@@ -108,36 +108,37 @@ def average_pool(node: Node) -> list[OperatorDef]:
     )
 
 
-@converts("GlobalAveragePool")
+@converts(GlobalAveragePool=22)
 def global_average_pool(node: Node) -> list[OperatorDef]:
     """The mean of each channel."""
     return node.unary("AveragePool", global_pooling=1)
 
 
-@converts("GlobalMaxPool")
+@converts(GlobalMaxPool=22)
 def global_max_pool(node: Node) -> list[OperatorDef]:
     """The maximum of each channel."""
     return node.unary("MaxPool", global_pooling=1)
 
 
-@converts("BatchNormalization")
+@converts(BatchNormalization=15)
 def batch_normalization(node: Node) -> list[OperatorDef]:
     """BatchNormalization as inference computes it; before opset 14, its further outputs belong to training."""
     if node.integer("training_mode", 0):
         raise CannotConvertError("training_mode=1 is not supported")
     if node.integer("spatial", 1) == 0:
         raise CannotConvertError("spatial=0 is not supported")
+    node.ignore("momentum", "is_test")
     epsilon = node.number("epsilon", 1e-5)
     return [node.operator("SpatialBN", node.inputs, node.only_output(), is_test=1, epsilon=epsilon)]
 
 
-@converts("InstanceNormalization")
+@converts(InstanceNormalization=22)
 def instance_normalization(node: Node) -> list[OperatorDef]:
     """InstanceNormalization over N, C, ..."""
     return [node.operator("InstanceNorm", node.inputs, node.only_output(), epsilon=node.number("epsilon", 1e-5))]
 
 
-@converts("LayerNormalization")
+@converts(LayerNormalization=17)
 def layer_normalization(node: Node) -> list[OperatorDef]:
     """LayerNormalization with scale and bias over the axes from `axis` on."""
     if not node.has_input(2):
@@ -148,7 +149,7 @@ def layer_normalization(node: Node) -> list[OperatorDef]:
     return [node.operator("LayerNorm", node.inputs, outputs, axis=axis, epsilon=epsilon, elementwise_affine=1)]
 
 
-@converts("LRN")
+@converts(LRN=13)
 def local_response_normalization(node: Node) -> list[OperatorDef]:
     """LRN across channels; both sides divide alpha by the size."""
     return node.unary(
@@ -160,9 +161,10 @@ def local_response_normalization(node: Node) -> list[OperatorDef]:
     )
 
 
-@converts("Gemm")
+@converts(Gemm=13)
 def gemm(node: Node) -> list[OperatorDef]:
     """Gemm; before opset 7 its `broadcast` only allowed what is now always allowed."""
+    node.ignore("broadcast")
     inputs = [name for name in node.inputs if name]
     return [
         node.operator(
@@ -177,13 +179,13 @@ def gemm(node: Node) -> list[OperatorDef]:
     ]
 
 
-@converts("MatMul")
+@converts(MatMul=13)
 def matrix_product(node: Node) -> list[OperatorDef]:
     """MatMul as numpy.matmul."""
     return [node.operator("BatchMatMul", node.inputs, node.only_output(), broadcast=1)]
 
 
-@converts("Softmax", "LogSoftmax")
+@converts(Softmax=13, LogSoftmax=13)
 def softmax(node: Node) -> list[OperatorDef]:
     """Over one axis from opset 13 on; before that over all axes from `axis` on, as Caffe2 does."""
     if node.opset >= 13:
@@ -191,7 +193,7 @@ def softmax(node: Node) -> list[OperatorDef]:
     return node.unary(node.op_type, axis=node.integer("axis", 1))
 
 
-@converts("Resize", "Upsample")
+@converts(Resize=19, Upsample=10)
 def resize(node: Node) -> list[OperatorDef]:
     """Nearest-neighbour upsampling by constant factors of height and width, where source = floor(target / factor).
 
@@ -200,6 +202,7 @@ def resize(node: Node) -> list[OperatorDef]:
     mode = node.text("mode", "nearest")
     if mode != "nearest":
         raise CannotConvertError(f"mode {mode!r} is not supported; expected 'nearest'")
+    node.ignore("cubic_coeff_a", "exclude_outside", "extrapolation_value", "keep_aspect_ratio_policy")  # other modes'
     scales = _scales(node)
     if len(scales) != 4 or scales[:2] != [1.0, 1.0]:
         raise CannotConvertError(f"scales {scales} are not supported; expected [1, 1, height, width]")

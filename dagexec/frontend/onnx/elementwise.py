@@ -10,71 +10,71 @@ from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
-_UNARY = {
-    "Relu": "Relu", "Sigmoid": "Sigmoid", "Tanh": "Tanh", "Softplus": "Softplus", "Softsign": "Softsign",
-    "HardSwish": "HardSwish", "Erf": "Erf", "Reciprocal": "Reciprocal", "Sign": "Sign", "Floor": "Floor",
-    "Ceil": "Ceil", "Round": "Round", "Sqrt": "Sqrt", "Exp": "Exp", "Log": "Log", "Abs": "Abs", "Neg": "Negative",
-    "Sin": "Sin", "Cos": "Cos", "Not": "Not",
-}  # fmt: skip
-
-_BINARY = {
-    "Add": "Add", "Sub": "Sub", "Mul": "Mul", "Div": "Div", "Pow": "Pow", "Equal": "EQ", "Greater": "GT",
-    "GreaterOrEqual": "GE", "Less": "LT", "LessOrEqual": "LE", "And": "And", "Or": "Or", "Xor": "Xor",
+_RENAMED = {
+    "Neg": "Negative", "Equal": "EQ", "Greater": "GT", "GreaterOrEqual": "GE", "Less": "LT", "LessOrEqual": "LE",
 }  # fmt: skip
 
 
-@converts(*_UNARY)
+@converts(
+    Abs=13, Ceil=13, Cos=22, Erf=13, Exp=13, Floor=13, HardSwish=22, Log=13, Neg=13, Not=1, Reciprocal=13, Relu=14,
+    Round=22, Sigmoid=13, Sign=13, Sin=22, Softplus=22, Softsign=22, Sqrt=13, Tanh=13,
+)  # fmt: skip
 def unary(node: Node) -> list[OperatorDef]:
     """Operators of one input without attributes."""
-    return node.unary(_UNARY[node.op_type])
+    return node.unary(_RENAMED.get(node.op_type, node.op_type))
 
 
-@converts(*_BINARY)
+@converts(
+    Add=14, And=7, Div=14, Equal=19, Greater=13, GreaterOrEqual=16, Less=13, LessOrEqual=16, Mul=14, Or=7, Pow=15,
+    Sub=14, Xor=7,
+)  # fmt: skip
 def binary(node: Node) -> list[OperatorDef]:
-    """NumPy broadcasting; before opset 7, attribute `axis` says where the second input's axes begin."""
-    broadcast = 1 if "axis" in node else None
+    """NumPy broadcasting; before opset 7 only with `broadcast`, and `axis` says where the second input's axes begin."""
     axis = node.integer("axis", 0) if "axis" in node else None
-    return [node.operator(_BINARY[node.op_type], node.inputs, node.only_output(), broadcast=broadcast, axis=axis)]
+    broadcast = 1 if node.integer("broadcast", 0) and axis is not None else None
+    axis = axis if broadcast else None
+    op_type = _RENAMED.get(node.op_type, node.op_type)
+    return [node.operator(op_type, node.inputs, node.only_output(), broadcast=broadcast, axis=axis)]
 
 
-@converts("Sum", "Mean", "Max", "Min")
+@converts(Sum=13, Mean=13, Max=13, Min=13)
 def variadic(node: Node) -> list[OperatorDef]:
     """Any number of inputs, broadcast together."""
     return [node.operator(node.op_type, node.inputs, node.only_output())]
 
 
-@converts("Where")
+@converts(Where=16)
 def where(node: Node) -> list[OperatorDef]:
     """Elements of one of two tensors by a condition."""
     return [node.operator("Where", node.inputs, node.only_output())]
 
 
-@converts("LeakyRelu")
+@converts(LeakyRelu=16)
 def leaky_relu(node: Node) -> list[OperatorDef]:
     """LeakyRelu."""
     return node.unary("LeakyRelu", alpha=node.number("alpha", 0.01))
 
 
-@converts("Elu")
+@converts(Elu=22)
 def elu(node: Node) -> list[OperatorDef]:
     """Elu."""
     return node.unary("Elu", alpha=node.number("alpha", 1.0))
 
 
-@converts("Selu")
+@converts(Selu=22)
 def selu(node: Node) -> list[OperatorDef]:
     """Selu; the defaults are those of opset 6 (Klambauer et al. 2017)."""
     alpha = node.number("alpha", 1.67326319217681884765625)
     return node.unary("Selu", alpha=alpha, scale=node.number("gamma", 1.05070102214813232421875))
 
 
-@converts("HardSigmoid")
+@converts(HardSigmoid=22)
 def hard_sigmoid(node: Node) -> list[OperatorDef]:
     """HardSigmoid."""
     return node.unary("HardSigmoid", alpha=node.number("alpha", 0.2), beta=node.number("beta", 0.5))
 
 
-@converts("Gelu")
+@converts(Gelu=20)
 def gelu(node: Node) -> list[OperatorDef]:
     """The exact Gelu, by the error function."""
     if node.text("approximate", "none") != "none":
@@ -82,7 +82,7 @@ def gelu(node: Node) -> list[OperatorDef]:
     return node.unary("Gelu")
 
 
-@converts("PRelu")
+@converts(PRelu=16)
 def prelu(node: Node) -> list[OperatorDef]:
     """PRelu. From opset 7 on the slope broadcasts to the input; before, a vector has one slope a channel."""
     shape = node.shape(1)
@@ -97,7 +97,7 @@ def prelu(node: Node) -> list[OperatorDef]:
     ]
 
 
-@converts("Clip")
+@converts(Clip=13)
 def clip(node: Node) -> list[OperatorDef]:
     """Clip; bounds are attributes before opset 11 and optional inputs from then on, which may be computed."""
     if node.opset < 11:
@@ -123,17 +123,19 @@ def _clip_by_tensors(node: Node) -> list[OperatorDef]:
     return operators
 
 
-@converts("Cast")
+@converts(Cast=28)
 def cast(node: Node) -> list[OperatorDef]:
     """Cast; before opset 6 the type is a name."""
+    node.ignore("saturate", "round_mode")  # of types of 8 bits, which are not supported
     if node.opset < 6:
         return node.unary("Cast", to=dtypes.from_name(node.text("to", "float")).number)
     return node.unary("Cast", to=element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label).number)
 
 
-@converts("Dropout")
+@converts(Dropout=22)
 def dropout(node: Node) -> list[OperatorDef]:
     """Dropout as inference computes it: the input unchanged, and a mask of ones when someone asks for it."""
+    node.ignore("ratio", "seed", "is_test")
     if node.opset >= 12 and node.has_input(2) and node.constant_scalar(2, "training_mode"):
         raise CannotConvertError("training_mode=true is not supported")
     operators = [node.operator("Dropout", [node.inputs[0]], [node.outputs[0]], is_test=1)]
@@ -146,7 +148,7 @@ def dropout(node: Node) -> list[OperatorDef]:
     return operators
 
 
-@converts("Identity")
+@converts(Identity=25)
 def identity(node: Node) -> list[OperatorDef]:
     """A copy; of a known value only another name for it."""
     value = node.value(0)
@@ -156,7 +158,7 @@ def identity(node: Node) -> list[OperatorDef]:
     return node.unary("Copy")
 
 
-@converts("Constant")
+@converts(Constant=25)
 def constant(node: Node) -> list[OperatorDef]:
     """A value that the model holds; it becomes a parameter."""
     tensor = node.tensor("value")

@@ -49,11 +49,14 @@ def element_type(number: int, owner: str) -> TypeMeta:
     try:
         return _TYPES[number]
     except KeyError:
-        names = {value: name for name, value in onnx.TensorProto.DataType.items()}
         known = ", ".join(str(meta) for meta in _TYPES.values())
-        raise ModelFormatError(
-            f"{owner}: element type {names.get(number, number)} is not supported; expected one of {known}"
-        ) from None
+        raise ModelFormatError(f"{owner}: {type_name(number)} is not supported; expected one of {known}") from None
+
+
+def type_name(number: int) -> str:
+    """What dagexec calls an ONNX `TensorProto.DataType` number, or ONNX does where dagexec has no such type."""
+    names = {value: name for name, value in onnx.TensorProto.DataType.items()}
+    return str(_TYPES[number]) if number in _TYPES else names.get(number, f"element type {number}")
 
 
 def tensor_array(tensor: onnx.TensorProto, folder: Path | None, owner: str) -> Array:

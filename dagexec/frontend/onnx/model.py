@@ -5,6 +5,7 @@ A node whose inputs are all parameters is put in the init net, so it is computed
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,12 +29,14 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     reduction,
     shape,
 )
+from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, node_label
 
 Array = npt.NDArray[Any]
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+_NEWEST_IR_VERSION = 14
 
 
 def load_onnx(path: str | os.PathLike[str]) -> Model:
@@ -70,22 +73,27 @@ class _Conversion:
     def __init__(self, proto: onnx.ModelProto, folder: Path | None) -> None:
         if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
             raise ModelFormatError("not an ONNX model: there is no graph in it")
+        if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
+            raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
         self.proto = proto
         self.graph = proto.graph
         self.opsets = _opsets(proto)
         if self.graph.sparse_initializer:
             raise ModelFormatError("sparse initializers are not supported")
         values = _initializers(self.graph, folder)
+        _check_inputs(self.graph)
         self.inputs = {
             name: info for value in self.graph.input if (name := value.name) not in values
             for info in [_input_info(value)]
         }  # fmt: skip
         self.outputs = tuple(value.name for value in self.graph.output)
+        self.functions = {(_domain(function.domain), function.name) for function in proto.functions}
         read = {name for node in self.graph.node for name in node.input} | set(self.outputs)
         written = [name for node in self.graph.node for name in node.output if name]
         self._check_names(values, written)
         names = {*values, *self.inputs, *read, *written}
-        self.scope = Scope(values, _stated_shapes(self.graph), frozenset(read), names)
+        self.stated = _stated_shapes(self.graph)
+        self.scope = Scope(values, dict(self.stated), frozenset(read), names)
         self.constant = set(values)
         self.init_operators: list[OperatorDef] = []
         self.operators: list[OperatorDef] = []
@@ -103,7 +111,9 @@ class _Conversion:
         if self.unsupported:
             count = len(self.unsupported)
             raise UnsupportedOperatorError(f"{count} node(s) cannot be run:\n  " + "\n  ".join(self.unsupported))
-        return self._assemble()
+        model = self._assemble()
+        check_declared(self.graph, self.stated, model)
+        return model
 
     def _check_names(self, values: Mapping[str, Array], written: list[str]) -> None:
         """Every tensor has one origin (the IR's single assignment), and every tensor that is read has one."""
@@ -121,17 +131,28 @@ class _Conversion:
                 raise ModelFormatError(f"the model returns {name!r}, which nothing in it provides")
 
     def _convert(self, proto: onnx.NodeProto) -> list[OperatorDef]:
-        opset = self.opsets.get("" if proto.domain in _DEFAULT_DOMAINS else proto.domain)
+        opset = self.opsets.get(_domain(proto.domain))
+        if (_domain(proto.domain), proto.op_type) in self.functions:
+            self._refuse(proto, "it is a function of the model; functions are not supported")
+            return []
         if opset is None:
             self._refuse(proto, "the model imports no operator set of that domain")
             return []
-        converter = converter_of(proto.op_type) if proto.domain in _DEFAULT_DOMAINS else None
-        if converter is None:
+        found = converter_of(proto.op_type) if proto.domain in _DEFAULT_DOMAINS else None
+        if found is None:
             self._refuse(proto, "there is no converter for it")
             return []
+        converter, newest = found
         self._check_node(proto)
+        version, defaults = _version(proto.op_type, opset)
+        if version > newest:
+            self._refuse(proto, f"version {version} of the operator is newer than {newest}, the newest that is read")
+            return []
         try:
-            return converter(Node(proto, opset, self.scope))
+            node = Node(proto, opset, self.scope)
+            operators = converter(node)
+            node.check_all_read(defaults)
+            return operators
         except CannotConvertError as reason:
             self._refuse(proto, str(reason))
             return []
@@ -148,7 +169,7 @@ class _Conversion:
 
     def _refuse(self, proto: onnx.NodeProto, reason: str) -> None:
         domain = proto.domain or "ai.onnx"
-        opset = self.opsets.get("" if proto.domain in _DEFAULT_DOMAINS else proto.domain, "none")
+        opset = self.opsets.get(_domain(proto.domain), "none")
         name = proto.name or next((output for output in proto.output if output), "")
         self.unsupported.append(f"node {name!r}: {proto.op_type} (domain {domain}, opset {opset}): {reason}")
 
@@ -181,9 +202,25 @@ class _Conversion:
         return Model(name, net, init_net, parameters, self.inputs, self.outputs)
 
 
+def _domain(name: str) -> str:
+    return "" if name in _DEFAULT_DOMAINS else name
+
+
+def _check_inputs(graph: onnx.GraphProto) -> None:
+    """Raise ModelFormatError when two inputs have one name."""
+    seen: set[str] = set()
+    for value in graph.input:
+        if value.name in seen:
+            raise ModelFormatError(f"input {value.name!r} is given twice")
+        seen.add(value.name)
+
+
 def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
     """Operator set versions by domain, the default domain as ''. Files older than IR version 3 mean version 1."""
-    opsets = {("" if entry.domain in _DEFAULT_DOMAINS else entry.domain): entry.version for entry in proto.opset_import}
+    opsets: dict[str, int] = {}
+    for entry in proto.opset_import:
+        if opsets.setdefault(_domain(entry.domain), entry.version) != entry.version:
+            raise ModelFormatError(f"operator set {_domain(entry.domain) or 'ai.onnx'!r} is imported in two versions")
     if not opsets and proto.ir_version < 3:
         opsets = {"": 1}
     newest = onnx.defs.onnx_opset_version()
@@ -191,8 +228,19 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
     if version is not None and version < 1:
         raise ModelFormatError(f"operator set version {version} does not exist")
     if version is not None and version > newest:
-        raise UnsupportedOperatorError(f"operator set {version} is newer than {newest}, the newest this dagexec reads")
+        raise UnsupportedOperatorError(
+            f"operator set {version} is newer than {newest}, the newest that onnx {onnx.__version__} knows"
+        )
     return opsets
+
+
+@functools.cache
+def _version(op_type: str, opset: int) -> tuple[int, Mapping[str, onnx.AttributeProto]]:
+    """The version of an operator of the default domain that an operator set has, and its attributes' defaults."""
+    schema = onnx.defs.get_schema(op_type, opset, "")
+    return schema.since_version, {
+        name: attribute.default_value for name, attribute in schema.attributes.items() if attribute.default_value.name
+    }
 
 
 def _initializers(graph: onnx.GraphProto, folder: Path | None) -> dict[str, Array]:

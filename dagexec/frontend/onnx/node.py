@@ -77,6 +77,7 @@ class Node:
         self._name = proto.name
         self.label = node_label(proto)
         self._attributes = {attribute.name: self._read(attribute) for attribute in proto.attribute}
+        self.asked = set(_HINTS)
 
     def has_input(self, index: int) -> bool:
         """True when optional input `index` is given."""
@@ -131,7 +132,19 @@ class Node:
         return tuple(size for size in shape if size is not None)
 
     def __contains__(self, attribute: str) -> bool:
+        self.asked.add(attribute)
         return attribute in self._attributes
+
+    def ignore(self, *names: str) -> None:
+        """These attributes change nothing of what the converter's operators compute."""
+        self.asked.update(names)
+
+    def check_all_read(self, defaults: Mapping[str, onnx.AttributeProto]) -> None:
+        """Raise CannotConvertError for an attribute that the converter did not ask for, unless it has its default."""
+        unread = {name: value for name, value in self._attributes.items() if name not in self.asked}
+        for name, value in unread.items():
+            if name not in defaults or self._read(defaults[name]) != value:
+                raise CannotConvertError(f"its attribute {name} = {value!r:.80} is not supported")
 
     def integer(self, name: str, default: int) -> int:
         """An integer attribute."""
@@ -187,12 +200,14 @@ class Node:
         return self.scope.new_name(f"{self.outputs[0]}/{suffix}")
 
     def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
+        self.asked.add(name)
         value = self._attributes.get(name)
         if value is not None and not isinstance(value, kind):
             raise ModelFormatError(f"{self.label}: attribute {name!r} must be {expected}, found {value!r:.80}")
         return value
 
     def _list(self, name: str, kind: type[T], expected: str) -> list[T] | None:
+        self.asked.add(name)
         value = self._attributes.get(name)
         if value is None:
             return None
@@ -228,25 +243,31 @@ _FIELDS: Mapping[int, str] = {
     onnx.AttributeProto.STRINGS: "strings",
 }
 
+_HINTS = ("consumed_inputs",)  # before opset 6: what may be overwritten
+
 Converter = Callable[[Node], list[OperatorDef]]
-_converters: dict[str, Converter] = {}
+_converters: dict[str, tuple[Converter, int]] = {}
 
 
-def converts(*op_types: str) -> Callable[[Converter], Converter]:
-    """Decorator: the function converts nodes of these types of the default ONNX domain."""
+def converts(**newest: int) -> Callable[[Converter], Converter]:
+    """Decorator: the function converts nodes of these types of the default ONNX domain.
+
+    Each type comes with the newest version of the operator that the function was written for; what a later version
+    means is not known here. These are versions of the operator: of each, the first operator set that has it.
+    """
 
     def register(function: Converter) -> Converter:
-        for op_type in op_types:
+        for op_type, version in newest.items():
             if op_type in _converters:
                 raise ValueError(f"ONNX operator {op_type} has a converter already")
-            _converters[op_type] = function
+            _converters[op_type] = function, version
         return function
 
     return register
 
 
-def converter_of(op_type: str) -> Converter | None:
-    """The converter of an ONNX operator type, None when there is none."""
+def converter_of(op_type: str) -> tuple[Converter, int] | None:
+    """The converter of an ONNX operator type, and the newest version it reads; None when there is none."""
     return _converters.get(op_type)
 
 

@@ -30,16 +30,18 @@ def _given_type(node: Node, attribute: str) -> int | None:
     return element_type(number, node.label).number if number else None
 
 
-@converts("QuantizeLinear")
+@converts(QuantizeLinear=28)
 def quantize_linear(node: Node) -> list[OperatorDef]:
     """QuantizeLinear."""
     _same_shape(node)
     inputs = [name for name in node.inputs if name]
-    to = _given_type(node, "output_dtype") if not node.has_input(2) else None
+    node.ignore("saturate")  # of types of 8 bits that are floats, which are not supported
+    given = _given_type(node, "output_dtype")
+    to = None if node.has_input(2) else given
     return [node.operator("QuantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1), to=to)]
 
 
-@converts("DequantizeLinear")
+@converts(DequantizeLinear=28)
 def dequantize_linear(node: Node) -> list[OperatorDef]:
     """DequantizeLinear."""
     _same_shape(node)
@@ -47,14 +49,14 @@ def dequantize_linear(node: Node) -> list[OperatorDef]:
     return [node.operator("DequantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1))]
 
 
-@converts("DynamicQuantizeLinear")
+@converts(DynamicQuantizeLinear=11)
 def dynamic_quantize_linear(node: Node) -> list[OperatorDef]:
     """DynamicQuantizeLinear."""
     names = [name or node.new_name("unread") for name in node.outputs]
     return [node.operator("DynamicQuantizeLinear", node.inputs, names)]
 
 
-@converts("QLinearConv")
+@converts(QLinearConv=10)
 def qlinear_conv(node: Node) -> list[OperatorDef]:
     """QLinearConv as QuantConv: X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, bias."""
     _check_weights(node, 3, 5)
@@ -66,7 +68,7 @@ def qlinear_conv(node: Node) -> list[OperatorDef]:
     return [node.operator("QuantConv", inputs, node.only_output(), **arguments)]
 
 
-@converts("QLinearMatMul")
+@converts(QLinearMatMul=21)
 def qlinear_matmul(node: Node) -> list[OperatorDef]:
     """QLinearMatMul: A, a_scale, a_zero, B, b_scale, b_zero, y_scale, y_zero; of a constant matrix B, QuantFC."""
     b = node.value(3)
@@ -92,7 +94,7 @@ def _by_floats(node: Node) -> list[OperatorDef]:
     return [*operators, node.operator("QuantizeLinear", [names[2], *node.inputs[6:8]], node.only_output())]
 
 
-@converts("ConvInteger")
+@converts(ConvInteger=10)
 def conv_integer(node: Node) -> list[OperatorDef]:
     """ConvInteger."""
     if node.has_input(3) and np.any(node.constant(3, "w_zero_point")):
@@ -102,7 +104,7 @@ def conv_integer(node: Node) -> list[OperatorDef]:
     return [node.operator("ConvInteger", node.inputs[:2], node.only_output(), x_zero_point=zero, **window)]
 
 
-@converts("MatMulInteger")
+@converts(MatMulInteger=10)
 def matmul_integer(node: Node) -> list[OperatorDef]:
     """MatMulInteger."""
     inputs = list(node.inputs)

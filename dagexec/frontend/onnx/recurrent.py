@@ -8,7 +8,7 @@ from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 _BIAS, _SEQUENCE_LENGTHS, _INITIAL_H, _INITIAL_C, _PEEPHOLES = 3, 4, 5, 6, 7
 
 
-@converts("LSTM")
+@converts(LSTM=22)
 def lstm(node: Node) -> list[OperatorDef]:
     """LSTM with the activations of its definition, and a state before the first step or none."""
     if node.has_input(_PEEPHOLES):
@@ -20,7 +20,7 @@ def lstm(node: Node) -> list[OperatorDef]:
     return [_layer(node, (b"Sigmoid", b"Tanh", b"Tanh"), ("sequence", "hidden", "cell"))]
 
 
-@converts("GRU")
+@converts(GRU=22)
 def gru(node: Node) -> list[OperatorDef]:
     """GRU with the activations of its definition."""
     linear = node.integer("linear_before_reset", 0) or None
@@ -35,6 +35,7 @@ def _layer(
         raise CannotConvertError("layout=1 (batch first) is not supported")
     if "clip" in node:
         raise CannotConvertError("clip is not supported")
+    node.ignore("output_sequence")  # before opset 7: whether the first output may be left out
     given = node.texts("activations") or []
     if any(name != activations[position % len(activations)] for position, name in enumerate(given)):
         names = ", ".join(name.decode() for name in activations)

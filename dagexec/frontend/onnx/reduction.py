@@ -5,8 +5,6 @@ from __future__ import annotations
 from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
-_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
-
 
 def _axes(node: Node) -> list[int] | None:
     """The axes: an attribute before opset 13 (ReduceSum) or 18 (the others), an input from then on; None for all."""
@@ -18,7 +16,10 @@ def _reduce(node: Node, op_type: str, source: str, target: str) -> OperatorDef:
     return node.operator(op_type, [source], [target], axes=_axes(node), keepdims=node.integer("keepdims", 1))
 
 
-@converts(*_REDUCTIONS, "ReduceSumSquare", "ReduceLogSum")
+@converts(
+    ReduceL1=18, ReduceL2=18, ReduceLogSum=28, ReduceMax=20, ReduceMean=18, ReduceMin=20, ReduceProd=18, ReduceSum=13,
+    ReduceSumSquare=18,
+)  # fmt: skip
 def reduce(node: Node) -> list[OperatorDef]:
     """Reductions; the sums of squares and the logarithm of a sum are two operators."""
     [output] = node.only_output()
@@ -36,7 +37,7 @@ def reduce(node: Node) -> list[OperatorDef]:
     return [_reduce(node, node.op_type, node.inputs[0], output)]
 
 
-@converts("ArgMax", "ArgMin")
+@converts(ArgMax=13, ArgMin=13)
 def arg_extremum(node: Node) -> list[OperatorDef]:
     """The index of the first largest or smallest value along an axis."""
     if node.integer("select_last_index", 0):

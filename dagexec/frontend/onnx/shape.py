@@ -14,7 +14,7 @@ from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 _END = (1 << 63) - 1
 
 
-@converts("Reshape")
+@converts(Reshape=25)
 def reshape(node: Node) -> list[OperatorDef]:
     """Reshape; a constant shape becomes an argument, a computed one stays an input. 0 keeps a size, -1 is inferred."""
     shape = node.integers("shape") if node.opset < 5 else None
@@ -27,19 +27,19 @@ def reshape(node: Node) -> list[OperatorDef]:
     return node.unary("Reshape", shape=shape)
 
 
-@converts("Flatten")
+@converts(Flatten=25)
 def flatten(node: Node) -> list[OperatorDef]:
     """Two axes, split before `axis`."""
     return node.unary("Flatten", axis=node.integer("axis", 1))
 
 
-@converts("Transpose")
+@converts(Transpose=25)
 def transpose(node: Node) -> list[OperatorDef]:
     """A permutation of the axes; reversed when none is given."""
     return node.unary("Transpose", axes=node.integers("perm"))
 
 
-@converts("Squeeze")
+@converts(Squeeze=25)
 def squeeze(node: Node) -> list[OperatorDef]:
     """Drop axes of size 1: the given ones, or all, which needs a known shape. Axes are an input from opset 13 on."""
     axes = node.integers_given("axes", 1, since=13)
@@ -49,7 +49,7 @@ def squeeze(node: Node) -> list[OperatorDef]:
     return node.unary("Squeeze", dims=axes) if axes else node.unary("Copy")
 
 
-@converts("Unsqueeze")
+@converts(Unsqueeze=25)
 def unsqueeze(node: Node) -> list[OperatorDef]:
     """Insert axes of size 1, named by their place in the output. Axes are an input from opset 13 on."""
     axes = node.integers_given("axes", 1, since=13)
@@ -69,13 +69,13 @@ def _from_front(axes: list[int], rank: int) -> list[int]:
     return [axis + rank if axis < 0 else axis for axis in axes]
 
 
-@converts("Concat")
+@converts(Concat=13)
 def concat(node: Node) -> list[OperatorDef]:
     """Join along `axis`, which had the default 1 before opset 4."""
     return [node.operator("Concat", node.inputs, node.only_output(), axis=node.integer("axis", 1))]
 
 
-@converts("Split")
+@converts(Split=18)
 def split(node: Node) -> list[OperatorDef]:
     """Cut along `axis` into the given sizes, else evenly; sizes are an input from opset 13 on."""
     axis = node.integer("axis", 0)
@@ -98,7 +98,7 @@ def _chunks(node: Node, axis: int, count: int) -> list[int] | None:
     return [chunk] * (count - 1) + [size - chunk * (count - 1)]
 
 
-@converts("Slice")
+@converts(Slice=13)
 def slice_tensor(node: Node) -> list[OperatorDef]:
     """Slice by constants: attributes before opset 10, inputs from then on."""
     starts = node.integers_given("starts", 1, since=10)
@@ -110,14 +110,14 @@ def slice_tensor(node: Node) -> list[OperatorDef]:
     return node.unary("Slice", starts=starts, ends=ends, axes=axes, steps=steps, onnx_style=1)
 
 
-@converts("Gather")
+@converts(Gather=13)
 def gather(node: Node) -> list[OperatorDef]:
     """Gather along an axis; negative indices count from the end."""
     axis = node.integer("axis", 0)
     return [node.operator("Gather", node.inputs, node.only_output(), axis=axis, wrap_indices=1)]
 
 
-@converts("Expand")
+@converts(Expand=13)
 def expand(node: Node) -> list[OperatorDef]:
     """Broadcast to a shape, constant or computed."""
     if node.value(1) is not None:
@@ -125,7 +125,7 @@ def expand(node: Node) -> list[OperatorDef]:
     return [node.operator("Expand", node.inputs, node.only_output())]
 
 
-@converts("Tile")
+@converts(Tile=13)
 def tile(node: Node) -> list[OperatorDef]:
     """Repeat by constant counts: one operator for each axis that repeats. Before opset 6: `tiles` along one axis."""
     if node.opset < 6:
@@ -142,7 +142,7 @@ def tile(node: Node) -> list[OperatorDef]:
     ]
 
 
-@converts("Pad")
+@converts(Pad=25)
 def pad(node: Node) -> list[OperatorDef]:
     """Pad by constants (heads of all axes, then tails): attributes before opset 11, inputs from then on."""
     pads = node.integers_given("pads" if node.opset >= 2 else "paddings", 1, since=11)
@@ -166,29 +166,36 @@ def _pads_of_all_axes(node: Node, pads: list[int], axes: list[int]) -> list[int]
     return full
 
 
-@converts("DepthToSpace")
+@converts(DepthToSpace=28)
 def depth_to_space(node: Node) -> list[OperatorDef]:
     """Blocks of channels become blocks of pixels (mode DCR or CRD), for a stated number of channels and size."""
-    block = node.integer("blocksize", 0)
+    block, crd = node.integer("blocksize", 0), _is_crd(node)
     channels, height, width = _image(node)
     if block < 1 or channels % (block * block):
         raise CannotConvertError(f"{channels} channels do not divide into blocks of {block}x{block}")
     depth = channels // (block * block)
-    crd = node.text("mode", "DCR") == "CRD"
     split = [0, depth, block, block, height, width] if crd else [0, block, block, depth, height, width]
     order = [0, 1, 4, 2, 5, 3] if crd else [0, 3, 4, 1, 5, 2]
     return _rearranged(node, split, order, [0, depth, height * block, width * block])
 
 
-@converts("SpaceToDepth")
+@converts(SpaceToDepth=28)
 def space_to_depth(node: Node) -> list[OperatorDef]:
-    """Blocks of pixels become blocks of channels, for a stated number of channels and size."""
-    block = node.integer("blocksize", 0)
+    """Blocks of pixels become blocks of channels (mode DCR or CRD), for a stated number of channels and size."""
+    block, crd = node.integer("blocksize", 0), _is_crd(node)
     channels, height, width = _image(node)
     if block < 1 or height % block or width % block:
         raise CannotConvertError(f"{height}x{width} does not divide into blocks of {block}x{block}")
     split = [0, channels, height // block, block, width // block, block]
-    return _rearranged(node, split, [0, 3, 5, 1, 2, 4], [0, channels * block * block, height // block, width // block])
+    order = [0, 1, 3, 5, 2, 4] if crd else [0, 3, 5, 1, 2, 4]
+    return _rearranged(node, split, order, [0, channels * block * block, height // block, width // block])
+
+
+def _is_crd(node: Node) -> bool:
+    mode = node.text("mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        raise CannotConvertError(f"mode {mode!r} is unknown; expected 'DCR' or 'CRD'")
+    return mode == "CRD"
 
 
 def _image(node: Node) -> tuple[int, int, int]:
@@ -210,7 +217,7 @@ def _rearranged(node: Node, split: list[int], order: list[int], joined: list[int
     ]
 
 
-@converts("Shape")
+@converts(Shape=25)
 def shape_of(node: Node) -> list[OperatorDef]:
     """The sizes, or from opset 15 on those of axes `start` to `end`."""
     start, end = node.integer("start", 0), node.integer("end", _END)
@@ -224,13 +231,13 @@ def shape_of(node: Node) -> list[OperatorDef]:
     ]
 
 
-@converts("Size")
+@converts(Size=25)
 def size_of(node: Node) -> list[OperatorDef]:
     """The number of elements."""
     return node.unary("Size")
 
 
-@converts("ConstantOfShape")
+@converts(ConstantOfShape=25)
 def constant_of_shape(node: Node) -> list[OperatorDef]:
     """One value in every element; with a constant shape it is computed once, as a parameter."""
     tensor = node.tensor("value")

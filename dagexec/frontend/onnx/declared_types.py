@@ -1,0 +1,79 @@
+"""What a model declares of its tensors, beside what its operators compute: a contradiction is an error.
+
+Converters rely on declared shapes, so a wrong one would end in a wrong result. Element types and numbers of axes are
+compared in every model; sizes where they follow from the model alone: that is where no input has an open size, but
+perhaps its first, the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.errors import ModelFormatError
+from dagexec.core.inference import infer_operators
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import TensorType
+from dagexec.frontend.onnx.initializers import type_name
+from dagexec.frontend.onnx.node import Dims
+
+_PROBES = ((1, 224), (2, 256))
+"""Sizes that open axes are given in turn: the first axis, and others."""
+
+
+def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Model) -> None:
+    """Raise ModelFormatError, naming both, where the graph declares another type of a tensor than is computed.
+
+    `shapes` are those declared, by name. What depends on values of a run is not known here, and is not compared.
+    """
+    declared = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.value_info, *graph.output)
+        if value.type.WhichOneof("value") == "tensor_type"
+    }
+    if not declared:
+        return
+    first = _inferred(model, *_PROBES[0])
+    is_open = any(None in (info.shape or ()) for info in model.inputs.values())
+    second = _inferred(model, *_PROBES[1]) if is_open else first
+    compares_sizes = all(None not in (info.shape or ())[1:] for info in model.inputs.values())
+    for name, number in declared.items():
+        here, there = first.get(name), second.get(name)
+        if name in model.inputs or here is None or there is None or len(here.shape) != len(there.shape):
+            continue
+        if number and type_name(number) != str(here.meta):
+            raise ModelFormatError(f"tensor {name!r} is declared as {type_name(number)}, and {here.meta} is computed")
+        stated = shapes.get(name)
+        found = tuple(a if a == b and compares_sizes else None for a, b in zip(here.shape, there.shape, strict=True))
+        if stated is not None and not _agree(stated, found):
+            raise ModelFormatError(f"tensor {name!r} is declared with shape {_shown(stated)}, computed {_shown(found)}")
+
+
+def _agree(stated: Dims, found: Dims) -> bool:
+    return len(stated) == len(found) and all(
+        a is None or b is None or a == b for a, b in zip(stated, found, strict=True)
+    )
+
+
+def _shown(sizes: Dims) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
+
+
+def _inferred(model: Model, first: int, other: int) -> Mapping[str, TensorType | None]:
+    """Types of all tensors when open axes of inputs have these sizes; None where an operator refuses them."""
+    known = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in model.parameters.items()}
+    for name, info in model.inputs.items():
+        if info.shape is not None:
+            known[name] = TensorType(_filled(info, first, other), info.dtype or FLOAT32)
+    operators = (*(model.init_net.op if model.init_net is not None else ()), *model.net.op)
+    calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in operators]
+    return infer_operators(calls, known, model.parameters)
+
+
+def _filled(info: InputInfo, first: int, other: int) -> tuple[int, ...]:
+    sizes = enumerate(info.shape or ())
+    return tuple((other if axis else first) if size is None else size for axis, size in sizes)

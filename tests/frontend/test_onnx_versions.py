@@ -1,0 +1,196 @@
+"""Which versions of ONNX's operators are read, and that nothing a file says is passed over: attributes, types."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from contextlib import suppress
+
+import numpy as np
+import onnx
+import onnx.defs
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import dagexec
+from dagexec.core.errors import ModelFormatError, UnsupportedOperatorError
+from dagexec.frontend.onnx import from_model_proto
+from dagexec.frontend.onnx import node as nodes
+from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of, convertible_operators
+
+NEVER_READ = {
+    "GRU": {"activation_alpha", "activation_beta"},  # Sigmoid and Tanh have no such parameters
+    "LSTM": {"activation_alpha", "activation_beta"},
+    "LayerNormalization": {"stash_type"},
+    "DequantizeLinear": {"output_dtype"},
+    "QuantizeLinear": {"precision"},
+    "Resize": {"antialias"},
+    "Constant": {"sparse_value", "value_string", "value_strings"},
+}
+"""Attributes that may only be absent, or have their default."""
+
+SCHEMAS = defaultdict(list)
+for _schema in onnx.defs.get_all_schemas_with_history():
+    if not _schema.domain:
+        SCHEMAS[_schema.name].append(_schema)
+
+
+def model_of(
+    *operators: onnx.NodeProto, shape: tuple[int | str, ...] = (1, 4, 4, 4), opset: int = 13, **declared: object
+) -> onnx.ModelProto:
+    """A model with float input x whose output is y; `declared`: element type and sizes, by tensor name."""
+    kinds = {"y": (TensorProto.FLOAT, None), **declared}
+    values = {name: helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()}
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(operators, "g", inputs, [values.pop("y")], value_info=list(values.values()))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def with_attribute(op_type: str, **attributes: object) -> onnx.ModelProto:
+    return model_of(helper.make_node(op_type, ["x"], ["y"], **attributes), opset=_newest(op_type))
+
+
+def _newest(op_type: str) -> int:
+    found = converter_of(op_type)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("op_type", ["SpaceToDepth", "DepthToSpace"])
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_both_orders_of_blocks_are_computed(op_type: str, mode: str) -> None:
+    if op_type == "SpaceToDepth" and onnx.defs.onnx_opset_version() < 28:
+        pytest.skip("this onnx has no SpaceToDepth with a mode")
+    model = with_attribute(op_type, blocksize=2, mode=mode)
+    x = np.arange(64, dtype=np.float32).reshape(1, 4, 4, 4)
+    [expected] = ReferenceEvaluator(model).run(None, {"x": x})
+    with dagexec.compile(model) as executor:
+        np.testing.assert_array_equal(executor.run({"x": x})["y"], expected)
+
+
+def test_a_value_that_a_converter_does_not_know_is_refused() -> None:
+    with pytest.raises(UnsupportedOperatorError, match="mode 'RGB' is unknown; expected 'DCR' or 'CRD'"):
+        from_model_proto(with_attribute("DepthToSpace", blocksize=2, mode="RGB"))
+
+
+def test_an_attribute_that_nothing_reads_is_refused_unless_it_has_its_default() -> None:
+    scale = helper.make_node("ConstantOfShape", ["n"], ["s"])
+    size = helper.make_node("Constant", [], ["n"], value=numpy_helper.from_array(np.array([4])))
+    for stash_type, refused in ((1, False), (10, True)):
+        norm = helper.make_node("LayerNormalization", ["x", "s", "s"], ["y"], stash_type=stash_type)
+        model = model_of(size, scale, norm, opset=17)
+        if refused:
+            with pytest.raises(UnsupportedOperatorError, match="its attribute stash_type = 10 is not supported"):
+                from_model_proto(model)
+        else:
+            from_model_proto(model)
+
+
+@pytest.mark.parametrize("op_type", convertible_operators())
+def test_every_attribute_of_every_version_that_is_accepted_is_read_or_refused(op_type: str) -> None:
+    named: set[str] = set()
+    asked: set[str] = set()
+    for schema in SCHEMAS[op_type]:
+        if schema.since_version <= _newest(op_type):
+            named |= schema.attributes.keys()
+            asked |= _asked(op_type, schema)
+    assert named - asked == NEVER_READ.get(op_type, set())
+
+
+def _asked(op_type: str, schema: onnx.defs.OpSchema) -> set[str]:
+    """The attributes that the converter asks for, with constants as inputs or with computed ones, read or not."""
+    found = converter_of(op_type)
+    assert found is not None
+    asked: set[str] = set()
+    counts = {max(schema.min_input, min(schema.max_input, count)) for count in (4, 9)}
+    constants = (None, np.zeros(1, np.int8), np.array([1.0, 1, 2, 2]))
+    for count, constant, read in itertools.product(counts, constants, ({"o0"}, {"o0", "o1"})):
+        shapes = {f"i{index}": (1, 4, 4, 4) for index in range(count)}
+        values = {} if constant is None else {f"i{index}": constant for index in range(1, count)}
+        proto = helper.make_node(op_type, [*shapes], ["o0", "o1"][: schema.max_output])
+        node = Node(proto, schema.since_version, Scope(values, shapes, frozenset(read)))
+        with suppress(CannotConvertError, ModelFormatError):
+            found[0](node)
+        asked |= node.asked
+    return asked
+
+
+@pytest.mark.parametrize("op_type", convertible_operators())
+def test_the_newest_version_that_is_read_is_one_of_the_operators(op_type: str) -> None:
+    versions = {schema.since_version for schema in SCHEMAS[op_type]}
+    assert _newest(op_type) in versions or _newest(op_type) > onnx.defs.onnx_opset_version()
+
+
+def test_a_newer_version_of_an_operator_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = converter_of("Elu")
+    assert found is not None
+    monkeypatch.setitem(nodes._converters, "Elu", (found[0], 6))
+    from_model_proto(model_of(helper.make_node("Elu", ["x"], ["y"]), opset=21))
+    with pytest.raises(UnsupportedOperatorError, match="version 22 of the operator is newer than 6, the newest that"):
+        from_model_proto(model_of(helper.make_node("Elu", ["x"], ["y"]), opset=22))
+
+
+def test_the_first_operator_sets_broadcast_only_where_they_say_so() -> None:
+    bias = numpy_helper.from_array(np.arange(4, dtype=np.float32), "b")
+    model = model_of(helper.make_node("Add", ["x", "b"], ["y"], broadcast=1, axis=1), opset=6)
+    model.graph.initializer.append(bias)
+    x = np.zeros((1, 4, 4, 4), np.float32)
+    with dagexec.compile(model) as executor:
+        found = executor.run({"x": x})["y"]
+    np.testing.assert_array_equal(found, x + np.arange(4, dtype=np.float32).reshape(4, 1, 1))
+
+
+def test_a_function_of_the_model_is_no_operator_of_that_name() -> None:
+    model = model_of(helper.make_node("Relu", ["x"], ["y"]))
+    inner = helper.make_node("Neg", ["a"], ["b"])
+    model.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [inner], [helper.make_opsetid("", 13)]))
+    with pytest.raises(UnsupportedOperatorError, match=r"Relu .* a function of the model; functions are not supported"):
+        from_model_proto(model)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("ir_version", 1 << 40, "IR version 1099511627776; expected at most 14"),
+        ("ir_version", -1, "IR version -1; expected at most 14"),
+        ("opset", 12, "operator set 'ai.onnx' is imported in two versions"),
+        ("input", 0, "input 'x' is given twice"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(field: str, value: int, message: str) -> None:
+    model = model_of(helper.make_node("Relu", ["x"], ["y"]))
+    if field == "opset":
+        model.opset_import.append(helper.make_opsetid("ai.onnx", value))
+    elif field == "input":
+        model.graph.input.append(model.graph.input[0])
+    else:
+        setattr(model, field, value)
+    with pytest.raises(ModelFormatError, match=message):
+        from_model_proto(model)
+
+
+RELU = (helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Neg", ["r"], ["y"]))
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"y": (TensorProto.INT64, None)}, "tensor 'y' is declared as int64, and float32 is computed"),
+        ({"r": (TensorProto.FLOAT8E5M2, None)}, "tensor 'r' is declared as FLOAT8E5M2, and float32 is computed"),
+        ({"y": (TensorProto.FLOAT, ["n", 4, 4])}, r"tensor 'y' is declared with shape \[\?, 4, 4\], computed \["),
+        (
+            {"r": (TensorProto.FLOAT, ["n", 5, 4, 4])},
+            r"'r' is declared with shape \[\?, 5, 4, 4\], computed \[\?, 4, 4, 4\]",
+        ),
+    ],
+)
+def test_a_declared_type_that_is_not_the_computed_one_is_refused(declared: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelFormatError, match=message):
+        from_model_proto(model_of(*RELU, shape=("n", 4, 4, 4), **declared))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4, 4), ("n", 4, 4, 4), ("n", 4, "h", "w")])
+def test_declared_types_that_leave_sizes_open_or_are_right_are_taken(shape: tuple[int | str, ...]) -> None:
+    for sizes in (None, shape, ["a", "b", "c", "d"]):
+        from_model_proto(model_of(*RELU, shape=shape, y=(TensorProto.FLOAT, sizes), r=(0, sizes)))
