@@ -45,7 +45,8 @@ def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_pa
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, capture_output=True)
-    result = subprocess.run([python, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
+    # -I: what PYTHONPATH names must not stand in for the wheel
+    result = subprocess.run([python, "-I", "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     names, total = result.stdout.rsplit(" ", 1)
     assert names == "['softmax']"

@@ -281,8 +281,8 @@ def test_two_seconds_on_the_command_line(cli: Cli) -> None:
     assert status == 0, err
     report = json.loads(out)
     assert (report["device"], report["seed"], report["defect"]) == ("cpu", 5, None)
-    assert report["cases"] == report["tried"]["cases"] > 3
-    assert 2 <= report["seconds"] < 20
+    assert report["cases"] == report["tried"]["cases"] > 0
+    assert report["seconds"] >= 2
     assert report["runs_per_second"] == pytest.approx(report["runs"] / report["seconds"], rel=0.01)
 
 

@@ -2,7 +2,8 @@
 
 A chain starts with any element-wise operator and goes on as long as its result has one reader, which is element-wise
 and keeps the shape: the tensor is then read and written once. A batch normalisation in inference counts as a product
-and a sum with a number a channel.
+and a sum with a number a channel. Where the chain reads a layer's result alone and no other tensor, the layer applies
+it: products and sums with numbers, which activation-fusion does not take for activations.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dagexec.core.model import Model
 from dagexec.ops.post_ops import SUM, PostOp
 from dagexec.passes.affine import normalisation
 from dagexec.passes.draft import Array, Draft, operator
-from dagexec.passes.fusion import FUSED_CHAIN, described, fused, post_ops_of
+from dagexec.passes.fusion import FUSED_CHAIN, described, fused, has_room, layer_meta, post_ops_of
 from dagexec.passes.post_operations import FUSED_TYPES, MOST_POST_OPS, Link, Types, operand_links, unary_links
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import infer_types
@@ -58,8 +59,26 @@ class _Fusion:
             links += more
             chain.append(reader)
         self.members.update(chain)
-        if len(chain) > 1:
+        layer = self._layer_before(number, source, links)
+        if layer is not None:
+            self._give_to_layer(layer, chain, links)
+        elif len(chain) > 1:
             self._write(chain, source, links)
+
+    def _layer_before(self, number: int, source: str, links: Links) -> int | None:
+        """The layer whose result only operator `number` reads, if it can apply `links`: those with numbers alone."""
+        draft = self._draft
+        layer = draft.producer(source)
+        if layer is None or draft.only_reader(source) != number or any(link.operand for link in links):
+            return None
+        return layer if layer_meta(draft, layer) is not None and has_room(draft[layer], links) else None
+
+    def _give_to_layer(self, layer: int, chain: list[int], links: Links) -> None:
+        draft, last = self._draft, chain[-1]
+        draft.changed(f"{draft.label(layer)} applies {described(links)} of {draft.label(last)}")
+        draft.replace(last, fused(draft[layer], links, draft[last].output[0]))
+        for member in (layer, *chain[:-1]):
+            draft.remove(member)
 
     def _write(self, chain: list[int], source: str, links: Links) -> None:
         draft, last = self._draft, chain[-1]

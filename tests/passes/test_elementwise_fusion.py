@@ -152,3 +152,21 @@ def test_inputs_of_different_batch_sizes_still_broadcast(sizes: tuple[int, int])
     feeds = {"x": normal(sizes[0], 4), "z": normal(sizes[1], 4)}
     result = run_passes(model, GRAPH_PASSES).model
     assert_close(outputs_of(result, feeds), outputs_of(model, feeds))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_layer_applies_numbers_behind_its_activation(more: int) -> None:
+    behind = [op("Relu", ["a"], ["b"]), op("Sub", ["b", "n"], ["c"]), op("Relu", ["c"], ["d"])]
+    operators = [op("Conv", ["x", "w"], ["a"], kernel=1), *behind[: 2 + more]]
+    model = model_of(operators, [operators[-1].output[0]], w=normal(4, 4, 1, 1), n=np.full(1, 0.75, np.float32))
+    result = run_passes(model, GRAPH_PASSES).model
+    assert types_of(result) == ["FusedConv"]
+    assert run_passes(result, GRAPH_PASSES).model.net == result.net
+    feeds = {"x": normal(2, 4, 6, 6)}
+    assert_close(outputs_of(result, feeds), outputs_of(model, feeds))
+
+
+def test_a_layer_whose_result_others_read_applies_nothing() -> None:
+    operators = [op("Conv", ["x", "w"], ["a"], kernel=1), op("Sub", ["a", "n"], ["b"]), op("Relu", ["b"], ["y"])]
+    model = model_of(operators, ["a", "y"], w=normal(4, 4, 1, 1), n=np.full(1, 0.75, np.float32))
+    assert types_of(PASS.apply(model).model) == ["Conv", "FusedElementwise"]
