@@ -144,6 +144,7 @@ def test_a_peer_that_is_not_there_and_one_that_fails_say_so(benchmark_modules: N
                 Contender(package, task, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_light_model_for_more_images_gives_each_the_result_it_has_alone(benchmark_modules: None, batch: int) -> None:
     from cnn_models import workload

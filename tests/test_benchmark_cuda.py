@@ -62,6 +62,7 @@ def test_what_differs_is_not_timed_and_ratios_are_within_rounds(benchmark: Modul
     assert "torch eager" not in found["torch eager"]["ratio"]
 
 
+@pytest.mark.slow
 def test_the_floor_counts_arithmetic_and_bytes(benchmark: ModuleType) -> None:
     with emulated(record=False):
         slow = benchmark.floor_of("lenet", 1, "float32", "cuda:0", {"operations_a_second": 1e6, "bytes_a_second": 1e12})

@@ -120,6 +120,7 @@ def test_a_timeout_comes_first_and_what_fails_afterwards_is_attached(held: Held)
         assert "told to fail at 1" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("timeout", [None, 1000.0])
 def test_a_coroutine_dropped_in_the_middle_says_nothing_and_stops_its_run(
@@ -147,6 +148,7 @@ def test_a_coroutine_dropped_in_the_middle_says_nothing_and_stops_its_run(
     assert unraisable == []
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_closed_under_its_tasks_prints_only_what_asyncio_does(
     held: Held, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +240,7 @@ def test_ctrl_c_stops_the_run_and_every_thread_stays(held: Held) -> None:
         assert (executor.statistics().cancelled, executor.statistics().running) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queued", [False, True])
 def test_ctrl_c_at_any_point_of_run_loses_no_replica_and_no_worker(queued: bool, held: Held) -> None:
     """The caller is served at once, or waits in the queue behind other runs."""
@@ -672,6 +675,7 @@ def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: 
         assert executor.statistics().failed == 2 * sys.getrecursionlimit()
 
 
+@pytest.mark.slow
 def test_an_error_that_is_kept_keeps_no_other_request(held: Held) -> None:
     """Its traceback holds the request that failed. Beside it there are those that the two workers had last."""
     held.failing = {1}

@@ -137,6 +137,7 @@ def test_true_takes_the_global_provider() -> None:
         executor.run({"x": rows(1)})
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_unless_asked_for() -> None:
     program = (
         "import sys, dagexec, numpy\n"

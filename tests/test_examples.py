@@ -79,6 +79,7 @@ def test_the_blocks_of_the_page_on_training_are_a_program_that_runs(tmp_path: Pa
     assert classes.startswith("[")
 
 
+@pytest.mark.slow
 def test_the_first_block_of_the_page_on_gradients_gives_what_it_says(tmp_path: Path) -> None:
     program, excerpt = blocks("docs/gradients.md")
     compile(excerpt, "docs/gradients.md", "exec")

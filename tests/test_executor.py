@@ -444,6 +444,7 @@ def test_objects_that_are_not_text_are_a_feed_error_that_names_the_input() -> No
         assert executor.run({"x": ["a", "b"]})["y"].tolist() == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_an_executor_dropped_without_close_leaves_no_thread_behind(net_type: str) -> None:
     before = set(threading.enumerate())
     executor = dagexec.compile(doubled_model(), optimize=False, net_type=net_type, num_workers=2)

@@ -64,6 +64,7 @@ def test_a_picture_without_matplotlib_is_refused_before_any_work_with_a_command_
     assert f"drawing needs matplotlib; install it with: {install_command('plot')}\n" in err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("name", ["nowhere/a.png", "a.xyz"])
 @pytest.mark.parametrize("words", ["compare zoo:lenet --plot", "inspect zoo:lenet --draw", "train lenet_digits --plot"])

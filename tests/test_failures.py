@@ -394,6 +394,7 @@ def release_when_cancelled(executor: dagexec.Executor, gate: Gate) -> list[BaseE
     return reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place, acts: Acts, backend: str) -> None:
     held = Gate()
@@ -419,6 +420,7 @@ def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place,
     anyio.run(main, backend=backend)
 
 
+@pytest.mark.slow
 def test_closing_lets_runs_in_flight_finish_and_ends_queued_ones(place: Place, acts: Acts) -> None:
     with ThreadPoolExecutor(3) as threads:
         executor = place.compile(replicas=1)
@@ -438,6 +440,7 @@ def test_closing_lets_runs_in_flight_finish_and_ends_queued_ones(place: Place, a
             executor.run(feed())
 
 
+@pytest.mark.slow
 def test_draining_past_its_time_stops_runs_at_the_next_chain(place: Place, acts: Acts) -> None:
     with ThreadPoolExecutor(2) as threads:
         executor = place.compile(replicas=1, num_workers=1)
@@ -499,6 +502,7 @@ def test_a_worker_that_dies_while_it_launches_is_replaced(
         assert executor.statistics().pool.replaced == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_caller_stops_its_run_only(place: Place, acts: Acts) -> None:
     hung = Gate()
     with place.compile(num_workers=3) as executor:
@@ -551,6 +555,7 @@ def in_a_child(function: Callable[[], object]) -> BaseException | None:
     return found
 
 
+@pytest.mark.slow
 def test_many_failures_of_all_kinds_at_once_lose_nothing(place: Place, acts: Acts) -> None:
     acts.does[1] = raising(ValueError("left"))
     acts.does[2] = raising(KeyError("right"))
@@ -612,6 +617,7 @@ def test_a_kernel_that_hangs_is_given_up_when_the_timeout_is_over(
         serves(executor, acts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_cancelled_await_gives_up_a_kernel_that_hangs(
     device: Place, simulate: Setting, acts: Acts, monkeypatch: pytest.MonkeyPatch, backend: str

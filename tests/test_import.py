@@ -59,6 +59,7 @@ def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
     assert [name for name in PUT_OFF if name in modules] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statements", "module"),
     [
@@ -71,6 +72,7 @@ def test_what_was_left_out_is_there_when_it_is_asked_for(statements: str, module
     assert module in imported_by(f"import dagexec\n{statements}")
 
 
+@pytest.mark.slow
 def test_a_lazy_module_is_imported_by_the_first_attribute_that_is_asked_of_it() -> None:
     code = "from dagexec.core.lazy import LazyModule\nfound = LazyModule('colorsys')\n"
     assert "colorsys" not in imported_by(code)
@@ -93,6 +95,7 @@ def test_all_public_names_are_there() -> None:
         _ = dagexec.no_such_name  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_operators_of_cuda_are_made_from_dagexecs_own_whatever_a_caller_has_made_from_those_before() -> None:
     code = """
 import dagexec

@@ -86,6 +86,7 @@ def test_compile_names_what_is_missing_or_wrong_in_the_samples() -> None:
         dagexec.compile("zoo:lenet", dtype="int4")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_without_onednn_numpy_computes_the_same_model(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [random_feeds(build("lenet"), seed=number) for number in range(3)]

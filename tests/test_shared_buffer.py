@@ -158,6 +158,7 @@ def test_convolutions_on_several_workers_take_turns_and_give_the_bytes_of_privat
     built.close()
 
 
+@pytest.mark.slow
 def test_replicas_share_the_buffer_of_the_executor() -> None:
     net, feeds = branches(WIDE)
     with dagexec.compile(net, optimize=False, net_type="simple") as executor:

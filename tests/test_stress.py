@@ -71,6 +71,7 @@ def test_a_seed_gives_the_same_net_and_feeds_every_time() -> None:
     assert drawn(0).net != drawn(1).net
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_net_in_another_process() -> None:
     program = "import dagexec.stress.case as c; print(c.make_case(7).net().net, c.make_case(7))"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
@@ -136,6 +137,7 @@ def test_only_stress_knows_the_failing_operator() -> None:
     assert FAILING_OPERATOR not in printed
 
 
+@pytest.mark.slow
 def test_a_case_follows_from_its_seed_and_what_is_fixed() -> None:
     for seed in SEEDS:
         assert make_case(seed) == make_case(seed)
@@ -146,6 +148,7 @@ def test_a_case_follows_from_its_seed_and_what_is_fixed() -> None:
         assert make_case(seed, "sim:0").replay() == f"dagexec stress --case {seed} --device sim:0"
 
 
+@pytest.mark.slow
 def test_cases_differ_in_all_they_can() -> None:
     cases = [make_case(seed, "sim:0") for seed in SEEDS]
     for name, least in {
@@ -286,6 +289,7 @@ def test_two_seconds_on_the_command_line(cli: Cli) -> None:
     assert report["runs_per_second"] == pytest.approx(report["runs"] / report["seconds"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_table_lists_what_was_tried(cli: Cli) -> None:
     status, out, _ = cli("stress", "--cases", 3, "--seed", 5)
     assert status == 0

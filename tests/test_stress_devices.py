@@ -130,6 +130,7 @@ def test_a_run_whose_end_cannot_be_recorded_ends_all_the_same() -> None:
         assert executor.run({"x": x}, timeout=PATIENCE)["y"][0, 0, 2, 2] == 19
 
 
+@pytest.mark.slow
 def test_an_executor_that_cannot_be_compiled_leaves_nothing_behind() -> None:
     model = random_net(random.Random(3), NetOptions(("sim:0", "sim:1"))).model()
     for kind in ("launch", "kernel", "event", "allocation", "copy"):
@@ -216,6 +217,7 @@ def test_the_operator_that_failed_on_a_device_is_named_by_a_host_chain_that_wait
                 executor.run({"x": np.ones(1, np.float32)}, timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_events_that_nobody_waits_for_are_found_as_unordered_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The detector watches a third of the cases; it needs no wrong result to see what is wrong."""
     right = AsyncDAGNet.synchronisation

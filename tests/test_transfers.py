@@ -127,6 +127,7 @@ def test_tasks_get_their_results_without_copies_too(addresses: Addresses) -> Non
     assert len(set(addresses.written)) >= 20
 
 
+@pytest.mark.slow
 def test_nothing_holds_on_to_the_callers_arrays(addresses: Addresses) -> None:
     with prepared(model_of(*MOVING)) as executor:
         gc.disable()

@@ -63,6 +63,7 @@ def test_strided_arrays_are_copied_between_all_places(way: str, dtype: type, pee
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_copy_within_one_device_can_be_asked_of_a_stream_of_another(machine: Machine) -> None:
     values = np.arange(12.0).reshape(3, 4)
     source, target = on_device(values, 1), on_device(np.zeros((4, 3)), 1)
@@ -197,6 +198,7 @@ def test_a_copy_of_memory_that_may_move_cannot_be_captured(machine: Machine, to_
     assert stream.synchronize()
 
 
+@pytest.mark.slow
 def test_a_fetch_comes_after_what_is_on_the_current_stream_and_gives_its_failure(machine: Machine) -> None:
     runtime = cuda()
     stream, array = runtime.lease(), on_device(np.zeros(4))
@@ -224,6 +226,7 @@ def test_a_fetch_without_a_current_stream_waits_for_its_own_copy_only(machine: M
     assert runtime.statistics().leased == 1
 
 
+@pytest.mark.slow
 def test_shapes_are_broadcast_for_a_context_and_otherwise_equal(machine: Machine) -> None:
     runtime = cuda()
     array = on_device(np.zeros((2, 3)))

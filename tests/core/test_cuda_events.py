@@ -180,6 +180,7 @@ def test_an_event_that_is_asked_for_many_times_holds_one_thread() -> None:
             assert told.acquire(timeout=30)
 
 
+@pytest.mark.slow
 def test_misuse_of_an_event_is_an_error(machine: Machine) -> None:
     runtime = cuda()
     stream, event = runtime.lease(), runtime.event("chain 1")
@@ -193,6 +194,7 @@ def test_misuse_of_an_event_is_an_error(machine: Machine) -> None:
         runtime.event("it").record(other.lease())
 
 
+@pytest.mark.slow
 def test_events_of_cuda_are_used_again(machine: Machine) -> None:
     runtime = cuda()
     stream, event = runtime.lease(), runtime.event("chain 1")
@@ -400,6 +402,7 @@ def test_a_replay_on_streams_that_failed_is_passed_over(machine: Machine) -> Non
     assert fetched(array).tolist() == [0] * 8
 
 
+@pytest.mark.slow
 def test_an_observer_sees_a_replay_as_one_launch(machine: Machine) -> None:
     runtime, seen = cuda(), Seen()
     stream, array = runtime.lease(), on_device(np.zeros(8, np.uint8))
@@ -428,6 +431,7 @@ def test_graphs_are_destroyed_when_nothing_is_under_way(machine: Machine) -> Non
     assert len(machine._handles) <= handles + 2
 
 
+@pytest.mark.slow
 def test_a_capture_of_a_lost_device_ends() -> None:
     with emulated(asynchronous=True, faults=[Fault("kernel", "memsetAsync", 1, 719)]) as machine:
         runtime = cuda()
@@ -465,6 +469,7 @@ def test_a_forked_child_does_nothing_on_the_device(machine: Machine) -> None:
     assert stream.synchronize()
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_device_end_with_it() -> None:
     with emulated(asynchronous=True):
         runtime = cuda()

@@ -107,6 +107,7 @@ def test_work_launched_after_memory_was_freed_does_not_hold_it_up(machine: Machi
     second.open()
 
 
+@pytest.mark.slow
 def test_when_memory_is_short_what_is_set_aside_is_waited_for(machine: Machine) -> None:
     runtime = cuda()
     runtime.memory.limit = 2048
@@ -134,6 +135,7 @@ def test_when_memory_is_short_blocks_of_other_sizes_go_back_to_cuda(machine: Mac
     assert sum(call.name == "free" for call in machine.calls) >= 3
 
 
+@pytest.mark.slow
 def test_out_of_memory_says_the_numbers_and_leaves_the_device_usable() -> None:
     with emulated(memory_limit=1 << 20):
         runtime = cuda()
@@ -162,6 +164,7 @@ def test_what_only_a_cycle_holds_is_no_reason_to_fail() -> None:
             gc.enable()
 
 
+@pytest.mark.slow
 def test_an_error_of_cuda_that_is_no_shortage_is_passed_on(machine: Machine) -> None:
     machine.faults.append(Fault("malloc"))
     runtime = cuda()
@@ -224,6 +227,7 @@ def test_no_bytes_need_no_memory(machine: Machine) -> None:
     assert (array.shape, blocks_taken(machine)) == ((0,), 0)
 
 
+@pytest.mark.slow
 def test_kernels_of_many_threads_never_find_memory_of_others(machine: Machine) -> None:
     """Each thread allocates, fills and frees on its own stream; the machine tells of touches that nothing orders."""
     runtime = cuda()

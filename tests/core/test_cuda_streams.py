@@ -45,6 +45,7 @@ def names(machine: Machine) -> list[str]:
     return [call.name for call in machine.calls]
 
 
+@pytest.mark.slow
 def test_streams_do_not_block_and_a_lower_number_is_a_higher_priority(machine: Machine) -> None:
     runtime = cuda()
     runtime.lease()
@@ -53,6 +54,7 @@ def test_streams_do_not_block_and_a_lower_number_is_a_higher_priority(machine: M
     assert made == [(1, 0), (1, -1)]
 
 
+@pytest.mark.slow
 def test_a_launch_goes_to_its_own_stream_and_device_and_leaves_the_callers(machine: Machine) -> None:
     here, there = cuda(0), cuda(1)
     one, other = here.lease(), there.lease()
@@ -73,6 +75,7 @@ def test_a_launch_goes_to_its_own_stream_and_device_and_leaves_the_callers(machi
     assert (here.api.getDevice(), current.stream, current.stream_pointer) == (0, None, 0)
 
 
+@pytest.mark.slow
 def test_a_guard_restores_the_device_of_before(machine: Machine) -> None:
     get = cuda(0).api.getDevice
     with cuda(1).guard():
@@ -86,6 +89,7 @@ def test_a_guard_restores_the_device_of_before(machine: Machine) -> None:
     assert get() == 0
 
 
+@pytest.mark.slow
 def test_a_new_thread_is_given_a_context_before_its_first_launch(machine: Machine) -> None:
     stream = cuda().lease()
     asked: list[str] = []
@@ -113,6 +117,7 @@ def test_a_new_thread_is_given_a_context_before_its_first_launch(machine: Machin
     assert real is machine.memories
 
 
+@pytest.mark.slow
 def test_a_step_that_raises_fails_its_stream_and_what_follows_is_passed_over(machine: Machine) -> None:
     runtime = cuda()
     stream, done = runtime.lease(), list[str]()
@@ -131,6 +136,7 @@ def test_a_step_that_raises_fails_its_stream_and_what_follows_is_passed_over(mac
     assert done == ["again"]
 
 
+@pytest.mark.slow
 def test_an_event_of_a_failed_stream_is_failed_only_when_its_earlier_work_is_done(machine: Machine) -> None:
     runtime, gate = cuda(), threading.Event()
     stream = runtime.lease()
@@ -146,6 +152,7 @@ def test_an_event_of_a_failed_stream_is_failed_only_when_its_earlier_work_is_don
     assert event.query() is EventState.FAILED
 
 
+@pytest.mark.slow
 def test_a_kernel_may_be_told_of_its_failure_in_place_of_the_stream(machine: Machine) -> None:
     stream, told = cuda().lease(), list[BaseException]()
     stream.launch(Kernel(lambda: 1 / 0, "division", failed=told.append))
@@ -153,6 +160,7 @@ def test_a_kernel_may_be_told_of_its_failure_in_place_of_the_stream(machine: Mac
     assert stream.failure is None
 
 
+@pytest.mark.slow
 def test_a_failure_of_another_stream_keeps_its_label(machine: Machine) -> None:
     stream, error = cuda().lease(), ValueError("x")
 
@@ -164,6 +172,7 @@ def test_a_failure_of_another_stream_keeps_its_label(machine: Machine) -> None:
     assert (stream.failure.label, stream.failure.error) == ("conv", error)
 
 
+@pytest.mark.slow
 def test_what_interrupts_the_host_is_no_failure_of_the_stream(machine: Machine) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -175,6 +184,7 @@ def test_what_interrupts_the_host_is_no_failure_of_the_stream(machine: Machine) 
     assert current.stream is None
 
 
+@pytest.mark.slow
 def test_a_busy_stream_is_not_given_back_and_abandoning_it_stops_what_follows(machine: Machine) -> None:
     runtime, gate = cuda(), threading.Event()
     stream, done = runtime.lease(), list[str]()
@@ -193,6 +203,7 @@ def test_a_busy_stream_is_not_given_back_and_abandoning_it_stops_what_follows(ma
     assert (stream.failure, done) == (None, [])
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_a_step_is_an_error_of_ours(machine: Machine) -> None:
     machine.faults.append(Fault("malloc"))
     stream = cuda().lease()
@@ -237,12 +248,14 @@ def test_a_lost_device_fails_all_its_streams_and_ends_every_wait() -> None:
         machine.errors.clear()
 
 
+@pytest.mark.slow
 def test_a_stream_has_things_of_its_own(machine: Machine) -> None:
     one, two = cuda().lease(), cuda().lease()
     assert one.once("handle", object) is one.once("handle", object)
     assert one.once("handle", object) is not two.once("handle", object)
 
 
+@pytest.mark.slow
 def test_the_work_of_a_context_goes_to_its_own_stream(machine: Machine) -> None:
     context = CudaContext(Device("cuda", 0), seed=3)
     context.switch(1)

@@ -169,6 +169,7 @@ def test_overlapping_is_two_indices_with_one_address(descriptor: TensorDescripto
     assert descriptor.is_packed == (found == list(range(len(found))))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(2, 7), st.integers(8, 120)), min_size=2, max_size=5).filter(

@@ -83,6 +83,7 @@ def test_operators_that_conflict_over_a_blob_are_joined_by_a_path_in_list_order(
                 assert j in reachable[i], f"operators {i} and {j} conflict over {touched} and may run in any order"
 
 
+@pytest.mark.slow
 @given(random_nets)
 @settings(max_examples=100, deadline=None)
 def test_the_reduced_graph_is_the_transitive_reduction(net: NetDef) -> None:

@@ -161,6 +161,7 @@ def test_a_failed_event_gives_what_the_work_before_it_raised(runtime: DeviceRunt
     assert (event.query(), event.error, event.stream) == (EventState.INITIALIZED, None, None)
 
 
+@pytest.mark.slow
 def test_a_capture_is_replayed(runtime: DeviceRuntime) -> None:
     stream, other = runtime.lease(), runtime.lease()
     event, outside = runtime.event("inside"), runtime.event("outside")

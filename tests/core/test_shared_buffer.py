@@ -207,6 +207,7 @@ def test_a_need_beyond_the_machine_is_refused_by_name_and_changes_nothing() -> N
     assert buffer.nbytes == 64
 
 
+@pytest.mark.slow
 def test_it_goes_with_its_workspace() -> None:
     workspace = Workspace()
     gone = weakref.ref(create_shared_buffer(workspace))

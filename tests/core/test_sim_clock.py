@@ -74,6 +74,7 @@ def expected_times(program: Program) -> tuple[dict[int, tuple[float, float]], li
     return kernels, events, host
 
 
+@pytest.mark.slow
 @given(programs(), st.one_of(st.none(), st.integers(0, 1000)))
 @settings(max_examples=100, deadline=None)
 def test_times_follow_from_the_program_under_every_driver(program: Program, seed: int | None) -> None:

@@ -178,6 +178,7 @@ def test_tensors_give_their_memory_back(runtime: SimRuntime) -> None:
     assert runtime.statistics().allocated_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_device_runs_out_of_memory_at_its_limit() -> None:
     with simulated("sim:0", memory_limit=1000) as runtime:
         held = runtime.allocate(600)

@@ -50,6 +50,7 @@ class Gate:
         assert self.opened.wait(30)
 
 
+@pytest.mark.slow
 @given(programs(), st.one_of(st.none(), st.integers(0, 1000)), st.sampled_from([0.0, 1e-6]))
 @settings(max_examples=150, deadline=None)
 def test_every_execution_respects_streams_and_events(program: Program, seed: int | None, seconds: float) -> None:

@@ -69,6 +69,7 @@ def close(found: Array, expected: Array, rounding: float) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dilation", [1, 2])
@@ -197,6 +198,7 @@ def run_sharing(seed: int) -> tuple[dict[str, Array], list[str], set[int]]:
         return found, list(machine.races), {stream for stream in streams if stream is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_streams_take_turns_at_the_shared_buffer(seed: int) -> None:
     found, races, streams = run_sharing(seed)
@@ -208,6 +210,7 @@ def test_streams_take_turns_at_the_shared_buffer(seed: int) -> None:
         close(found[f"y{number}"], convolved(x, weights, 1, 1, 1, 1 + number), 2e-5)
 
 
+@pytest.mark.slow
 def test_without_turns_the_shared_buffer_is_raced_for(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def no_order(self: StreamMutex, stream: Stream) -> Iterator[Stream]:
@@ -218,6 +221,7 @@ def test_without_turns_the_shared_buffer_is_raced_for(monkeypatch: pytest.Monkey
     assert any(run_sharing(seed)[1] for seed in range(5))
 
 
+@pytest.mark.slow
 def test_a_buffer_grows_while_a_stream_works_in_the_old_memory_and_nobody_waits() -> None:
     with emulated(asynchronous=True, kernel_seconds=0.05, copy_seconds=0.05) as machine:
         buffer: SharedBuffer = create_shared_buffer(Workspace(), CUDA)
@@ -260,6 +264,7 @@ def test_a_buffer_grows_while_a_stream_works_in_the_old_memory_and_nobody_waits(
         assert (found[1 << 15 :] == 7).all()
 
 
+@pytest.mark.slow
 def test_a_captured_net_keeps_the_buffer_it_was_captured_with_when_that_grows() -> None:
     x, wide = normal((2, 4, 8, 8), np.float32, 0), normal((2, 8, 24, 24), np.float32, 1)
     larger = operator_def("Conv", ["wide", "v"], ["z"], kernel=3, shared_buffer=1)

@@ -264,6 +264,7 @@ def test_results_are_those_of_the_host_whatever_the_order(states: list[int | Non
         np.testing.assert_allclose(one, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_workspace_grows_when_the_stream_of_the_state_is_idle() -> None:
     opened, started, grown = threading.Event(), threading.Event(), threading.Event()
 
@@ -318,6 +319,7 @@ def test_what_fails_in_a_library_state_fails_its_user_and_no_other(state: Librar
     assert state.stream.failure is None
 
 
+@pytest.mark.slow
 def test_work_given_up_is_waited_for_as_it_cannot_be_taken_back() -> None:
     opened, started, told = threading.Event(), threading.Event(), threading.Event()
 
@@ -348,6 +350,7 @@ def test_work_given_up_is_waited_for_as_it_cannot_be_taken_back() -> None:
                 runtime.give_back(stream)
 
 
+@pytest.mark.slow
 def test_a_state_that_hangs_refuses_whoever_comes_next() -> None:
     opened, started = threading.Event(), threading.Event()
 

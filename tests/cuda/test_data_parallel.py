@@ -120,6 +120,7 @@ def test_models_that_differ_and_devices_that_are_missing_are_refused() -> None:
             parallelize(images, lenet, SGD(0.1), devices=["cuda:0", "cuda:5"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32])
 def test_an_operator_sums_tensors_where_they_are(dtype: type) -> None:
     values = [np.arange(5).astype(dtype), np.full(5, 3, dtype)]

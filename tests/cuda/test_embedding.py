@@ -124,6 +124,7 @@ def let_go_when_cancelled(executor: dagexec.Executor, held: Held) -> None:
     executor._dispatcher.cancel = cancel_and_let_go  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @every_kind
 def test_four_replicas_have_four_runs_under_way_at_once(kind: str) -> None:
     held = Held()
@@ -147,6 +148,7 @@ def test_four_replicas_have_four_runs_under_way_at_once(kind: str) -> None:
         assert machine.races == []
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_run_that_takes_too_long_ends_when_the_device_is_done_with_it(kind: str) -> None:
     held = Held()
@@ -214,6 +216,7 @@ def test_a_device_that_is_full_fails_the_run_with_the_numbers_and_has_room_for_t
         assert executor.statistics().failed == 3
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_launch_that_fails_fails_one_request(kind: str) -> None:
     with device() as machine, compiled(kind, replicas=2) as executor:
@@ -266,6 +269,7 @@ def test_a_device_that_is_lost_fails_all_its_requests(kind: str) -> None:
             executor.run({"x": rows(1)})
 
 
+@pytest.mark.slow
 @every_kind
 def test_closing_waits_for_the_device_and_refuses_what_comes_later(kind: str) -> None:
     held = Held()

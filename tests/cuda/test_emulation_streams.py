@@ -41,6 +41,7 @@ def pinned(count: int) -> np.ndarray[Any, Any]:
     return np.frombuffer(cupy().cuda.alloc_pinned_memory(4 * count), np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_work_is_done_later_in_the_order_of_its_stream(seed: int) -> None:
     with emulated(asynchronous=True, seed=seed):
@@ -58,6 +59,7 @@ def test_work_is_done_later_in_the_order_of_its_stream(seed: int) -> None:
         assert (host == 2).all()
 
 
+@pytest.mark.slow
 def test_pageable_memory_is_read_before_the_call_returns_and_written_before_it_does() -> None:
     with emulated(asynchronous=True, seed=1):
         (stream, _), (x,) = two_streams(), arrays(1)
@@ -300,6 +302,7 @@ def captured(streams: tuple[Any, Any], x: Any, y: Any, z: Any) -> Any:
     return one.end_capture()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_graph_of_two_streams_does_its_work_at_every_launch_and_none_before(seed: int) -> None:
     with emulated(asynchronous=True, seed=seed) as gpu:
@@ -329,6 +332,7 @@ def test_nodes_of_a_graph_with_nothing_between_race() -> None:
         assert len(gpu.races) == 1
 
 
+@pytest.mark.slow
 def test_what_a_capture_forbids_is_refused_and_spoils_it() -> None:
     with emulated(asynchronous=True, seed=1):
         cuda, (one, other), (x, y, z) = cupy().cuda, two_streams(), arrays(3)

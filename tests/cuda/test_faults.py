@@ -66,6 +66,7 @@ def made(net_class: type[BaseNet], definition: NetDef, workspace: Workspace) -> 
     return net_class(definition, workspace, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("net_class", NETS)
 def test_a_bad_index_ends_the_run_with_the_hosts_error_and_the_next_run_is_good(
@@ -176,6 +177,7 @@ def model_of(net: NetDef, parameters: dict[str, Any]) -> Model:
     return Model("gathering", net, None, parameters, inputs, ("y",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
 @pytest.mark.parametrize("asynchronous", [False, True])

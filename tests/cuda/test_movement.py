@@ -70,6 +70,7 @@ def test_indices_have_64_bits_where_32_may_not_do() -> None:
     assert index_type(5, -(1 << 31)) == "i64"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_transpose_of_any_type_moves_every_element(data: st.DataObject) -> None:
@@ -121,6 +122,7 @@ def test_slices_of_more_elements_than_a_grid_has_threads(steps: list[int]) -> No
     np.testing.assert_array_equal(dx, wide)
 
 
+@pytest.mark.slow
 def test_indices_of_64_bits_give_what_those_of_32_give_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     x, picks = numbers((2, 16, 9, 10)), np.array([3, 0, 3, 1, -1])
     pooled = numbers((2, 16, 5, 5))
@@ -162,6 +164,7 @@ def sums_in_order(indices: Array, values: Array, rows: int) -> Array:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "rows"), [(4096, 3), (4097, 700), (9000, 17), (5000, 1), (33, 40_000)])
 def test_rows_that_meet_are_added_in_the_order_of_the_indices(count: int, rows: int) -> None:
     rng = np.random.default_rng(count)

@@ -188,6 +188,7 @@ def test_what_only_the_host_has_runs_there_between_the_others() -> None:
         np.testing.assert_allclose(workspace.fetch_blob("y"), np.abs(np.tanh(X)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_suffice_is_an_error_with_the_numbers() -> None:
     with emulated(memory_limit=1 << 20):
         workspace = Workspace()
@@ -239,6 +240,7 @@ def test_branches_overlap_on_several_streams_in_a_trace_of_device_time(tmp_path:
     assert "cuda:0, device time" in (tmp_path / "trace.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("optimize", [False, True])
 def test_the_very_plans_that_run_are_proved_and_no_race_is_met(name: str, optimize: bool) -> None:

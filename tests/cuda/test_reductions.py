@@ -41,6 +41,7 @@ def normal(*shape: int, dtype: object = np.float32, mean: float = 0.0) -> Array:
     return (RNG.standard_normal(shape) + mean).astype(np.dtype(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [
@@ -165,6 +166,7 @@ def test_variances_of_a_batch_survive_a_large_mean(order: str, shape: tuple[int,
     np.testing.assert_allclose(y, centred * scale.reshape(spread) + bias.reshape(spread), atol=5e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 100_000), (300, 33)])
 def test_layers_are_normalised_in_one_launch_or_in_pieces(shape: tuple[int, int]) -> None:
     x, gamma, beta = normal(*shape, mean=100.0), normal(shape[1]), normal(shape[1])
@@ -182,6 +184,7 @@ def test_layers_are_normalised_in_one_launch_or_in_pieces(shape: tuple[int, int]
         np.testing.assert_allclose(found, expected, atol=3e-4 * np.abs(expected).max(), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [3, 700, 200_000])
 def test_softmax_of_rows_of_any_length_and_its_gradient(columns: int) -> None:
     x = normal(3, columns) * 50

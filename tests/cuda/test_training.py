@@ -31,6 +31,7 @@ def places(workspace: Workspace, blobs: list[str]) -> set[Device]:
     return {workspace.get_blob(blob).tensor().device for blob in blobs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train_sgd", "train_adam"])
 def test_recorded_nets_give_caffe2s_parameters_and_the_same_bytes_on_every_net(name: str) -> None:
     recording = Recording.load(name)

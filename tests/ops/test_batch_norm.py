@@ -78,6 +78,7 @@ SHAPES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(sizes=SHAPES, order=st.sampled_from(["NCHW", "NHWC"]), dtype=st.sampled_from(list(TOLERANCES)))
 def test_training_agrees_with_the_definition_in_float64(
@@ -228,6 +229,7 @@ def gradient_by_rows(x: Array, scale: Array, dy: Array, order: str, epsilon: flo
     return dx, (gradients * normal).sum(1), gradients.sum(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(

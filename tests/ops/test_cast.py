@@ -79,6 +79,7 @@ def test_half_conversion_agrees_with_onnxruntime() -> None:
     assert back.tolist() == [float(v) for v in half]
 
 
+@pytest.mark.slow
 def test_casting_names_unknown_types_and_refuses_strings() -> None:
     x = np.array([1.0], np.float32)
     with pytest.raises(ArgumentError, match=r"Cast 'y0'.*argument 'to': data type 'complex' is unknown"):

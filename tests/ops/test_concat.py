@@ -28,6 +28,7 @@ def parts_along_an_axis(draw: st.DrawFn) -> tuple[list[Array], int]:
     return parts, axis
 
 
+@pytest.mark.slow
 @given(parts_along_an_axis(), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_concat_places_the_parts_one_after_another(case: tuple[list[Array], int], negative: bool) -> None:

@@ -253,6 +253,7 @@ def prepared(case: Case) -> tuple[Workspace, SimpleNet]:
     return workspace, net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", STEADY.values(), ids=STEADY)

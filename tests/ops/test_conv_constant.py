@@ -135,6 +135,7 @@ def test_threads_that_need_the_same_filter_at_once_wait_for_one_that_computes_it
     assert len(results) == 1
 
 
+@pytest.mark.slow
 def test_what_was_derived_goes_with_the_values_when_the_filter_is_fed_anew() -> None:
     workspace = Workspace()
     workspace.feed_blob("w", np.ones((1, 1, 3, 3), np.float32))

@@ -147,6 +147,7 @@ def test_the_blas_gets_matrices_that_it_can_read(geometry: Geometry, dtype: str,
         assert {array.dtype for array in arrays} == {problem.work}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("geometry", [SQUARE, SMALL, STRIDED, CUBE])

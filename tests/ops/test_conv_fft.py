@@ -59,6 +59,7 @@ def compare(case: Case, y: Array, how: str = "") -> None:
     assert error <= tolerance(case), f"off by {error}, more than {tolerance(case)}; reproduce with: check({case}) {how}"
 
 
+@pytest.mark.slow
 @given(cases(normal=True))
 @drawn(300)
 def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
@@ -135,6 +136,7 @@ def test_every_type_and_rank(geometry: Geometry, dtype: str, constant: bool) -> 
     check(Case(geometry, 3, 2, 2, 3, dtype=dtype, constant=constant, normal=True))
 
 
+@pytest.mark.slow
 def test_large_images_are_cut_into_blocks() -> None:
     case = Case(Geometry((1024, 1000), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)), 1, 1, 4, 4)
     plan = choose_plan(Sizes.of(case.problem()))
@@ -175,6 +177,7 @@ def test_memory_keeps_to_the_limit_or_the_problem_is_refused(case: Case, share: 
         check(limited)
 
 
+@pytest.mark.slow
 def test_a_limit_is_kept_by_smaller_blocks() -> None:
     case = Case(WIDE, 4, 1, 8, 8, normal=True)
     free = Memory()

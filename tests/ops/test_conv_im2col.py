@@ -34,6 +34,7 @@ def check_memory(memory: Memory, problem: ConvProblem) -> None:
     assert memory.nbytes <= problem.limit + wide
 
 
+@pytest.mark.slow
 @given(cases(), st.floats(0, 0.3))
 @drawn(150)
 def test_blocks_of_any_size_give_the_sum_over_the_taps(case: Case, share: float) -> None:
@@ -65,6 +66,7 @@ def gradients(problem: ConvProblem) -> tuple[Array, Array]:
     return results[0], results[1]
 
 
+@pytest.mark.slow
 @given(cases(), st.floats(0, 0.3))
 @drawn(80)
 def test_gradients_do_not_depend_on_the_blocks(case: Case, share: float) -> None:
@@ -73,6 +75,7 @@ def test_gradients_do_not_depend_on_the_blocks(case: Case, share: float) -> None
         np.testing.assert_array_equal(one, other, err_msg=f"reproduce with: {case}, share {share}")
 
 
+@pytest.mark.slow
 def test_an_image_of_any_size_takes_no_more_than_the_limit() -> None:
     for side in (32, 256, 1024):
         case = Case(replace(SQUARE, size=(side, side)), per_group=4, limit=1 << 16)

@@ -177,6 +177,7 @@ def test_ratio_zero_keeps_everything() -> None:
     assert mask.all()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=4),

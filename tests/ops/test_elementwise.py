@@ -50,6 +50,7 @@ def run_in_place(op_type: str, inputs: dict[str, Array], output: str, **argument
     return workspace.fetch_blob(output)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     shapes=mutually_broadcastable_shapes(num_shapes=2, max_dims=4, max_side=4, min_side=0),
@@ -205,6 +206,7 @@ VARIADIC: dict[str, Callable[[list[Array]], Array]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 4), op_type=st.sampled_from(sorted(VARIADIC)), data=st.data())
 def test_variadic_operators_take_any_number_of_inputs_that_broadcast(

@@ -197,6 +197,7 @@ def test_given_values_must_fit_shape_and_type(op_type: str, arguments: dict[str,
         run_operator(op_type, [], shape=[2, 2], **arguments)
 
 
+@pytest.mark.slow
 @given(st.one_of(st.tuples(st.integers(0, 5), st.integers(0, 5)), st.integers(0, 4).map(lambda n: (n, n, n))))
 @settings(max_examples=40, deadline=None)
 def test_diagonal_fill_sets_where_all_indices_are_equal(shape: tuple[int, ...]) -> None:

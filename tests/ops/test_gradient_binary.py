@@ -155,6 +155,7 @@ def test_operator_in_place_whose_old_value_is_needed_is_refused_by_name(op_type:
         add_gradient_operators(net, {"a": "given"}, wanted=wanted)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["Max", "Min", "Mean", "Sum"]), st.integers(1, 4).flatmap(stretched), st.booleans())
 def test_gradients_of_operators_of_any_number_of_operands(op_type: str, shapes: list[Shape], ties: bool) -> None:

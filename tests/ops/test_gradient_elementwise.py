@@ -140,6 +140,7 @@ def test_other_float_types_agree_with_float64(case: str, dtype: type, tolerance:
     assert np.max(np.abs(found.astype(np.float64) - wide) / scale) < 4 * tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tensor_without_elements_has_a_gradient_without_elements(case: str) -> None:
     op_type, arguments, _ = CASES[case]

@@ -35,6 +35,7 @@ def gather_case(draw: st.DrawFn) -> tuple[Array, Array, int]:
     return numbered(shape, data), np.array(picks, dtype).reshape(index_shape), axis
 
 
+@pytest.mark.slow
 @given(gather_case())
 @settings(max_examples=60, deadline=None)
 def test_gather_replaces_the_axis_by_the_axes_of_the_indices(case: tuple[Array, Array, int]) -> None:
@@ -102,6 +103,7 @@ def test_batch_gather_picks_the_same_from_every_batch_element() -> None:
         run_operator("BatchGather", [numbered((3,)), np.array([0])])
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.data())
 @settings(max_examples=30, deadline=None)
 def test_one_hot_has_a_single_one_in_each_row(size: int, data: st.DataObject) -> None:
@@ -127,6 +129,7 @@ def top_of_list(values: list[float], k: int) -> list[int]:
 TOPK_TYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOPK_TYPES)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)

@@ -23,6 +23,7 @@ def normal(*shape: int) -> Array:
     return np.random.default_rng(5).standard_normal(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(0, 2), max_size=2),

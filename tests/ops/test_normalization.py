@@ -47,6 +47,7 @@ def by_onnxruntime(node: Any, inputs: dict[str, Array]) -> Array:
     return session.run(None, inputs)[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 4), min_size=2, max_size=5),
@@ -130,6 +131,7 @@ def lrn(x: Array, size: int, alpha: float, beta: float, bias: float) -> tuple[Ar
     return exact * scale**-beta, scale
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=2, max_size=4),

@@ -135,6 +135,7 @@ def test_gradient_takes_any_shape(shape: tuple[int, int, int], case: tuple[str, 
     check_gradient(op_type, inputs, outputs=3, weighted=[0], epsilon=0.1, rtol=1e-5, atol=1e-6, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op_type", "arguments"), NORMS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -247,6 +248,7 @@ def vectors(x: Array, axis: int) -> Array:
     return np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     shape=st.lists(st.sampled_from([1, 2, 3, 40]), min_size=1, max_size=3),

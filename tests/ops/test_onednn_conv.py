@@ -145,6 +145,7 @@ def test_names_of_fixed_rank(by_onednn: pytest.LogCaptureFixture, op_type: str) 
     assert_close(from_order(y, "NHWC"), layer.exact())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "output_order"), [(a, b) for a in ORDERS for b in ORDERS])
 def test_a_result_in_another_order(by_onednn: pytest.LogCaptureFixture, order: str, output_order: str) -> None:
     layer = Layer(SQUARE)
@@ -301,6 +302,7 @@ def test_a_run_allocates_nothing_of_the_size_of_a_tensor(order: str) -> None:
     assert peak < 10_000 < 64 * 64 * 32 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NHWC", "NCHW16c"])
 @pytest.mark.parametrize("geometry", [ONE_BY_ONE, ASYMMETRIC, CUBE])
 def test_threads_give_the_same_bytes(by_onednn: pytest.LogCaptureFixture, geometry: Geometry, order: str) -> None:

@@ -19,6 +19,7 @@ from tests.ops.running import Array, run_operator
 pytestmark = needs_onednn
 
 
+@pytest.mark.slow
 @drawn(40)
 @given(data=st.data())
 def test_tensors_are_joined_along_any_axis(data: st.DataObject) -> None:
@@ -48,6 +49,7 @@ def test_a_new_axis_joins_tensors_of_one_shape() -> None:
     np.testing.assert_array_equal(found, np.stack(parts, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("channels", "group"), [(48, 1), (48, 2), (48, 3), (64, 2), (64, 4), (96, 48), (256, 16)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
@@ -183,6 +185,7 @@ def test_pixels_are_repeated(order: str, height: float, width: float) -> None:
     np.testing.assert_array_equal(from_order(found, order), expected)
 
 
+@pytest.mark.slow
 @drawn(40)
 @given(height=st.floats(0.3, 3.5), width=st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 2.5]))
 def test_pixels_are_found_by_the_operators_rule_whoever_computes_it(height: float, width: float) -> None:

@@ -25,6 +25,7 @@ def layer(x: Array, w: Array, b: Array) -> Array:
     return np.einsum("mk,nk->mn", x.astype(np.float64), w.astype(np.float64)) + b
 
 
+@pytest.mark.slow
 @needs_onednn
 @drawn(60)
 @given(

@@ -27,6 +27,7 @@ def test_a_part_is_one_piece_when_its_elements_are_neighbours(shape: list[int], 
     assert piece_offset(shape, kept) == (part[0] if together else None)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 @settings(max_examples=100, deadline=None)
 def test_parts_along_an_axis_begin_where_numpy_says(shape: list[int], data: st.DataObject) -> None:

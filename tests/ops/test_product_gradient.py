@@ -26,6 +26,7 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed + sum(shape)).standard_normal(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(sizes, sizes, sizes, st.booleans())
 def test_fully_connected_gradients_equal_differences(rows: int, inner: int, units: int, transposed: bool) -> None:

@@ -54,6 +54,7 @@ def test_quantising_and_back_agree_with_onnxruntime(dtype: Any, axis: int | None
     np.testing.assert_array_equal(back, onnx_result("DequantizeLinear", [quantised, scale, zero], **given_axis)[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(-700, 700), min_size=1, max_size=30),

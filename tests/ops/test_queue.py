@@ -212,6 +212,7 @@ def test_a_net_that_waits_for_itself_ends_by_its_timeout_on_any_number_of_worker
         net.close()
 
 
+@pytest.mark.slow
 def test_exploration_of_two_nets_over_a_queue_finds_no_order_in_which_they_hang() -> None:
     def scenario() -> None:
         workspace = Workspace()

@@ -57,6 +57,7 @@ def gru_unit(inputs: list[Array], _forget_bias: float, drop: bool) -> list[Array
 REFERENCES = {"LSTMUnit": lstm_unit, "GRUUnit": gru_unit}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", REFERENCES)
 @drawn(40)
 @given(

@@ -41,6 +41,7 @@ def by_list(function: Callable[[list[float]], float], x: Array, axes: tuple[int,
     return np.array([function(row.tolist()) for row in rows]).reshape(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shape=st.lists(st.integers(1, 4), max_size=4), op_type=st.sampled_from(sorted(OF_LIST)), data=st.data())
 def test_reductions_over_any_axes(shape: list[int], op_type: str, data: st.DataObject) -> None:
@@ -177,6 +178,7 @@ def test_rowwise_and_colwise_max_of_a_batch_of_matrices() -> None:
         run_operator("RowwiseMax", [sample(0, 2, 3)])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data(), greatest=st.booleans())
 def test_arg_extreme_gives_the_first_of_equal_elements(shape: list[int], data: st.DataObject, greatest: bool) -> None:

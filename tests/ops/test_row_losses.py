@@ -69,6 +69,7 @@ def rows_of(arrays: list[Array], axis: int) -> list[tuple[list[float], ...]]:
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 7, 30]), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(op_type=st.sampled_from(sorted(PAIRS)), shape=SHAPES, kind=st.sampled_from(TYPES))
 def test_distance_of_each_row_agrees_with_its_definition(
@@ -118,6 +119,7 @@ def test_cosine_of_a_row_of_zeros_is_zero_and_its_gradient_is_finite() -> None:
     assert not dy.any()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(case=st.sampled_from(sorted(LOGITS)), shape=SHAPES, kind=st.sampled_from(TYPES))
 def test_cross_entropy_of_logits_agrees_with_its_definition(
@@ -158,6 +160,7 @@ def test_gradients_by_logits_agree_with_differences(case: str, shape: tuple[int,
     check_gradient(op_type, inputs, wanted=[0], **arguments)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(rows=st.integers(0, 50), classes=st.integers(1, 50), kind=st.sampled_from(TYPES))
 def test_cross_entropies_of_probabilities_agree_with_their_definitions(

@@ -174,6 +174,7 @@ def test_flatten_multiplies_the_sizes_on_either_side_of_the_axis(shape: tuple[in
     assert y.tobytes() == x.tobytes()
 
 
+@pytest.mark.slow
 @given(SHAPES, st.data())
 @settings(max_examples=40, deadline=None)
 def test_squeeze_undoes_expand_dims(shape: tuple[int, ...], data: st.DataObject) -> None:

@@ -105,6 +105,7 @@ def test_sizes_and_walls_pass_on_no_gradient() -> None:
         assert (made.operators, made.inputs) == ((), (None,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 2])
 @settings(max_examples=15, deadline=None)
 @given(shapes, st.integers(1, 3), st.data())

@@ -36,6 +36,7 @@ def by_onnxruntime(op_type: str, x: Array, axis: int, opset: int) -> Array:
     return session.run(None, {"x": x})[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), data=st.data(), logarithm=st.booleans())
 def test_axes_from_axis_on_are_normalised_together(shape: list[int], data: st.DataObject, logarithm: bool) -> None:

@@ -150,6 +150,7 @@ def test_a_distribution_over_impossible_classes_costs_as_much_as_a_probability_o
     np.testing.assert_allclose(loss, -0.5 * math.log(1e-20))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     batch=st.integers(1, 2),

@@ -84,6 +84,7 @@ def feed(workspace: Workspace, inputs: list[Any], dtype: type) -> None:
         workspace.feed_blob(f"x{index}", array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op_type", "inputs", "arguments"), CASES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -113,6 +114,7 @@ def assert_no_allocation(_workspace: Workspace, net: SimpleNet) -> None:
     assert peak < LIMIT, f"{peak} bytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op_type", "inputs", "arguments"), CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_second_run_reads_its_inputs_anew(op_type: str, inputs: list[Any], arguments: dict[str, Any]) -> None:

@@ -208,6 +208,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("geometry", SMALL.values(), ids=SMALL)
 def test_each_is_the_gradient_of_the_other(geometry: Geometry, order: str) -> None:

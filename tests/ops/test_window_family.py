@@ -152,6 +152,7 @@ REFUSED: dict[str, tuple[Named, str]] = {
 TOO_LARGE = ("kernel", "dilated kernel", "huge extent")  # no window of a transposed convolution is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op_type", "bad"),
     [(name, bad) for name in FAMILY for bad in REFUSED if bad not in TOO_LARGE or "Transpose" not in name],

@@ -81,6 +81,7 @@ def test_readers_that_may_not_be_touched_get_float32() -> None:
     assert narrowed(model)[-2:] == ["Cast c/bfloat16 -> c", "Relu c -> y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "squeezenet"])
 def test_networks_of_the_zoo_lose_what_rounding_loses(name: str) -> None:
     model = initialised(build(name))

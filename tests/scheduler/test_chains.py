@@ -44,6 +44,7 @@ def test_every_operator_is_in_one_chain_and_chains_are_linear(net: NetDef) -> No
             assert graph.reduced_children[earlier] == (later,)
 
 
+@pytest.mark.slow
 @given(noop_nets())
 @settings(max_examples=100, deadline=None)
 def test_chains_are_as_long_as_the_rules_allow(net: NetDef) -> None:

@@ -344,6 +344,7 @@ def test_text_that_is_no_decisions_is_refused(text: str) -> None:
         expand(text)
 
 
+@pytest.mark.slow
 def test_what_a_failed_schedule_made_is_garbage_once_nobody_has_its_failure() -> None:
     """A pool that is never closed stays known to its finalizer, and knows the source of its threads."""
     made: list[weakref.ref[object]] = []

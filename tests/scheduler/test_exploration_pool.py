@@ -152,6 +152,7 @@ def test_an_owner_told_twice_is_caught_though_it_takes_four_preemptions() -> Non
     explore_seeds(stop_scenario(WorkerPool, [[]]), range(2 * found.tried)).raise_failure()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parents", [[[]], FORK])
 def test_a_stopped_run_is_told_once_under_every_schedule(parents: list[list[int]]) -> None:
     search = systematic(stop_scenario(WorkerPool, parents), preemptions=2)
@@ -172,6 +173,7 @@ def test_the_pool_is_right_under_every_schedule_with_few_preemptions(
     assert search.tried > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parents", "workers"), [(DIAMOND, 2), (TWO_LAYERS, 2), (TWO_LAYERS, 3)])
 def test_the_pool_is_right_for_many_seeds_and_they_differ(parents: list[list[int]], workers: int) -> None:
     scenario = pool_scenario(parents, workers)
@@ -236,6 +238,7 @@ def test_nets_compute_what_simple_net_does_under_every_schedule(net_type: str) -
     explore_seeds(net_scenario(sums(TWO_LAYERS), net_type, workers=3, runs=2), range(40)).raise_failure()
 
 
+@pytest.mark.slow
 def test_a_timeout_at_any_point_of_a_run_leaves_the_net_usable() -> None:
     net = sums(FORK)
     right = expected(net)

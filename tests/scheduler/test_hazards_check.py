@@ -39,6 +39,7 @@ def unordered_by_all_pairs(order: HappensBefore, accesses: Accesses, guards: Seq
     return False
 
 
+@pytest.mark.slow
 @given(net=noop_nets(), device=st.sampled_from((SIM, CPU)), drop=st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_check_finds_something_exactly_when_a_check_of_all_pairs_does(

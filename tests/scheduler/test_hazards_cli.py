@@ -30,6 +30,7 @@ def checked(cli: Cli) -> Cli:
     return partial(cli, "check")
 
 
+@pytest.mark.slow
 def test_a_model_on_streams_is_proved(checked: Cli) -> None:
     status, out, _ = checked("zoo:squeezenet", "--net-type", "async_dag", "--device", "sim:0", "--streams", 4)
     assert status == 0
@@ -79,6 +80,7 @@ def test_a_shape_for_what_is_no_input_is_refused_also_where_other_shapes_are_not
     assert "shapes given for ['dada']; its inputs are ['data']" in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_an_onnx_file_is_proved(checked: Cli) -> None:
     status, out, _ = checked(light_model_path("squeezenet"), "--json")
     assert (status, json.loads(out)["holds"]) == (0, True)

@@ -120,6 +120,7 @@ def test_what_is_alive_while_an_operator_runs_is_all_that_is_not_surely_over_or_
     assert in_turn.together(np.array([3, 2]), 2).tolist() == [False, True]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 100_000), st.integers(1, 30), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_buffers_that_conflict_never_overlap_and_lie_on_cache_lines(seed: int, count: int, in_turn: bool) -> None:

@@ -63,6 +63,7 @@ def test_simple_net_runs_in_list_order(order: list[str]) -> None:
     assert order == ["b0", "b1", "b2", "b3"]
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.sampled_from(["dag", "async_dag"]), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_hazard_is_respected_while_running(net: NetDef, kind: str, workers: int) -> None:

@@ -31,6 +31,7 @@ def test_levels_are_longest_paths_and_order_the_chains(net: NetDef, random: obje
     assert plan.critical_path == max(plan.levels)
 
 
+@pytest.mark.slow
 @given(noop_nets())
 @settings(max_examples=150, deadline=None)
 def test_chain_dependencies_order_every_hazard_pair(net: NetDef) -> None:

@@ -137,6 +137,7 @@ def test_workers_and_streams_beyond_the_chains_change_nothing_and_cost_nothing(
         assert next(found) == pytest.approx(next(found))
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.integers(1, 4), st.integers(0, 6), st.sampled_from([0.0, 0.5, 2.0]))
 @settings(max_examples=150, deadline=None)
 def test_no_prediction_beats_the_bound(net: NetDef, workers: int, streams: int, launch_seconds: float) -> None:

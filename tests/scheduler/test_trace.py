@@ -334,6 +334,7 @@ def test_the_operators_of_each_run_are_added_up() -> None:
     assert trace.run_seconds() == [RunSeconds(700e-9, 750e-9), RunSeconds(100e-9, 100e-9)]
 
 
+@pytest.mark.slow
 def test_a_trace_does_not_keep_the_tensors_of_a_net_alive() -> None:
     import gc
     import weakref

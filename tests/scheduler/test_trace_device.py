@@ -116,6 +116,7 @@ def parents_of_operators(draw: st.DrawFn) -> list[list[int]]:
     return [sorted(draw(st.sets(st.integers(0, index - 1), max_size=3))) if index else [] for index in range(count)]
 
 
+@pytest.mark.slow
 @given(parents_of_operators(), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_the_makespan_of_any_net_is_near_the_prediction_and_not_below_the_bound(

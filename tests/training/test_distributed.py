@@ -52,6 +52,7 @@ def test_all_ranks_are_told_what_the_first_one_failed_with() -> None:
         assert "rank 0 failed: StorageError: no space left" in str(other)
 
 
+@pytest.mark.slow
 def test_each_rank_drops_other_elements_and_the_same_ones_when_it_begins_anew() -> None:
     def work(world: CommonWorld) -> bytes:
         with Trainer(make_task(0), world=world, num_workers=1, net_type="simple") as trainer:

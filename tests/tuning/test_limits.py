@@ -168,6 +168,7 @@ def test_a_schedule_whose_operators_are_hopeless_is_not_chosen(quiet: bool) -> N
     assert set(choice.schedule.threads) == {1}
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.parametrize("kind", ["layout", "implementation", "schedule"])
 def test_compiling_does_not_wait_for_a_candidate_that_does_not_end(kind: str) -> None:
@@ -193,6 +194,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_ends_a_command_that_compiles(moment: str, tmp_path: Path) -> None:

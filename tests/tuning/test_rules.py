@@ -105,6 +105,7 @@ print(hashlib.sha256(outputs["softmax"].tobytes()).hexdigest())
     assert not list(tmp_path.iterdir())  # nothing was measured, so that nothing is kept
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_tune_measures_and_keeps_what_a_later_compilation_uses(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "choices.json"

@@ -84,6 +84,7 @@ def test_every_net_type_learns_the_same_bytes() -> None:
             assert found.fetch_blob(name).tobytes() == expected.fetch_blob(name).tobytes()
 
 
+@pytest.mark.slow
 def test_a_text_that_repeats_is_continued() -> None:
     text = "to be or not to be, " * 60
     model = CharLSTM(CharLSTM.of(text).characters, embedding=8, hidden=32)

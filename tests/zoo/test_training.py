@@ -61,6 +61,7 @@ def test_the_loss_starts_near_that_of_guessing_and_gradients_are_finite(name: st
         assert np.isfinite(workspace.fetch_blob(str(gradient))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet_digits", "resnet20"])
 def test_a_few_steps_learn_a_batch_by_heart(name: str) -> None:
     helper = zoo.build_training(name, 8, classes=4, image_size=8, channels=1)

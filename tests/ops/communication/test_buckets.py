@@ -32,6 +32,7 @@ def test_a_packed_bucket_is_the_elements_in_order_and_unpacks_to_the_tensors(
         assert one.tobytes() == tensor.tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 4), divisor=st.sampled_from([1, 2, 3]), place=st.sampled_from(["y", "x0", "x1"]))
 def test_the_sum_goes_from_left_to_right_wherever_it_is_written(count: int, divisor: int, place: str) -> None:

@@ -72,6 +72,7 @@ def lars(x: Array, dx: Array, scalars: tuple[float, ...] = (), **arguments: floa
     return float(factor[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60_000), st.sampled_from([np.float32, np.float64]), st.sampled_from([0.0, 0.5, 2.0]))
 def test_lars_is_the_quotient_of_norms(size: int, dtype: type, offset: float) -> None:

@@ -186,6 +186,7 @@ def test_float64_is_computed_in_float64(name: str) -> None:
     compare(case, run_case(case, blobs, grads), blobs, grads, 1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(sorted(ALL)), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 99))
 def test_any_shape_follows_the_formula(name: str, shape: list[int], seed: int) -> None:
@@ -194,6 +195,7 @@ def test_any_shape_follows_the_formula(name: str, shape: list[int], seed: int) -
     compare(case, run_case(case, blobs, grads), blobs, grads, 2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_tensors_of_several_pieces_are_updated_throughout(name: str) -> None:
     case = ALL[name]

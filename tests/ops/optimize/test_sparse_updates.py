@@ -183,6 +183,7 @@ def check(result: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
         np.testing.assert_allclose(array, expected[name], rtol=5e-6, atol=5e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("name", CASES)
@@ -224,6 +225,7 @@ def test_any_indices_and_widths_follow_the_formula(
     check(run_case(case, blobs, indices, grads), one_row_after_the_other(case, blobs, indices, grads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("deduplicate", [0, 1])
 def test_blocks_of_rows_do_not_change_the_bytes(name: str, deduplicate: int) -> None:

@@ -14,6 +14,7 @@ from tests.ops.optimize.updating import DEVICES, Array, run_steps, scalar
 from tests.ops.running import operator_def, run_operator
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(1, 4), st.lists(st.integers(0, 4), max_size=3), st.sampled_from([np.float32, np.float64]), st.booleans()

@@ -126,6 +126,7 @@ def test_ctrl_c_in_the_calling_thread_ends_all_threads() -> None:
             assert not solver_threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["tree", "ring"])
 def test_every_schedule_of_the_threads_gives_the_same_bytes(reduction: str) -> None:
     data = [number_batch(12), number_batch(12)]
@@ -141,6 +142,7 @@ def test_every_schedule_of_the_threads_gives_the_same_bytes(reduction: str) -> N
         assert schedule.result == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["tree", "ring"])
 def test_in_every_schedule_a_failure_ends_all_threads(reduction: str) -> None:
     def scenario() -> None:

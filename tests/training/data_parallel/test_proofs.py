@@ -144,6 +144,7 @@ def test_sums_over_devices_have_streams_of_their_own() -> None:
     assert not launched["BucketSum"] & launched["ConvGradient"]
 
 
+@pytest.mark.slow
 @pytest.mark.simulated
 def test_on_the_devices_clock_sums_run_while_earlier_layers_are_at_their_gradients() -> None:
     names = [f"sim:{index}" for index in range(4)]
