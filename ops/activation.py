@@ -283,6 +283,7 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
         input_names=("X", "slope"),
         output_names=("Y",),
         args={"order": ORDER_HELP},
+        unread_args=("alpha",),
         inplace=first_to_first,
     )
 )

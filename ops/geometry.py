@@ -24,11 +24,28 @@ from dagexec.ops.layout import (
     spatial_sizes,
 )
 
-WINDOW_ARGS = {
-    "kernels": "window size of each spatial axis; or kernel for all axes, or kernel_h and kernel_w",
-    "strides": "step of each axis (default 1); or stride, or stride_h and stride_w",
-    "dilations": "distance between taps of each axis (default 1); or dilation, or dilation_h and dilation_w",
+
+def _spelled(name: str, text: str) -> dict[str, str]:
+    """The spellings of an argument with a number for each spatial axis, with their help texts."""
+    pair = f"{name}_h and {name}_w"
+    return {
+        f"{name}s": f"{text}; or {name}, or {pair}",
+        name: f"one number for all axes, instead of {name}s",
+        f"{name}_h": f"{pair}, for 2 spatial axes, instead of {name}s",
+        f"{name}_w": f"beside {name}_h",
+    }
+
+
+PAD_SIDES = ("pad_t", "pad_l", "pad_b", "pad_r")
+PAD_ARGS = {
     "pads": "padding at the heads of all axes, then at the tails (default 0); or pad, or pad_t, pad_l, pad_b, pad_r",
+    "pad": "one number for all sides, instead of pads",
+} | dict.fromkeys(PAD_SIDES, "top, left, bottom and right, for 2 spatial axes, instead of pads")
+WINDOW_ARGS = {
+    **_spelled("kernel", "window size of each spatial axis"),
+    **_spelled("stride", "step of each axis (default 1)"),
+    **_spelled("dilation", "distance between taps of each axis (default 1)"),
+    **PAD_ARGS,
     "legacy_pad": "0 NOTSET: as given, 1 VALID: none, 2 SAME: out = ceil(in / stride), 3 CAFFE_LEGACY_POOLING, "
     "4 and 5: SAME_UPPER and SAME_LOWER of ONNX",
     "order": ORDER_HELP,
@@ -39,8 +56,9 @@ POOL_ARGS = WINDOW_ARGS | {
 }
 
 TRANSPOSED_ARGS = {
-    "adjs": "pixels added at the tail of each axis of the output (default 0); or adj, or adj_h and adj_w; less than "
-    "the stride or the dilation",
+    **_spelled(
+        "adj", "pixels added at the tail of each axis of the output, less than the stride or the dilation (default 0)"
+    ),
     "output_sizes": "the spatial sizes of the output, from which the pads are found, instead of pads; an odd pixel is "
     "at the tail with legacy_pad SAME_UPPER, and at the head otherwise",
     "legacy_pad": "0 NOTSET: as given, 1 VALID and 2 SAME: no pads, 4 and 5, SAME_UPPER and SAME_LOWER: out = in * "
@@ -368,7 +386,7 @@ def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:
     Raises ArgumentError for forms that contradict each other, a wrong number of entries, or one below 0.
     """
     args = call.arguments
-    sides = ["pad_t", "pad_l", "pad_b", "pad_r"]
+    sides = PAD_SIDES
     given = _given(call, "pads", "pad", *sides)
     if "pads" in given:
         values, allowed = args.ints("pads"), {"pads"}

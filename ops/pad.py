@@ -22,7 +22,7 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import Index, compute_dtype
-from dagexec.ops.geometry import read_pads
+from dagexec.ops.geometry import PAD_ARGS, read_pads
 from dagexec.ops.layout import ORDER_HELP, channels_last
 from dagexec.ops.pool.window import image_blocks
 
@@ -32,7 +32,7 @@ _MODES = ("constant", "reflect", "edge")
 _MODE_HELP = "constant (default), reflect (mirror, without repeating the border pixel) or edge (repeat it)"
 _MODE_ARGS = {"mode": _MODE_HELP, "value": "what constant padding holds (default 0)"}
 _TENSOR_ARGS = {"pads": "the heads of all axes, then the tails"}
-_IMAGE_ARGS = {"pads": "top, left, bottom, right; or pad, or pad_t, pad_l, pad_b, pad_r", "order": ORDER_HELP}
+_IMAGE_ARGS = PAD_ARGS | {"order": ORDER_HELP}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ logger = logging.getLogger("dagexec")
 OperatorClass = TypeVar("OperatorClass", bound=type[Operator])
 
 _schemas: dict[str, OpSchema] = {}
+_argument_names: set[str] = set()  # of all operator types
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
 _implemented: set[tuple[str, str]] = set()  # device kinds and types
 _preferences: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -38,6 +39,7 @@ def register_schema(schema: OpSchema) -> OpSchema:
     """Make `schema` known under its type. Raises SchemaError when the type already has another schema."""
     if _schemas.setdefault(schema.type, schema) is not schema:
         raise SchemaError(f"operator type {schema.type!r} already has a schema")
+    _argument_names.update(schema.args, schema.unread_args)
     return schema
 
 
@@ -140,14 +142,30 @@ def engine_preferences() -> Mapping[tuple[str, str], tuple[str, ...]]:
 
 
 def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSchema:
-    """Check a def against its schema, before anything is built. Raises UnsupportedOperatorError or SchemaError."""
+    """Check a def against its schema, before anything is built. Raises UnsupportedOperatorError or SchemaError.
+
+    An argument that operators of this type do not know is an ArgumentError, which suggests a name.
+    """
     label = operator_label(definition, index, net)
     try:
         schema = schema_of(definition.type)
     except UnsupportedOperatorError as error:
         raise UnsupportedOperatorError(f"{label}: {error}") from None
     schema.verify(definition, label)
+    _verify_arguments(definition, schema, label)
     return schema
+
+
+def _verify_arguments(definition: OperatorDef, schema: OpSchema, label: str) -> None:
+    """Raise ArgumentError for an argument that nothing reads: a name misspelled would be a result that is wrong.
+
+    A gradient operator has all arguments of the operator that it is of, so it may have those of any type.
+    """
+    for argument in definition.arg:
+        if not schema.knows_argument(argument.name) and not (
+            definition.is_gradient_op and argument.name in _argument_names
+        ):
+            raise schema.unknown_argument(argument.name, label)
 
 
 def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:

@@ -6,7 +6,9 @@ inputs; `cost` estimates work. What the operator computes is an `Operator` subcl
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +16,10 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
-from dagexec.core.errors import SchemaError, ShapeError
+from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.core.proto import OperatorDef
 
 UNBOUNDED = 1 << 30
@@ -183,7 +186,9 @@ class OpSchema:
         infer: output types from an OperatorCall; None when only a run can tell.
         doc: help text: what is computed, with shapes.
         input_names, output_names: names for the documentation, in order.
-        args: argument name to help text.
+        args: argument name to help text; others are refused, but for those of `common_arguments`.
+        unread_args: arguments that Caffe2's own nets have and nothing reads.
+        part_of_arg: a pattern; an argument whose name begins with it is one of `args` for a part of what is computed.
         required_args: names that must be present.
         inplace: which (input, output) pairs may share a name.
         enforced_inplace: (input, output) pairs that must share a name when both are given.
@@ -212,6 +217,8 @@ class OpSchema:
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     args: Mapping[str, str] = field(default_factory=dict)
+    unread_args: tuple[str, ...] = ()
+    part_of_arg: str = ""
     required_args: tuple[str, ...] = ()
     inplace: InplaceRule = no_inplace
     enforced_inplace: tuple[tuple[int, int], ...] = ()
@@ -249,6 +256,18 @@ class OpSchema:
         for name in self.required_args:
             if all(arg.name != name for arg in definition.arg):
                 raise SchemaError(f"{label}: argument {name!r} is required")
+
+    def knows_argument(self, name: str) -> bool:
+        """True when an operator of this type may have an argument of that name."""
+        if name in self.args or name in READ_BY_NETS or name in UNREAD or name in self.unread_args:
+            return True
+        return bool(self.part_of_arg) and re.sub(f"^(?:{self.part_of_arg})+", "", name) in self.args
+
+    def unknown_argument(self, name: str, label: str) -> ArgumentError:
+        """The error for an argument that the operator does not know, which suggests a name; the caller raises it."""
+        close = difflib.get_close_matches(name, self.args, n=1)
+        known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(self.args) or 'no arguments'}"
+        return ArgumentError(f"{label}: {self.type} does not know the argument {name!r}; {known}")
 
     def is_view(self, definition: OperatorDef) -> bool:
         """True when output 0 of `definition` holds the elements of its input 0."""

@@ -18,6 +18,7 @@ from dagexec.core.shared_buffer import find_shared_buffer, shared_buffer_forced,
 from dagexec.core.workspace import Workspace
 from dagexec.ops.blocks import compute_dtype
 from dagexec.ops.conv.choice import ENGINES, named_algorithm
+from dagexec.ops.conv.gradient_outputs import GROUP_ARGS
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Algorithm, Allocate, Array, ConvProblem, add_bias
 from dagexec.ops.conv.search import searched_algorithm
 from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
@@ -38,9 +39,7 @@ COMPUTE_ARGS = {
     "none, elsewhere 0)",
     "cudnn_inline": "engine CUDNN on CUDA, 1: on the operator's own stream (default: unless there is a cudnn_state)",
 }
-CONV_ARGS = (
-    WINDOW_ARGS | {"group": "groups that input channels and filters are divided into (default 1)"} | COMPUTE_ARGS
-)
+CONV_ARGS = WINDOW_ARGS | GROUP_ARGS | COMPUTE_ARGS
 
 
 class ConvOperator(ImageOperator):

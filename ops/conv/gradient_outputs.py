@@ -12,6 +12,12 @@ from dagexec.core.schema import OperatorCall
 
 FILTER, BIAS, INPUT = "filter", "bias", "input"
 
+GROUP_ARGS = {
+    "group": "groups that input channels and filters are divided into (default 1)",
+    "no_bias": "1: its gradient has no output for a bias (default 0)",
+}
+"""Help texts of arguments of the layers whose gradients these are."""
+
 GRADIENT_ARGS = {
     "no_bias": "1: there is no bias, and no gradient of it (default 0)",
     "wanted": "which gradients the outputs are, in order: strings out of filter, bias and input (default: filter, bias "

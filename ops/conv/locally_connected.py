@@ -24,7 +24,7 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.blocks import Scratch, block_indices, compute_dtype
-from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, INPUT, wanted_gradients
+from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, GROUP_ARGS, INPUT, wanted_gradients
 from dagexec.ops.conv.unrolled import (
     add_to_image,
     as_slices,
@@ -335,7 +335,7 @@ class LocallyConnectedGradient(LayerOperator):
         return [partial(compute, out=wide), partial(np.copyto, target, wide, casting="same_kind")]
 
 
-_LAYER_ARGS = WINDOW_ARGS | {"group": "groups that input channels and filters are divided into (default 1)"}
+_LAYER_ARGS = WINDOW_ARGS | GROUP_ARGS
 
 
 def _layer_schema(name: str) -> OpSchema:

@@ -72,7 +72,9 @@ def infer_learning_rate(call: OperatorCall) -> list[TensorType]:
             "cosine_lr_shrink": "compositeCosine: as lr_shrink",
             "sub_policy_num_iters": "composite: iterations of each part; its arguments begin with sub_policy_<k>_, and "
             "sub_policy_<k>_lr_scale multiplies its rate",
+            "lr_scale": "as sub_policy_<k>_lr_scale only",
         },
+        part_of_arg=r"sub_policy_\d+_",
         required_args=("base_lr", "policy"),
         cost=lambda _call, _outputs: Cost(10, 8, 4),
     )

@@ -232,6 +232,7 @@ def _through_tanh(y: Array, gradient: Array, work: Array) -> list[Step]:
         input_names=_inputs(("hidden_prev",)),
         output_names=("hidden",),
         args=UNIT_ARGS,
+        unread_args=("forget_bias",),
     )
 )
 class GRUUnit(Unit):
@@ -276,6 +277,7 @@ def gru_unit_gradient(request: GradientRequest) -> GradientOperators:
         input_names=(*_inputs(("hidden_prev",)), "hidden", "d_hidden"),
         output_names=("d_hidden_prev", "d_gates"),
         args=UNIT_ARGS,
+        unread_args=("forget_bias",),
     )
 )
 class GRUUnitGradient(Unit):

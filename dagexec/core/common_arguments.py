@@ -1,0 +1,27 @@
+"""Arguments that every operator may have: those that nets, passes and devices read, and those that nothing reads.
+
+All others must be in the schema of the operator, as an argument that nobody reads is most often one misspelled.
+"""
+
+from __future__ import annotations
+
+READ_BY_NETS = {
+    "cold_weights": "0: oneDNN's kernels are measured with parameters that lie in the cache (default 1)",
+    "cudnn_state": "engine CUDNN: the library state of the device that it takes turns at",
+    "drawn_as": "data parallelism: the blob whose random numbers these are, on every device",
+    "stream_group": "operators of one group run on one stream of the device",
+    "threads": "how many threads the operator computes with (default 1)",
+    "zero_copy": "1: its pieces are written in their place in the first place (default 0)",
+}
+"""Names and help texts of arguments that dagexec itself gives to operators of any type."""
+
+UNREAD = frozenset(
+    {
+        "allow_tf32", "convolution_transform_strategy", "cudnn_exhaustive_search", "deterministic", "device_id",
+        "enable_tensor_core", "exhaustive_search", "float16_compute", "force_algo_dgrad", "force_algo_fwd",
+        "force_algo_wgrad", "init_params", "net_position", "order", "run_once", "shared_buffer", "training_mode",
+        "use_cudnn", "use_gpu_transform", "use_nnpack", "ws_nbytes_limit",
+    }
+)  # fmt: skip
+"""Arguments that Caffe2's helpers give to operators that do not read them: they choose an algorithm, or the order of
+channels for operators to which it is all one."""
