@@ -68,6 +68,14 @@ def back_axes(call: OperatorCall) -> tuple[Axes, bool]:
     return tuple(range(rank - _reduced_count(call), rank)), False
 
 
+def tail_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """All axes but the first."""
+    rank = len(call.inputs[0].shape)
+    if not rank:
+        raise call.fail("X must have at least 1 axis, found a scalar")
+    return tuple(range(1, rank)), False
+
+
 def one_axis_of_three(axis: int) -> AxesReader:
     """Axis `axis` of a tensor that must have three."""
 
@@ -285,6 +293,7 @@ ReduceBackMean = _define(
 ReduceBackMax = _define(
     "ReduceBackMax", MaxReduction, back_axes, "Maximum over the last `num_reduce_dims` axes.", COUNT_ARGS
 )
+ReduceTailSum = _define("ReduceTailSum", SumReduction, tail_axes, "Sum over all axes but the first.", {})
 RowwiseMax = _define(
     "RowwiseMax", MaxReduction, one_axis_of_three(2), "Maximum of each row: batch x M x N to batch x M.", {}
 )

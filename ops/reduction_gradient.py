@@ -34,6 +34,7 @@ from dagexec.ops.reduction import (
     named_axes,
     one_axis_of_three,
     output_shape,
+    tail_axes,
 )
 
 NAMES = ("X", "Y", "dY")
@@ -247,6 +248,7 @@ for _side, _axes in (("Front", front_axes), ("Back", back_axes)):
     _define(f"Reduce{_side}Sum", SumGradient, _axes, COUNT_ARGS, _SHAPED)
     _define(f"Reduce{_side}Mean", MeanGradient, _axes, COUNT_ARGS, _SHAPED)
     _define(f"Reduce{_side}Max", ExtremeGradient, _axes, COUNT_ARGS, _WHOLE)
+_define("ReduceTailSum", SumGradient, tail_axes, {}, _SHAPED)
 _define("RowwiseMax", ExtremeGradient, one_axis_of_three(2), {}, NAMES)
 _define("ColwiseMax", ExtremeGradient, one_axis_of_three(1), {}, NAMES)
 _define("SumElements", ElementSumGradient, all_axes, AVERAGE_ARGS, ("X", "dY"))

@@ -116,6 +116,10 @@ class NonFiniteError(DagexecError):
         self.producer = producer
 
 
+class AssertionFailedError(DagexecError):
+    """What an Assert operator of the net asserts is not so in this run."""
+
+
 class HazardError(DagexecError):
     """Accesses to one memory that nothing orders were found in a run. `races` describes each of them."""
 

@@ -249,12 +249,19 @@ def gradient(
         raise GradientError(f"{label}: no gradient maker is registered for {definition.type}")
     maker = _makers[definition.type]
     nothing = GradientOperators((), (None,) * len(definition.input))
-    if maker is None or all(found is None for found in output_gradients):
+    if maker is None or not has_gradient(definition, output_gradients):
         return nothing
     chosen = frozenset(range(len(definition.input)) if wanted is None else wanted)
     if not chosen:
         return nothing
     return maker(GradientRequest(definition, tuple(output_gradients), chosen, label, Arguments(definition, label)))
+
+
+def has_gradient(definition: OperatorDef, output_gradients: Sequence[object | None]) -> bool:
+    """True when an output has a gradient; of an operator without outputs, when it has a maker all the same."""
+    if not definition.output:
+        return has_maker(definition.type)
+    return any(found is not None for found in output_gradients)
 
 
 def fill_like(source: str, target: str, value: float) -> OperatorDef:

@@ -17,6 +17,7 @@ from dagexec.core.gradient import (
     SparseGradient,
     fill_like,
     gradient,
+    has_gradient,
     stops_gradients,
 )
 from dagexec.core.proto import NetDef, OperatorDef
@@ -134,7 +135,7 @@ class _BackwardPass:
         definition = self._net.op[index]
         outputs = self._versions.outputs[index]
         given = [self._parts[version][0] if version in self._parts else None for version in outputs]
-        if all(part is None for part in given):
+        if not has_gradient(definition, given):
             return
         inputs = self._versions.inputs[index]
         asked = frozenset(position for position, version in enumerate(inputs) if self._asks(version))

@@ -11,6 +11,7 @@ from dagexec.core.cuda.current import current
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.tensor import Tensor
+from dagexec.ops.alias import CopyOnDeviceLike
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.shape import Copy, CopyCPUToGPU, CopyFromCPUInput, CopyGPUToCPU, EnsureCPUOutput
 
@@ -51,7 +52,7 @@ class CudaCopyToHost(CudaCopy):
         return self.output_blobs[index].tensor()
 
 
-for _kind in (Copy, CopyCPUToGPU, CopyFromCPUInput):
+for _kind in (Copy, CopyCPUToGPU, CopyFromCPUInput, CopyOnDeviceLike):
     operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaCopy,), {"__doc__": _kind.__doc__}))
 for _kind in (EnsureCPUOutput, CopyGPUToCPU):
     operator(_kind.schema, device="cuda")(type(f"Cuda{_kind.__name__}", (CudaCopyToHost,), {"__doc__": _kind.__doc__}))

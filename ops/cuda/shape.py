@@ -6,6 +6,7 @@ import numpy as np
 
 from dagexec.core.cuda.arrays import address
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.ops.alias import Alias, AliasWithName, EnsureDense
 from dagexec.ops.cuda.constants import constant_step
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import Array, CudaOperator
@@ -36,7 +37,9 @@ def view_step(op: CudaOperator, x: Array, y: Array) -> Step:
     return strided_copy(op, y.reshape(x.shape), x)
 
 
-@on_cuda(Flatten, FlattenToVec, Squeeze, ExpandDims, StopGradient, ResizeLike, IndexRows)
+@on_cuda(
+    Alias, AliasWithName, EnsureDense, ExpandDims, Flatten, FlattenToVec, IndexRows, ResizeLike, Squeeze, StopGradient
+)
 class _CudaView(CudaOperator):
     """An operator whose output 0 holds the elements of input 0 in the same order."""
 

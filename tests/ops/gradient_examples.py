@@ -72,7 +72,7 @@ def _elementwise() -> Iterator[tuple[str, Example]]:
     for name in (
         "Abs", "Atan", "Cbrt", "Cos", "Cosh", "Cube", "Elu", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu",
         "Negative", "Relu", "Scale", "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Sqr", "Swish", "Tanh",
-        "NanCheck", "Copy", "EnsureCPUOutput",
+        "NanCheck", "Copy", "EnsureCPUOutput", "Alias", "AliasWithName", "EnsureDense", "ThresholdedRelu",
     ):  # fmt: skip
         yield name, _example(_apart(2, 3))
     for name in ("Acos", "Asin", "Tan"):
@@ -85,6 +85,8 @@ def _elementwise() -> Iterator[tuple[str, Example]]:
     yield "Pow", _example(_between(0.5, 2, 5), exponent=2.5)
     yield "Pow", _example(_between(0.5, 2, 2, 3), _normal(3))
     yield "Cast", _example(_normal(3), to="float64")
+    yield "Logit", _example(_between(0.2, 0.8, 5))
+    yield "CopyOnDeviceLike", Example([_normal(3), np.zeros(1)], wanted=(0,))
     yield "CastLike", Example([_normal(3), np.zeros(1)], wanted=(0,))
     yield "PRelu", _example(_apart(2, 3, 2), _normal(3))
     for name in ("Add", "Sub", "Mul"):
@@ -110,6 +112,10 @@ def _reductions() -> Iterator[tuple[str, Example]]:
         yield name, _example(_apart(2, 3, 4))
     for name in ("SumElements", "SumSqrElements", "AveragedLoss"):
         yield name, _example(_normal(2, 3))
+    for power, average in ((1, 0), (2, 0), (2, 1)):
+        yield "LpNorm", _example(_apart(2, 3), p=power, average=average)
+    yield "ReduceTailSum", _example(_normal(2, 3, 2))
+    yield "Moments", Example([_normal(2, 3, 2)], outputs=2, arguments={"axes": [0, 2], "keepdims": 0})
     for name in ("Softmax", "LogSoftmax"):
         yield name, _example(_normal(2, 4))
     yield "Normalize", _example(_normal(2, 4))
@@ -180,6 +186,10 @@ def _normalizations() -> Iterator[tuple[str, Example]]:
     yield "InstanceNorm", Example([image, four, four], **saved)
     yield "GroupNorm", Example([image, four, four], **saved, arguments={"num_groups": 2})
     yield "LayerNorm", Example([_normal(2, 4), four, two], **saved)
+    yield "ElementwiseLinear", _example(_normal(2, 4), four, two)
+    yield "AffineChannel", _example(image, four, two, is_learnable=1)
+    yield "AffineChannel", Example([_normal(2, 3, 4), four, two], wanted=(0,), arguments={"order": "NHWC"})
+    yield "RowMul", _example(_normal(4, 2, 2), four)
     yield "LRN", _example(image, size=3, alpha=0.5, beta=0.75)
     yield "Dropout", Example([_normal(8)], outputs=2, arguments={"is_test": 1})
 

@@ -16,8 +16,9 @@ _RENAMED = {
 
 
 @converts(
-    Abs=13, Ceil=13, Cos=22, Erf=13, Exp=13, Floor=13, HardSwish=22, Log=13, Neg=13, Not=1, Reciprocal=13, Relu=14,
-    Round=22, Sigmoid=13, Sign=13, Sin=22, Softplus=22, Softsign=22, Sqrt=13, Tanh=13,
+    Abs=13, Acos=22, Asin=22, Atan=22, BitwiseNot=18, Ceil=13, Cos=22, Cosh=22, Erf=13, Exp=13, Floor=13, HardSwish=22,
+    Log=13, Neg=13, Not=1, Reciprocal=13, Relu=14, Round=22, Sigmoid=13, Sign=13, Sin=22, Sinh=22, Softplus=22,
+    Softsign=22, Sqrt=13, Tan=22, Tanh=13,
 )  # fmt: skip
 def unary(node: Node) -> list[OperatorDef]:
     """Operators of one input without attributes."""
@@ -25,8 +26,8 @@ def unary(node: Node) -> list[OperatorDef]:
 
 
 @converts(
-    Add=14, And=7, Div=14, Equal=19, Greater=13, GreaterOrEqual=16, Less=13, LessOrEqual=16, Mul=14, Or=7, Pow=15,
-    Sub=14, Xor=7,
+    Add=14, And=7, BitwiseAnd=18, BitwiseOr=18, BitwiseXor=18, Div=14, Equal=19, Greater=13, GreaterOrEqual=16, Less=13,
+    LessOrEqual=16, Mul=14, Or=7, Pow=15, Sub=14, Xor=7,
 )  # fmt: skip
 def binary(node: Node) -> list[OperatorDef]:
     """NumPy broadcasting; before opset 7 only with `broadcast`, and `axis` says where the second input's axes begin."""
@@ -35,6 +36,31 @@ def binary(node: Node) -> list[OperatorDef]:
     axis = axis if broadcast else None
     op_type = _RENAMED.get(node.op_type, node.op_type)
     return [node.operator(op_type, node.inputs, node.only_output(), broadcast=broadcast, axis=axis)]
+
+
+@converts(IsNaN=20)
+def is_nan(node: Node) -> list[OperatorDef]:
+    """A comparison with itself, which gives booleans; the operator IsNaN gives bytes."""
+    return [node.operator("NE", [node.inputs[0], node.inputs[0]], node.only_output())]
+
+
+@converts(Mod=13)
+def mod(node: Node) -> list[OperatorDef]:
+    """The remainder has the sign of the divisor, or with fmod=1 that of the dividend."""
+    follow = 1 - node.integer("fmod", 0)
+    return [node.operator("Mod", node.inputs, node.only_output(), sign_follow_divisor=follow)]
+
+
+@converts(ThresholdedRelu=22)
+def thresholded_relu(node: Node) -> list[OperatorDef]:
+    """ThresholdedRelu."""
+    return node.unary("ThresholdedRelu", alpha=node.number("alpha", 1.0))
+
+
+@converts(Range=11)
+def arithmetic_progression(node: Node) -> list[OperatorDef]:
+    """Start, limit and delta, which may be computed."""
+    return [node.operator("Range", node.inputs, node.only_output())]
 
 
 @converts(Sum=13, Mean=13, Max=13, Min=13)
