@@ -10,7 +10,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -155,12 +154,8 @@ class RowMul(ChannelAffine):
 class ChannelAffineGradient(Operator):
     """Base of the gradients of maps with scale and bias.
 
-    Attributes:
-        x_index, scale_index: the inputs that X and the scale are; dY is input 0.
+    The inputs are dY, X and the scale; without X, which dX does not need, dY and the scale.
     """
-
-    x_index: ClassVar[int]
-    scale_index: ClassVar[int]
 
     @staticmethod
     @abstractmethod
@@ -171,13 +166,13 @@ class ChannelAffineGradient(Operator):
         """The sums dscale and dbias first, where they are outputs, as dX may overwrite dY."""
         view = type(self).view(self.call())
         dy = self.x(0).reshape(view)
-        scale = self.x(self.scale_index).reshape(1, view[1], 1)
+        scale = self.x(len(self.input_blobs) - 1).reshape(1, view[1], 1)
         steps = self._sums(view, dy) if len(self.output_blobs) == 3 else []
         return in_sequence([*steps, reduced(self, view, [dy, scale], self.y(0).reshape(view), _product)])
 
     def _sums(self, view: View, dy: Array) -> list[Step]:
         dscale, dbias = (self.y(index).reshape(1, view[1], 1) for index in (1, 2))
-        x = self.x(self.x_index).reshape(view)
+        x = self.x(1).reshape(view)
         return [reduced(self, view, [dy, x], dscale, _product), reduced(self, view, [dy], dbias)]
 
 
@@ -194,12 +189,12 @@ def _gradient_schema(
         call.require_types(0, *FLOAT_TYPES)
         meta = call.require_same_type()
         view = kind.view(call)
-        check_parameters(call, view, (kind.scale_index,))
+        check_parameters(call, view, (len(call.inputs) - 1,))
         wanted = 3 if len(call.inputs) == 3 else 1
         if len(call.definition.output) != wanted:
             raise call.fail(f"expected {wanted} outputs with {len(call.inputs)} inputs")
         if wanted == 3:
-            call.require_shape(kind.x_index, call.inputs[0].shape, "that of dY")
+            call.require_shape(1, call.inputs[0].shape, "that of dY")
         return [call.inputs[0], *[TensorType((view[1],), meta)] * (wanted - 1)]
 
     return OpSchema(
@@ -220,20 +215,18 @@ class ElementwiseLinearGradient(ChannelAffineGradient):
     """Gradient of ElementwiseLinear."""
 
     view = staticmethod(feature_view)
-    x_index, scale_index = 1, 2
 
 
 class AffineChannelGradient(ChannelAffineGradient):
     """Gradient of AffineChannel."""
 
     view = staticmethod(image_view)
-    x_index, scale_index = 2, 1
 
 
 operator(_gradient_schema("ElementwiseLinear", ElementwiseLinearGradient, ("dY", "X", "w"), 3, AXIS_ARGS))(
     ElementwiseLinearGradient
 )
-operator(_gradient_schema("AffineChannel", AffineChannelGradient, ("dY", "scale", "X"), 2, ORDER_ARGS))(
+operator(_gradient_schema("AffineChannel", AffineChannelGradient, ("dY", "X", "scale"), 2, ORDER_ARGS))(
     AffineChannelGradient
 )
 
@@ -247,10 +240,9 @@ def elementwise_linear_gradient(request: GradientRequest) -> GradientOperators:
 @gradient_of("AffineChannel")
 def affine_channel_gradient(request: GradientRequest) -> GradientOperators:
     """dX alone, unless is_learnable."""
-    inputs = [request.dy(0), request.x(1)]
     if not request.arguments.bool("is_learnable"):
-        return request.single("AffineChannelGradient", inputs, [0])
-    return request.single("AffineChannelGradient", [*inputs, request.x(0)], [0, 1, 2])
+        return request.single("AffineChannelGradient", [request.dy(0), request.x(1)], [0])
+    return request.single("AffineChannelGradient", [request.dy(0), request.x(0), request.x(1)], [0, 1, 2])
 
 
 @gradient_of("RowMul")

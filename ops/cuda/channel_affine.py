@@ -34,10 +34,10 @@ class _CudaChannelAffineGradient(CudaOperator):
         assert isinstance(self, ChannelAffineGradient)
         view = type(self).view(self.call())
         row = (1, view[1], 1)
-        dy, scale = self.x(0).reshape(view), self.x(self.scale_index).reshape(row)
+        dy, scale = self.x(0).reshape(view), self.x(len(self.input_blobs) - 1).reshape(row)
         steps: list[Step] = []
         if len(self.output_blobs) == 3:
-            pair = {"dy": dy, "x": self.x(self.x_index).reshape(view)}
+            pair = {"dy": dy, "x": self.x(1).reshape(view)}
             dscale, dbias = (self.y(index).reshape(row) for index in (1, 2))
             steps.append(reduced(self, "channel_products", view, pair, dscale, "value = dy * x;"))
             steps.append(reduced(self, "channel_sums", view, {"dy": dy}, dbias))

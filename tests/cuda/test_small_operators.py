@@ -61,7 +61,7 @@ CALLS: list[tuple[str, list[np.ndarray], int, dict[str, Any]]] = [
     ("ElementwiseLinear", [floats(3, 4), FOUR, FOUR], 1, {}),
     ("ElementwiseLinearGradient", [floats(3, 4), floats(3, 4), FOUR], 3, {}),
     ("AffineChannel", [IMAGE, FOUR, FOUR], 1, {}),
-    ("AffineChannelGradient", [IMAGE, FOUR, IMAGE], 3, {"is_learnable": 1}),
+    ("AffineChannelGradient", [IMAGE, IMAGE, FOUR], 3, {"is_learnable": 1}),
     ("RowMul", [floats(4, 2, 2), FOUR], 1, {}),
     ("ReduceTailSum", [floats(4, 2, 2)], 1, {}),
     ("Range", [np.array([7])], 1, {}),

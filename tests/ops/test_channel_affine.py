@@ -53,7 +53,7 @@ def test_row_mul_has_a_factor_for_each_row() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), FLOATS)
 def test_gradients_of_scale_and_bias_are_sums_over_a_channel(dtype: Any, tolerance: float) -> None:
     dy, scale, x = drawn(2, 3, 4, 4, dtype=dtype), drawn(3, dtype=dtype), drawn(2, 3, 4, 4, dtype=dtype)
-    found = run_operator("AffineChannelGradient", [dy, scale, x], 3, is_learnable=1)
+    found = run_operator("AffineChannelGradient", [dy, x, scale], 3, is_learnable=1)
     wide = [array.astype(np.float64) for array in (dy, scale, x)]
     expected = [wide[0] * wide[1].reshape(3, 1, 1), (wide[0] * wide[2]).sum((0, 2, 3)), wide[0].sum((0, 2, 3))]
     for one, other in zip(found, expected, strict=True):
