@@ -13,10 +13,10 @@ from typing import Any
 
 from dagexec.core.errors import StorageError
 from dagexec.core.extras import install_command
-from dagexec.core.forking import reset_after_fork
 from dagexec.core.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.core.storage.lmdb_pages import check_pages
 from dagexec.core.storage.publishing import Unpublished, synchronise_folder
+from dagexec.core.threads import reset_after_fork
 
 _FILE = "data.mdb"
 _CHECKSUM = "data.crc32"
@@ -96,8 +96,7 @@ class LmdbDatabase(Database):
 
     NEW replaces all records of one that exists in a single transaction of lmdb's, which a crash undoes; one that does
     not exist is written beside its place and renamed. After a commit a file `data.crc32` says what bytes the database
-    has, so that damage is found before lmdb, which does not check its pages, reads them. Without that file `lmdb_pages`
-    looks at their structure.
+    has, so that damage is found. lmdb does not check its pages, so `lmdb_pages` looks at their structure before.
     """
 
     def __init__(self, path: Path, mode: Mode) -> None:
@@ -291,21 +290,24 @@ def exists(path: Path) -> bool:
 
 
 def verify_file(path: Path) -> None:
-    """Raise StorageError when the bytes of the database in the folder `path` are not those that were committed.
+    """Raise StorageError when lmdb could not read the database in the folder `path` safely.
 
-    Of a database that another program wrote, the structure of the pages is checked.
+    Its bytes must be those that were committed, where a checksum tells; and the structure of its pages must be right
+    in any case, because whoever changes a file on purpose can make the checksum fit.
     """
-    written = _checksum_text(path)
-    if not written:
-        try:
-            check_pages(path / _FILE)
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
-        return
     try:
-        found = _checksum(path / _FILE)
+        _compare_checksum(path)
+        check_pages(path / _FILE)
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def _compare_checksum(path: Path) -> None:
+    """Raise StorageError for other bytes than the checksum is of; OSError."""
+    written = _checksum_text(path)
+    if not written:
+        return
+    found = _checksum(path / _FILE)
     if found != written and _checksum_text(path) == written:  # otherwise somebody commits just now
         raise StorageError(
             f"{path}: damaged: {_FILE} was written with checksum and size {written}, and has {found} now; "

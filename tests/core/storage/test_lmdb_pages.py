@@ -1,4 +1,4 @@
-"""Databases of lmdb without checksums, as other programs write them: whole ones are read, damaged ones are refused."""
+"""The pages of lmdb databases, of other programs or with a checksum that fits: whole ones are read, damaged refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,17 @@ def test_a_damaged_page_is_refused_before_lmdb_reads_it(damage: str, tmp_path: P
     file.write_bytes(content)
     with pytest.raises(StorageError, match=f"data.mdb: damaged: .*{message}"):
         records(tmp_path / "db")
+
+
+def test_a_damaged_page_is_refused_when_its_checksum_was_made_to_fit(tmp_path: Path) -> None:
+    fill(tmp_path / "db")
+    file = tmp_path / "db" / "data.mdb"
+    content = bytearray(file.read_bytes())
+    struct.pack_into("<Q", content, newest_meta(content) + META_ROOT, 1 << 33)
+    file.write_bytes(content)
+    (tmp_path / "db" / "data.crc32").write_text(f"{zlib.crc32(content):08x} {len(content)}")
+    with pytest.raises(StorageError, match="are not among pages 2 to"):
+        open_database("lmdb", tmp_path / "db")
 
 
 def test_a_file_without_a_byte_is_refused(tmp_path: Path) -> None:
