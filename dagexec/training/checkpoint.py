@@ -163,17 +163,36 @@ def _read(path: Path) -> tuple[BlobFile, Checkpoint]:
     if db_type not in database_types():
         raise StorageError(f"{path}: not a checkpoint; expected a name that ends in one of {database_types()}")
     found = read_blob_file(db_type, path, require_checksums=True)
-    try:
-        state = json.loads(found.strings[STATE_RECORD])
-        checkpoint = Checkpoint(int(state["step"]), tuple(state["blobs"]), dict(state["extra"]), path)
-    except (KeyError, ValueError, TypeError) as error:
-        raise StorageError(
-            f"{path}: not a checkpoint: record {STATE_RECORD!r}: {type(error).__name__} {error}"
-        ) from None
+    checkpoint = _state(path, found.strings.get(STATE_RECORD))
     missing = [name for name in checkpoint.blobs if name not in found.tensors]
     if missing:
         raise StorageError(f"{path}: not a checkpoint: blobs are missing: {', '.join(missing)}")
     return found, checkpoint
+
+
+def _state(path: Path, content: bytes | None) -> Checkpoint:
+    """What the record of a checkpoint's state says. Raises StorageError."""
+    if content is None:
+        raise StorageError(f"{path}: not a checkpoint: record {STATE_RECORD!r} is missing")
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path}: not a checkpoint: record {STATE_RECORD!r} is not JSON: {error}") from None
+    entries = state if isinstance(state, dict) else {}
+    step, blobs, extra = (entries.get(name) for name in ("step", "blobs", "extra"))
+    if (
+        type(step) is int
+        and step >= 0
+        and isinstance(blobs, list)
+        and all(isinstance(name, str) for name in blobs)
+        and isinstance(extra, dict)
+        and all(isinstance(text, str) for text in extra.values())
+    ):
+        return Checkpoint(step, tuple(blobs), extra, path)
+    raise StorageError(
+        f"{path}: not a checkpoint: record {STATE_RECORD!r}: expected a step from 0 on, a list of names of blobs and "
+        f"texts by name, found step {step!r:.40}, blobs {blobs!r:.80} and extra {extra!r:.80}"
+    )
 
 
 def _whole_ones(folder: Path) -> Iterator[Path]:

@@ -181,6 +181,31 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         load_checkpoint(Workspace(), tmp_path / "s.minidb")
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        b'{"step": 1, "blobs": [["w"]], "extra": {}}',
+        b'{"step": 1, "blobs": [{}], "extra": {}}',
+        b'{"step": 1, "blobs": "w", "extra": {}}',
+        b'{"step": -1, "blobs": [], "extra": {}}',
+        b'{"step": 1e400, "blobs": [], "extra": {}}',
+        b'{"step": "1", "blobs": [], "extra": {}}',
+        b'{"step": 1, "blobs": [], "extra": {"seed": 7}}',
+        b'{"step": 1, "blobs": []}',
+        b"[1]",
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_a_state_that_says_something_else_is_refused(state: bytes, tmp_path: Path) -> None:
+    """Its checksum is right: somebody wrote it so. `latest_checkpoint` passes it over."""
+    path = tmp_path / "step-000000000001.minidb"
+    write_blobs("minidb", path, [("w", np.zeros(1))], strings={"dagexec/checkpoint": state})
+    with pytest.raises(StorageError, match="not a checkpoint: record 'dagexec/checkpoint'"):
+        load_checkpoint(Workspace(), path)
+    assert latest_checkpoint(tmp_path) is None
+
+
 def test_a_blob_of_the_workspace_that_is_no_tensor_is_refused_before_anything_is_fed(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     workspace = workspace_at(5)
