@@ -9,7 +9,7 @@ PYTHON_TESTS := tests/core tests/scheduler tests/tuning tests/test_executor.py t
 	tests/test_extras.py tests/test_cli.py tests/test_cli_memory.py tests/test_cli_passes.py tests/test_cli_train.py \
 	tests/ops/test_elementwise.py tests/ops/test_conv.py tests/ops/test_onednn_conv.py tests/ops/test_queue.py tests/ops/test_storage.py
 
-.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz cuda-check clean
+.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz fuzz-operators cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -74,8 +74,14 @@ benchmark-cnn-avx2: $(VENV)/.installed-bench
 benchmark-cuda: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/cuda.py --json benchmarks/results/cuda.json
 
-# The operators on drawn geometries, twenty times as many as in `make test`.
+# Damaged files of every format, in processes with limits; `python -m tests.fuzz --case N` does one again. Which cases
+# they are follows from the commit, so that one commit after another does others. docs/testing.md
+CASES = 2000
 fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.fuzz --cases $(CASES)
+
+# The operators on drawn geometries, twenty times as many as in `make test`.
+fuzz-operators: $(VENV)/.installed-test
 	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/ops
 
 # The CUDA code against the real CuPy, NVRTC and cuDNN, in an environment of its own; a device is not needed.

@@ -14,8 +14,6 @@ import threading
 
 from threadpoolctl import ThreadpoolController
 
-from dagexec.core.forking import undivided
-
 _lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
 _tickets = itertools.count()
 _demands: dict[int, int] = {}
@@ -28,23 +26,20 @@ class Demand:
     def __init__(self, threads: int) -> None:
         if threads < 1:
             raise ValueError(f"at least 1 intra-op thread is needed, not {threads}")
-        with undivided(), _lock:
+        with _lock:
             self._ticket = next(_tickets)
             _demands[self._ticket] = threads
             _apply()
 
     def release(self) -> None:
         """Withdraw the demand. Idempotent."""
-        with undivided(), _lock:
+        with _lock:
             if _demands.pop(self._ticket, None) is not None:
                 _apply()
 
 
 def _apply() -> None:
-    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held.
-
-    And undivided: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
-    """
+    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held."""
     if not _demands:
         for library, threads in _before:
             _set(library, threads)

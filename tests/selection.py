@@ -29,12 +29,17 @@ _COUNTS: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
 
 def part_of_commit(root: Path = ROOT) -> int:
-    """The part that the commit in `root` runs; without a history it follows from the files of tests."""
+    """The part that the commit in `root` runs."""
+    return number_of_commit(root) % PARTS
+
+
+def number_of_commit(root: Path = ROOT) -> int:
+    """How many ancestors the commit in `root` has; without a history a number that follows from the files of tests."""
     count = _git(root, "rev-list", "--count", "HEAD")
     if count and _git(root, "rev-parse", "--is-shallow-repository") == "false":
-        return int(count) % PARTS
+        return int(count)
     digest = _git(root, "rev-parse", "HEAD") or _digest(root / "tests")
-    return int(digest, 16) % PARTS
+    return int(digest, 16)
 
 
 def part_of_test(name: str) -> int:

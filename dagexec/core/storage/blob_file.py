@@ -58,7 +58,7 @@ def write_blobs(
         for name, array in blobs:
             for key, value in encode_blob(name, array, chunk_size):
                 put(key, value)
-        transaction.put(INTEGRITY_KEY.encode(), encode_string(INTEGRITY_KEY, _integrity(sums)))
+        transaction.put(INTEGRITY_KEY.encode(), encode_string(INTEGRITY_KEY, integrity_of(sums)))
 
 
 @dataclass
@@ -154,7 +154,8 @@ def _text(key: bytes) -> str:
         raise StorageError(f"key {key[:80]!r} is not UTF-8") from None
 
 
-def _integrity(sums: Mapping[str, tuple[int, int]]) -> bytes:
+def integrity_of(sums: Mapping[str, tuple[int, int]]) -> bytes:
+    """The content of the record of checksums: of each record, the CRC-32 and the size of its value."""
     body = json.dumps({"version": 1, "records": sums}, separators=(",", ":")).encode()
     return f"{zlib.crc32(body):08x} ".encode() + body
 
