@@ -126,7 +126,7 @@ class _Prepared:
 
 def _run_first(model: Model, inputs: Mapping[str, Array], visit: Visit) -> list[_Prepared]:
     """The operators of `model` for inputs of these sizes, each run as it is prepared."""
-    workspace = Workspace()
+    workspace = Workspace(root_folder=model.folder, allow_io=model.allow_io)
     for name, array in model.parameters.items():
         workspace.adopt_blob(name, array)
         workspace.get_blob(name).tensor().freeze()

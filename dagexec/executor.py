@@ -70,6 +70,7 @@ def compile(
     layout: str | None = None,
     library_states: bool = False,
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
+    allow_io: bool = False,
     max_queued: int | None = None,
     when_full: WhenFull = "wait",
     warm_start: bool | Shapes = False,
@@ -106,6 +107,8 @@ def compile(
             working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
+        allow_io: operators may read and write files and talk to other processes; without it they may only read
+            databases in the folder of the model's own files (docs/security.md).
         max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
         when_full: what a call does that finds so many: "wait" until there is room, or "reject" with QueueFullError.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
@@ -114,11 +117,12 @@ def compile(
         progress: called, in this thread, with a few words on what compilation does next. `logging` has them, too, at
             level DEBUG for "dagexec".
 
-    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, ArgumentError
-    for an argument that no operator knows, FeedError for a blob to keep that the model has not, ValueError for a count
-    out of range, and with `warm_start` what `warm_up` raises.
+    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
+    an operator that reaches further than is allowed, ArgumentError for an argument that no operator knows, FeedError
+    for a blob to keep that the model has not, ValueError for a count out of range, and with `warm_start` what `warm_up`
+    raises.
     """
-    loaded = load_model(model)
+    loaded = load_model(model, allow_io=allow_io)
     options = compilation.CompileOptions(
         optimize=optimize,
         net_type=net_type,

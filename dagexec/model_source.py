@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from dagexec.core.errors import ModelFormatError
+from dagexec.core.io_access import IO
 from dagexec.core.lazy import LazyModule
 from dagexec.core.model import Model
 from dagexec.core.net_file import TEXT_SUFFIXES, load_net
@@ -28,17 +30,24 @@ ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetD
 ZOO_PREFIX = "zoo:"
 
 
-def load_model(source: ModelSource) -> Model:
+def load_model(source: ModelSource, *, allow_io: bool = False) -> Model:
     """The model that `source` names or holds.
 
     Args:
         source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
             single NetDef (.pb, .pbtxt) that needs no init net; "zoo:NAME"; an onnx.ModelProto, with all its data
             inside; a NetDef; an (init net, predict net) pair; or a Model, which is returned as it is.
+        allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
+            databases in the folder of the model's own files.
 
     Raises ModelFormatError for a missing file, an unknown zoo name or any other object, saying what was expected;
     otherwise what the frontend raises.
     """
+    model = _load(source)
+    return replace(model, allow_io=IO.ANY) if allow_io else model
+
+
+def _load(source: ModelSource) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, NetDef):
@@ -69,5 +78,6 @@ def _load_path(path: Path) -> Model:
     if path.suffix == ".onnx":
         return onnx_frontend.load_onnx(path)
     if path.suffix in (".pb", *TEXT_SUFFIXES):
-        return from_nets(None, load_net(path), name=path.stem)
+        model = from_nets(None, load_net(path), name=path.stem)
+        return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
     raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")

@@ -28,7 +28,7 @@ def parameter_workspace(model: Model) -> Workspace:
 
     All of it is on the host, wherever the init net runs: the net says which device reads what.
     """
-    workspace = Workspace()
+    workspace = Workspace(root_folder=model.folder, allow_io=model.allow_io)
     for name, array in model.parameters.items():
         workspace.adopt_blob(name, array)
     if model.init_net is not None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
-from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
+from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.comparison import random_feeds
 from dagexec.executor import compile
@@ -37,10 +37,11 @@ def check_command(
     settings: SetOption = None,
     optimize: OptimizeOption = False,
     shape: ShapeOption = None,
+    allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that MODEL orders every pair of conflicting accesses, in every schedule; exit 1 with those it does not."""
-    loaded, shapes = with_shapes(read_model(model), shape or ())
+    loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
     arguments = parse_arguments(settings)
     with (
         Console(stderr=True).status(Text(f"Checking {loaded.name}")),

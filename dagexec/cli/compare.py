@@ -19,7 +19,16 @@ from dagexec.cli.arguments import (
     kept_choices,
     parse_arguments,
 )
-from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
+from dagexec.cli.feeds import (
+    AllowIoOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    SeedOption,
+    ShapeOption,
+    read_feeds,
+    read_model,
+)
 from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import check_picture, plot_comparison
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
@@ -59,6 +68,7 @@ def compare_command(
     dtype: DtypeOption = None,
     samples: SamplesOption = RANDOM_INPUTS,
     layers: LayersOption = False,
+    allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
@@ -67,7 +77,7 @@ def compare_command(
     if dtype is not None:
         if plot is not None:
             raise SchemaError("--plot draws the times of runtimes, and --dtype compares none")
-        _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, as_json)
+        _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, allow_io, as_json)
         return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
     workers = _parse_counts("--num-workers", num_workers)
@@ -76,7 +86,7 @@ def compare_command(
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r}: say with --what-if how many workers launch on them")
     arguments = parse_arguments(settings)
-    loaded = read_model(model)
+    loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
     with kept_choices(choices), shown(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
@@ -117,12 +127,13 @@ def _compare_precision(
     input_file: Path | None,
     shape: list[str] | None,
     seed: int,
+    allow_io: bool,
     as_json: bool,
 ) -> None:
     """The report of `--dtype`: on random inputs, calibrated on others, or all on those of a file."""
     if dtype not in ("bfloat16", "int8"):
         raise SchemaError(f"--dtype {dtype!r}: expected bfloat16 or int8")
-    loaded = read_model(source)
+    loaded = read_model(source, allow_io)
     count = 1 if input_file is not None else samples
     feeds, others = (
         [read_feeds(loaded, input_file, shape, seed + start + number) for number in range(count)]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
-from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
+from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.core.errors import SchemaError
 from dagexec.core.net_file import save_net
@@ -60,6 +60,7 @@ def explore_command(
     input_seed: Annotated[int, typer.Option("--input-seed", min=0, help="Seed of the random inputs.")] = 0,
     settings: SetOption = None,
     optimize: OptimizeOption = False,
+    allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under controlled schedules; exit 1 with the schedule under which it fails or differs from SimpleNet."""
@@ -67,7 +68,7 @@ def explore_command(
     single = _single(seed, replay)
     if single is not None and search:
         raise SchemaError("--systematic tries many schedules; --seed and --replay ask for one")
-    loaded = read_model(model)
+    loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, input_seed)
     scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments, optimize)
     run = partial(scenario.run, scenario.reference())
@@ -93,6 +94,7 @@ def explore_command(
         input_seed,
         settings,
         optimize,
+        allow_io,
         result,
     )
     smaller = None
@@ -135,6 +137,7 @@ def _command(
     input_seed: int,
     settings: Sequence[str] | None,
     optimize: bool,
+    allow_io: bool,
     result: Exploration[None],
 ) -> str:
     """What repeats the failing schedule; empty when none failed."""
@@ -146,6 +149,7 @@ def _command(
     words += [] if input_file is None else ["--input", str(input_file)]
     words += [word for text in shape or () for word in ("--shape", text)]
     words += [word for text in settings or () for word in ("--set", text)]
+    words += ["--allow-io"] if allow_io else []
     words += ["--input-seed", str(input_seed)] if input_seed else []
     words += ["--optimize"] if optimize else []
     words += ["--replay", compact(failed.decisions)] if failed.seed is None else ["--seed", str(failed.seed)]

@@ -28,6 +28,14 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+AllowIoOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-io",
+        help="Let operators of MODEL read and write files and talk to other processes: with your permissions. Without "
+        "it they may only read databases in the folder of MODEL.",
+    ),
+]
 InputOption = Annotated[
     Path | None,
     typer.Option("--input", metavar="FILE.npz", help="Arrays for the inputs by name. Default: random numbers."),
@@ -45,10 +53,10 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the rand
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def read_model(source: str) -> Model:
+def read_model(source: str, allow_io: bool) -> Model:
     """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does."""
     with shown(f"Loading {source}"):
-        return initialised(load_model(source))
+        return initialised(load_model(source, allow_io=allow_io))
 
 
 def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int) -> dict[str, npt.NDArray[Any]]:

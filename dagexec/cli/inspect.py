@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.compiled import choices_in_words, compiled_rows, compiled_table, compiled_without_measuring
-from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
+from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
@@ -54,13 +54,14 @@ def inspect_command(
     device: Annotated[
         str, typer.Option("--device", help="With --compiled: what it is compiled for, cpu, sim:N or cuda:N.")
     ] = "cpu",
+    allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with chains, shapes and FLOPs."""
     if draw is not None:
         check_drawing(draw)
     arguments = parse_arguments(settings)
-    loaded, shapes = with_shapes(read_model(model), shape or ())
+    loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
     if arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, arguments))
     graph = build_graph(loaded.net, (loaded.parameters.keys() | loaded.inputs.keys()).__contains__)

@@ -26,7 +26,16 @@ from dagexec.cli.arguments import (
     kept_choices,
     parse_arguments,
 )
-from dagexec.cli.feeds import InputOption, JsonOption, ModelArgument, SeedOption, ShapeOption, read_feeds, read_model
+from dagexec.cli.feeds import (
+    AllowIoOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    SeedOption,
+    ShapeOption,
+    read_feeds,
+    read_model,
+)
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import shown
 from dagexec.core.device import Device
@@ -62,11 +71,12 @@ def run_command(
         Path | None,
         typer.Option("--trace", metavar="FILE.json", help="Save a trace of the first run, for Perfetto."),
     ] = None,
+    allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL once or several times and show its outputs."""
     arguments = parse_arguments(settings)
-    loaded = read_model(model)
+    loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []

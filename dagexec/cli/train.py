@@ -73,6 +73,14 @@ def train_command(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the learning curve. Needs matplotlib.")
     ] = None,
+    allow_io: Annotated[
+        bool,
+        typer.Option(
+            "--allow-io",
+            help="Let operators of the nets read and write files anywhere, and talk to other processes. Without it, "
+            "files in the working directory only.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train TASK, and measure on the samples that are held out."""
@@ -98,6 +106,7 @@ def train_command(
             resume=resume,
             stop_on_nan=stop_on_nan,
             world=world,
+            allow_io=allow_io,
         ) as trainer:
             begun_at = trainer.step
             last = found.epochs if epochs is None else epochs

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dagexec.cli.arguments import ChoicesOption, kept_choices
 from dagexec.cli.compiled import choices_in_words
-from dagexec.cli.feeds import JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
+from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import shown
 from dagexec.comparison import random_feeds
@@ -36,10 +36,11 @@ def tune_command(
     num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
     intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
     choices: ChoicesOption = None,
+    allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure how MODEL runs fastest here; `compile` of the same model with the same options then uses the result."""
-    loaded, shapes = with_shapes(read_model(model), shape or ())
+    loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
     options = {"net_type": net_type, "num_workers": num_workers, "intra_op_threads": intra_op_threads, "shapes": shapes}
     feeds = random_feeds(loaded, shapes)
     with kept_choices(choices):

@@ -70,6 +70,10 @@ class DeviceError(DagexecError):
     """An unknown device, or a device that failed."""
 
 
+class AccessError(DagexecError):
+    """An operator would read or write files, or talk to other processes, where that is not allowed."""
+
+
 class StorageError(DagexecError):
     """A database or a file of blobs is missing, damaged or cannot be written. The message names file and place."""
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from dagexec.core.dtypes import TypeMeta
+from dagexec.core.io_access import IO
 from dagexec.core.proto import NetDef
 
 
@@ -44,6 +46,8 @@ class Model:
         parameters: arrays the nets read, by blob name. They are read-only and may map a file, so they are not copied.
         inputs: blobs a caller feeds before each run, in the model's order.
         outputs: blobs that are the result of a run.
+        folder: what the paths of storage operators are relative to: of a model from files, where these are.
+        allow_io: what its operators may reach beside blobs.
     """
 
     name: str
@@ -52,6 +56,8 @@ class Model:
     parameters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputInfo] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    folder: Path = Path()
+    allow_io: IO = IO.NONE
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagexec.core.device import Device
 from dagexec.core.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
+from dagexec.core.io_access import check_allowed
 from dagexec.core.operator import Operator
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OpSchema, operator_label
@@ -171,10 +172,12 @@ def _verify_arguments(definition: OperatorDef, schema: OpSchema, label: str) -> 
 def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
     """Build the operator a def describes, on the def's device, with the first engine that serves it.
 
-    Raises SchemaError, UnsupportedOperatorError, or MissingBlobError; each names operator and net.
+    Raises SchemaError, UnsupportedOperatorError, MissingBlobError, or AccessError for one that reaches further than the
+    workspace allows; each names operator and net.
     """
-    verify(definition, index=index, net=net)
+    schema = verify(definition, index=index, net=net)
     label = operator_label(definition, index, net)
+    check_allowed(schema.does_io, workspace.allow_io, label)
     kind = Device.from_option(definition.device_option).kind
     refusals: list[str] = []
     for engine in _candidate_engines(definition, kind):

@@ -20,6 +20,7 @@ from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
 from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.core.io_access import IO
 from dagexec.core.proto import OperatorDef
 
 UNBOUNDED = 1 << 30
@@ -206,6 +207,7 @@ class OpSchema:
         mutates: inputs whose object the operator changes without naming it as an output, such as a reader that it moves
             on; for the order of operators that counts as a write.
         effects: it does more than write its outputs (files, queues, messages), so it stays when nobody reads them.
+        does_io: what it reaches beside the blobs of its workspace; it is only made where that is allowed.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
     """
 
@@ -233,6 +235,7 @@ class OpSchema:
     handles: tuple[int, ...] = ()
     mutates: tuple[int, ...] = ()
     effects: bool = False
+    does_io: IO = IO.NONE
     reproducible: bool = True
 
     def verify(self, definition: OperatorDef, label: str) -> None:

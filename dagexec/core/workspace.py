@@ -19,6 +19,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
+from dagexec.core.io_access import IO, check_inside
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 
@@ -59,12 +60,29 @@ class Workspace:
 
     Attributes:
         root_folder: what the paths of storage operators are relative to; a child's is its parent's.
+        allow_io: what operators may reach beside blobs; a child's is its parent's.
     """
 
-    def __init__(self, parent: Workspace | None = None, root_folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        parent: Workspace | None = None,
+        root_folder: str | os.PathLike[str] | None = None,
+        *,
+        allow_io: bool | IO | None = None,
+    ) -> None:
+        """Operators may read and write in a `root_folder` that is given, with `allow_io=True` anywhere.
+
+        Without either, and without a parent that allows it, those that read or write files or talk to other processes
+        are refused.
+        """
         self.parent = parent
         inherited = Path() if parent is None else parent.root_folder
         self.root_folder: Path = inherited if root_folder is None else Path(root_folder)
+        if allow_io is None and root_folder is not None:
+            allow_io = IO.WRITE_FOLDER
+        if allow_io is None:
+            allow_io = IO.NONE if parent is None else parent.allow_io
+        self.allow_io: IO = IO.ANY if allow_io is True else IO(allow_io)
         self._blobs: dict[str, Blob] = {}
         self._nets: dict[str, Net] = {}
         self._lock = threading.Lock()
@@ -165,6 +183,16 @@ class Workspace:
                 f"blob {name!r} holds nothing after a run, as its memory is used again: name it in `keep`"
             )
         return tensor.fetch()
+
+    def place(self, path: str, *, absolute: bool = False, owner: str) -> Path:
+        """Where `path` of an operator is: in the root folder, or if it is `absolute` where it says.
+
+        Raises AccessError, naming `owner`, for a place outside of that folder unless `allow_io` is IO.ANY.
+        """
+        found = Path(path) if absolute else self.root_folder / path
+        if self.allow_io is not IO.ANY:
+            check_inside(found, self.root_folder, owner)
+        return found
 
     def create_net(
         self,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from dagexec.core.errors import ModelFormatError
+from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.net_file import load_net
 from dagexec.core.proto import Argument, NetDef, OperatorDef
@@ -16,12 +18,14 @@ SUFFIXES = (".pb", ".pbtxt")
 def load_caffe2(folder: str | os.PathLike[str]) -> Model:
     """The model in `folder`: `init_net` and `predict_net`, each binary (.pb) or text (.pbtxt).
 
+    Its operators may read databases in that folder, as an init net does that loads parameters.
     Raises ModelFormatError, naming the folder, when a file is missing, unreadable or not a NetDef.
     """
     path = Path(folder)
     if not path.is_dir():
         raise ModelFormatError(f"{path}: not a folder; expected one that holds init_net.pb and predict_net.pb")
-    return from_nets(load_net(_find(path, "init_net")), load_net(_find(path, "predict_net")), name=path.resolve().name)
+    model = from_nets(load_net(_find(path, "init_net")), load_net(_find(path, "predict_net")), name=path.resolve().name)
+    return replace(model, folder=path, allow_io=IO.READ_FOLDER)
 
 
 def from_nets(init: NetDef | None, predict: NetDef, *, name: str = "") -> Model:

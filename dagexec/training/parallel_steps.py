@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import SchemaError
-from dagexec.core.workspace import Workspace
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.places import REPLICA
 from dagexec.training.engines import name_engines
 from dagexec.training.measuring import Measuring
 from dagexec.training.model_helper import ModelHelper
-from dagexec.training.task import Results, TrainingTask, check_batch
+from dagexec.training.task import Results, TrainingTask, check_batch, task_workspace
 
 Array = npt.NDArray[Any]
 
@@ -38,8 +37,9 @@ class ParallelSteps:
         net_type: str,
         num_workers: int,
         seed: int = 0,
+        allow_io: bool = False,
     ) -> None:
-        """Build the model on every device, with equal parameters.
+        """Build the model on every device, with equal parameters. What operators may reach: see `task_workspace`.
 
         Raises SchemaError for a batch that the devices and their micro-batches cannot share equally, and what
         `parallelize` raises.
@@ -69,9 +69,10 @@ class ParallelSteps:
             seed=seed,
             net_type=net_type,
             num_workers=num_workers,
+            workspace=task_workspace(allow_io),
         )
         self._metrics = dict(found[0].metrics)
-        self.workspace = Workspace()
+        self.workspace = task_workspace(allow_io)
         self._measuring = Measuring(task, self.workspace, net_type, num_workers)
         self._collected = False
         self.collect()

@@ -19,7 +19,7 @@ from dagexec.training.gradients_apart import gradients_apart
 from dagexec.training.measuring import Measuring, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
-from dagexec.training.task import TrainingTask, check_batch
+from dagexec.training.task import TrainingTask, check_batch, task_workspace
 
 Array = npt.NDArray[Any]
 
@@ -43,8 +43,9 @@ class LocalSteps:
         seed: int = 0,
         stop_on_nan: bool = False,
         world: CommonWorld | None = None,
+        allow_io: bool = False,
     ) -> None:
-        """Build the model and fill its parameters.
+        """Build the model and fill its parameters. What its operators may reach: see `task_workspace`.
 
         Raises SchemaError for a batch with less samples than ranks, and what building the model raises.
         """
@@ -69,7 +70,7 @@ class LocalSteps:
                 add_all_reduce(self.helper)
             task.optimizer.add_updates(self.helper)
         self._metrics = {name: self.helper.blob(blob) for name, blob in results.metrics.items()}
-        self.workspace = Workspace()
+        self.workspace = task_workspace(allow_io)
         self.helper.create(self.workspace)
         if self._world is not None:
             self.workspace.create_blob(WORLD).value = self._world

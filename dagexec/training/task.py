@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from dagexec.core.errors import FeedError, SchemaError
+from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo
+from dagexec.core.workspace import Workspace
 from dagexec.training.data import Transform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
@@ -107,3 +110,8 @@ class TrainingTask:
     def steps_per_epoch(self) -> int:
         """Full batches; what is left over of an epoch is not used."""
         return self.train_samples // self.batch_size
+
+
+def task_workspace(allow_io: bool) -> Workspace:
+    """A workspace in which operators may read and write files in the working directory, or with `allow_io` anywhere."""
+    return Workspace(root_folder=Path(), allow_io=allow_io or IO.WRITE_FOLDER)

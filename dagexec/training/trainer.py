@@ -80,6 +80,7 @@ class Trainer:
         resume: bool = False,
         stop_on_nan: bool = False,
         world: CommonWorld | None = None,
+        allow_io: bool = False,
     ) -> None:
         """Make the parameters, or with `resume` take them from the newest checkpoint, if there is one.
 
@@ -91,6 +92,7 @@ class Trainer:
         rank of several.
         On several `devices`, gradients meet by `reduction`, and a step may go through `iter_size` micro-batches on
         each: see `data_parallel.parallelize`; neither goes together with several ranks or `stop_on_nan`.
+        Operators of the nets may read and write files in the working directory, with `allow_io` anywhere.
         Raises DeviceError for a device that is not here, CommunicationError when ranks begin with different parameters,
         ArgumentError for an unknown reduction, StorageError for a folder that does not fit or cannot be written, and
         what building and loading raise.
@@ -116,6 +118,7 @@ class Trainer:
                 seed=seed,
                 stop_on_nan=stop_on_nan,
                 world=world,
+                allow_io=allow_io,
             )
         else:
             if stop_on_nan or (world is not None and world.size > 1):
@@ -131,6 +134,7 @@ class Trainer:
                 net_type=net_type,
                 num_workers=workers,
                 seed=seed,
+                allow_io=allow_io,
             )
         try:
             if checkpoints is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
+from dagexec.core.io_access import IO
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
@@ -78,6 +79,7 @@ def _collective(op_type: str, doc: str, args: dict[str, str]) -> OpSchema:
         },
         required_args=("size", "rank"),
         effects=True,
+        does_io=IO.ANY,
     )
 )
 class CreateCommonWorld(Operator):

@@ -10,6 +10,7 @@ from dagexec.core.device import Device
 from dagexec.core.dtypes import BOOL
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
+from dagexec.core.io_access import IO
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
@@ -53,12 +54,16 @@ class StorageOperator(Operator):
     """
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Raises AccessError for a path that the workspace does not allow; those made in a run are checked then."""
         super().__init__(definition, workspace, index=index, net=net)
         self.workspace = workspace
+        given = [self.arguments.string(name, "") for name in ("db", "db_name")]
+        for path in filter(None, [*given, *self.arguments.strings("dbs")]):
+            self.place(path)
 
     def place(self, path: str) -> Path:
-        """Where `path` is."""
-        return Path(path) if self.arguments.bool("absolute_path") else self.workspace.root_folder / path
+        """Where `path` is. Raises AccessError for a place that the workspace does not allow."""
+        return self.workspace.place(path, absolute=self.arguments.bool("absolute_path"), owner=self.label)
 
 
 @operator(
@@ -77,6 +82,7 @@ class StorageOperator(Operator):
         },
         required_args=("db",),
         effects=True,
+        does_io=IO.READ_FOLDER,
     )
 )
 class CreateDB(StorageOperator):
@@ -114,6 +120,7 @@ def infer_exists(call: OperatorCall) -> list[TensorType]:
         args={"db_name": "the path", **DB_ARGS},
         required_args=("db_name",),
         effects=True,
+        does_io=IO.READ_FOLDER,
         reproducible=False,
     )
 )

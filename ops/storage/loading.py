@@ -15,6 +15,7 @@ from dagexec.core.device import Device, make_context
 from dagexec.core.dtypes import STRING
 from dagexec.core.errors import ArgumentError, StorageError
 from dagexec.core.gradient import no_gradient
+from dagexec.core.io_access import IO
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import DeviceOption
 from dagexec.core.registry import operator
@@ -61,6 +62,7 @@ def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
         },
         handles=tuple(range(_MOST_READERS)),
         effects=True,
+        does_io=IO.READ_FOLDER,
         reproducible=False,
     )
 )

@@ -12,6 +12,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
+from dagexec.core.io_access import IO
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
@@ -123,6 +124,7 @@ class _Save(StorageOperator):
         required_args=("db",),
         cost=_writing_cost,
         effects=True,
+        does_io=IO.WRITE_FOLDER,
     )
 )
 class Save(_Save):
@@ -146,6 +148,7 @@ _CHECKPOINT = {
     "required_args": ("db",),
     "cost": _writing_cost,
     "effects": True,
+    "does_io": IO.WRITE_FOLDER,
 }
 
 

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 def on_workspaces(size: int, net: NetDef, feeds: Sequence[dict[str, Array]], name: str) -> list[Workspace]:
     """Run `net`, whose world is `comm_world`, on a workspace a rank, each in its own thread."""
-    workspaces = [Workspace() for _ in range(size)]
+    workspaces = [Workspace(allow_io=True) for _ in range(size)]
     errors: list[Exception] = []
 
     def run(rank: int) -> None:
@@ -93,7 +93,7 @@ def test_the_error_of_a_rank_reaches_the_nets_of_the_others() -> None:
 
 
 def test_destroying_the_world_ends_the_wait_of_the_others() -> None:
-    workspaces = [Workspace(), Workspace()]
+    workspaces = [Workspace(allow_io=True), Workspace(allow_io=True)]
     for rank, workspace in enumerate(workspaces):
         workspace.run_operator_once(
             operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, name="destroyed")
@@ -110,7 +110,7 @@ def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
         operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, name=f"again {failed}")
         for rank in range(2)
     ]
-    workspaces = [Workspace(), Workspace()]
+    workspaces = [Workspace(allow_io=True), Workspace(allow_io=True)]
     for number in range(2):
         for workspace, definition in zip(workspaces, create, strict=True):
             workspace.run_operator_once(definition)
@@ -124,7 +124,7 @@ def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
             worlds[number].abort("the test")
     if not failed:
         with pytest.raises(OperatorError, match="rank 0 of this group of 2 has joined already"):
-            Workspace().run_operator_once(create[0])
+            Workspace(allow_io=True).run_operator_once(create[0])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
     ],
 )
 def test_bad_arguments_are_found_before_anything_is_sent(arguments: dict[str, Any], problem: str) -> None:
-    workspace = Workspace()
+    workspace = Workspace(allow_io=True)
     workspace.run_operator_once(operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, name="bad"))
     workspace.feed_blob("x", np.ones(2, np.int64))
     with pytest.raises(DagexecError, match=problem):
@@ -145,7 +145,7 @@ def test_bad_arguments_are_found_before_anything_is_sent(arguments: dict[str, An
 
 
 def test_an_output_is_needed_for_each_tensor() -> None:
-    workspace = Workspace()
+    workspace = Workspace(allow_io=True)
     workspace.run_operator_once(operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, name="outputs"))
     workspace.feed_blob("x", np.ones(2))
     workspace.feed_blob("y", np.ones(2))
@@ -154,7 +154,7 @@ def test_an_output_is_needed_for_each_tensor() -> None:
 
 
 def test_a_world_that_is_no_world_is_refused() -> None:
-    workspace = Workspace()
+    workspace = Workspace(allow_io=True)
     workspace.feed_blob("comm_world", np.ones(2))
     with pytest.raises(DagexecError, match="expected a CommonWorld"):
         workspace.run_operator_once(operator_def("Barrier", ["comm_world"], []))
