@@ -91,8 +91,9 @@ class Transfers:
         self._names = frozenset(fed)
         self.steps = _steps(preparation)
         self.in_sequence = len(preparation.plan.chains) <= 1
-        self._inputs = [self._input(preparation, name) for name in fed]
+        self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, Place | None] = {}
+        self._find_outputs(outputs)
         self._aimed: Outputs = {}
         arrays = [place.array for place in self._inputs]
         self.signature: Signature | None = None
@@ -101,7 +102,7 @@ class Transfers:
         self.copied: tuple[str, ...] | None = None
         self._copies: list[tuple[str, Array]] = []
         self._targets = arrays
-        places = [self._output(name) for name in outputs]
+        places = [self._outputs[name] for name in outputs]
         if not any(
             place is None or place.moves or place.array.dtype == np.object_ for place in (*places, *self._inputs)
         ):
@@ -159,8 +160,9 @@ class Transfers:
             if out is not None:
                 self.check(out)
             return
+        self._find_outputs(names)
         for name in names:
-            place = self._output(name)
+            place = self._outputs[name]
             if place is None:
                 continue
             target = None if out is None else out.get(name)
@@ -186,12 +188,13 @@ class Transfers:
                     target[...] = array
                     results[name] = target
             return results
+        self._find_outputs(names)
         for name in names:
             aimed = self._aimed.get(name)
             if aimed is not None:
                 results[name] = aimed
                 continue
-            place = self._output(name)
+            place = self._outputs[name]
             target = None if out is None else out.get(name)
             results[name] = deliver(self._net, name, target) if place is None else _copied(place.array, target)
         return results
@@ -219,26 +222,37 @@ class Transfers:
         value = self._net.workspace.get_blob(place.name).value
         return isinstance(value, Tensor) and value.current_array() is place.array
 
-    def _input(self, preparation: Preparation, name: str) -> Place:
-        blob = self._net.workspace.get_blob(name)
-        tensor = blob.get(Tensor)
-        moves = _moves(self._net, preparation, blob, written=False) if tensor.is_packed else ()
-        return Place(name, tensor.array, moves)
+    def _find_inputs(self, preparation: Preparation, names: Sequence[str]) -> list[Place]:
+        """The places of the inputs."""
+        blobs = [self._net.workspace.get_blob(name) for name in names]
+        uses = _uses(self._net, blobs)
+        found = []
+        for name, blob in zip(names, blobs, strict=True):
+            tensor = blob.get(Tensor)
+            moves = _moves(self._net, preparation, uses[id(blob)], written=False) if tensor.is_packed else ()
+            found.append(Place(name, tensor.array, moves))
+        return found
 
-    def _output(self, name: str) -> Place | None:
-        """The place of blob `name`, None when its array may be another after each run."""
-        if name not in self._outputs:
-            self._outputs[name] = self._find_output(name)
-        return self._outputs[name]
+    def _find_outputs(self, names: Sequence[str]) -> None:
+        """Look for the places of those blobs that none was looked for yet.
 
-    def _find_output(self, name: str) -> Place | None:
+        There is None where the array may be another after each run.
+        """
+        missing = [name for name in names if name not in self._outputs]
+        if not missing:
+            return
         preparation = self._preparation()
-        blob = self._net.workspace.get_blob(name)
-        if preparation is None or all(binding.blob is not blob for binding in preparation.outputs):
-            return None
-        tensor = blob.get(Tensor)
-        own = tensor.is_packed and not tensor.is_view and name not in self._names
-        return Place(name, tensor.array, _moves(self._net, preparation, blob, written=True) if own else ())
+        blobs = [self._net.workspace.get_blob(name) for name in missing]
+        uses = _uses(self._net, blobs)
+        bound = set() if preparation is None else {id(binding.blob) for binding in preparation.outputs}
+        for name, blob in zip(missing, blobs, strict=True):
+            if preparation is None or id(blob) not in bound:
+                self._outputs[name] = None
+                continue
+            tensor = blob.get(Tensor)
+            own = tensor.is_packed and not tensor.is_view and name not in self._names
+            moves = _moves(self._net, preparation, uses[id(blob)], written=True) if own else ()
+            self._outputs[name] = Place(name, tensor.array, moves)
 
 
 def _steps(preparation: Preparation) -> list[Step]:
@@ -278,23 +292,34 @@ def _is_plain(array: Array) -> bool:
     return bool(flags.c_contiguous and flags.aligned)
 
 
-def _moves(net: BaseNet, preparation: Preparation, blob: Blob, *, written: bool) -> tuple[Move, ...]:
-    """What moves every step that reads `blob`, and the one that writes it if it is `written`.
+_Use = tuple[int, int, bool]
+"""An operator that touches a blob, the index of it among its inputs or outputs, and whether it is an output."""
+
+
+def _uses(net: BaseNet, blobs: Sequence[Blob]) -> dict[int, list[_Use]]:
+    """By the id of each of `blobs`, who touches it, in list order."""
+    found: dict[int, list[_Use]] = {id(blob): [] for blob in blobs}
+    for index, operator in enumerate(net.operators):
+        for written, touched in ((False, operator.input_blobs), (True, operator.output_blobs)):
+            for place, blob in enumerate(touched):
+                row = found.get(id(blob))
+                if row is not None:
+                    row.append((index, place, written))
+    return found
+
+
+def _moves(net: BaseNet, preparation: Preparation, uses: Sequence[_Use], *, written: bool) -> tuple[Move, ...]:
+    """What moves every step that reads a blob of these uses, and the one that writes it if it is `written`.
 
     Empty when one of them cannot be moved, works in place, or hands its memory on.
     """
-    moves: list[Move | None] = []
-    writers = 0
-    for index, operator in enumerate(net.operators):
-        reads = [place for place, other in enumerate(operator.input_blobs) if other is blob]
-        writes = [place for place, other in enumerate(operator.output_blobs) if other is blob]
-        if not reads and not writes:
-            continue
-        writers += len(writes)
-        if (reads and writes) or index in net.graph.views:
-            return ()
-        inputs, outputs = preparation.moves[index]
-        moves += [inputs.get(place) for place in reads] + [outputs.get(place) for place in writes]
-    if writers != int(written) or None in moves:
+    moves: list[Move] = []
+    writers = [index for index, _, writes in uses if writes]
+    if len(writers) != int(written) or any(index in writers for index, _, writes in uses if not writes):
         return ()
-    return tuple(move for move in moves if move is not None)
+    for index, place, writes in uses:
+        move = preparation.moves[index][writes].get(place)
+        if move is None or index in net.graph.views:
+            return ()
+        moves.append(move)
+    return tuple(moves)

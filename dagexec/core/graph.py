@@ -156,33 +156,95 @@ def _mutated(definition: OperatorDef) -> list[str]:
     return [definition.input[index] for index in mutates if index < len(definition.input)]
 
 
+_MOST_BITS = 1 << 30  # of ancestor sets held at one time, 128 MiB
+_LEAST_RECYCLED = 512
+
+
 def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """The fewest edges with the same reachability; unique for a DAG (Aho, Garey, Ullman 1972).
 
-    `parents[v]` lists the parents of v, all smaller than v. A parent is redundant exactly when a later parent of v
+    `parents[v]` lists the parents of v, ascending and all smaller than v. A parent is redundant exactly when a later parent of v
     already reaches it, so parents are tried from the latest to the earliest against the set of ancestors covered so
-    far. Ancestor sets are integers used as bit sets and are dropped with their last child: O(edges x n / 64) time.
+    far. Ancestor sets are integers used as bit sets and are dropped with their last child. Only a node that still has
+    children to come has a bit in them, so a set is as long as the graph is wide there, however long the graph is:
+    O(edges x width / 64) time. Where all sets together would take more than `_MOST_BITS`, which no net of a few ten
+    thousand operators needs, further nodes get no bit, and an edge from one of these may stay though it is redundant.
     """
+    child_counts = [0] * len(parents)
     last_child = list(range(len(parents)))
     for child, row in enumerate(parents):
         for parent in row:
+            child_counts[parent] += 1
             last_child[parent] = child
-    ancestors: dict[int, int] = {}
+    bits = _Bits()
     reduced: list[tuple[int, ...]] = []
     for child, row in enumerate(parents):
         covered = 0
         kept = []
-        for parent in sorted(row, reverse=True):
-            if not covered >> parent & 1:
+        for parent in sorted(row, reverse=True) if len(row) > 1 else row:
+            bit = bits.of(parent)
+            if not bit or not covered & bit:
                 kept.append(parent)
-                covered |= ancestors[parent] | 1 << parent
-        reduced.append(tuple(reversed(kept)))
-        if last_child[child] > child:
-            ancestors[child] = covered
+                covered |= bits.ancestors[parent] | bit
+        kept.reverse()
+        reduced.append(row if isinstance(row, tuple) and len(kept) == len(row) else tuple(kept))
         for parent in row:
             if last_child[parent] == child:
-                del ancestors[parent]
+                bits.release(parent)
+        if last_child[child] > child:
+            bits.enter(child, covered, needs_bit=child_counts[child] > 1)  # an only child cannot make an edge redundant
     return tuple(reduced)
+
+
+class _Bits:
+    """Bits for the nodes that have children to come, given to others later, and the ancestor sets made of them.
+
+    Attributes:
+        ancestors: of the nodes that have children to come, those that had a bit then and have it still.
+    """
+
+    def __init__(self) -> None:
+        self.ancestors: dict[int, int] = {}
+        self._bits: dict[int, int] = {}
+        self._free: list[int] = []
+        self._released: list[int] = []
+        self._length = 0
+
+    def of(self, node: int) -> int:
+        """The bit of a node, 0 where it has none."""
+        return self._bits.get(node, 0)
+
+    def enter(self, node: int, ancestors: int, *, needs_bit: bool) -> None:
+        """A node with these ancestors has children to come."""
+        self.ancestors[node] = ancestors
+        if not needs_bit:
+            return
+        if not self._free:
+            self._recycle()
+        if self._free:
+            self._bits[node] = self._free.pop()
+        elif self._length * len(self.ancestors) < _MOST_BITS:
+            self._bits[node] = 1 << self._length
+            self._length += 1
+
+    def release(self, node: int) -> None:
+        """The node has no more children to come."""
+        del self.ancestors[node]
+        bit = self._bits.pop(node, 0)
+        if bit:
+            self._released.append(bit)
+
+    def _recycle(self) -> None:
+        """Take the bits of the nodes that need none any more out of all sets, once that frees enough of them."""
+        if len(self._released) < max(_LEAST_RECYCLED, self._length // 2, len(self.ancestors) // 4):
+            return
+        gone = 0
+        for bit in self._released:
+            gone |= bit
+        for node, ancestors in self.ancestors.items():
+            self.ancestors[node] = ancestors & ~gone
+        self._free = self._released
+        self._released = []
 
 
 def _with_device(definition: OperatorDef, net: NetDef) -> OperatorDef:

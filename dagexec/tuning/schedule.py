@@ -82,25 +82,26 @@ class Part:
 def parts(graph: Graph) -> tuple[Part, ...]:
     """The graph cut at the operators that are ordered with all others.
 
-    Such an operator has all before it in the list as ancestors and all behind it as descendants. Ancestor sets are
-    integers used as bit sets.
+    Such an operator has all before it in the list as ancestors and all behind it as descendants: no edge of the
+    transitive reduction passes it by, where operators without parents count as children of a source before the list and
+    those without children as parents of a sink behind it.
     """
     count = len(graph)
-    ancestors, descendants = [0] * count, [0] * count
+    beginning, ending = [0] * (count + 1), [0] * (count + 1)  # edges that pass by begin before, and end behind
     for index in range(count):
-        for parent in graph.reduced_parents[index]:
-            ancestors[index] |= ancestors[parent] | 1 << parent
-    for index in reversed(range(count)):
-        for child in graph.reduced_children[index]:
-            descendants[index] |= descendants[child] | 1 << child
-    found: list[Part] = []
+        parents = graph.reduced_parents[index]
+        beginning[parents[0] + 1 if parents else 0] += 1
+        ending[index] += 1
+        if not graph.reduced_children[index]:
+            beginning[index + 1] += 1
+    rows: list[tuple[bool, list[int]]] = []
+    passing = 0
     for index in range(count):
-        ordered = ancestors[index].bit_count() == index and descendants[index].bit_count() == count - 1 - index
-        if found and found[-1].branches == (not ordered):
-            found[-1] = Part((*found[-1].operators, index), not ordered)
-        else:
-            found.append(Part((index,), not ordered))
-    return tuple(found)
+        passing += beginning[index] - ending[index]
+        if not rows or rows[-1][0] != bool(passing):
+            rows.append((bool(passing), []))
+        rows[-1][1].append(index)
+    return tuple(Part(tuple(operators), branches) for branches, operators in rows)
 
 
 @dataclass(frozen=True)
