@@ -163,7 +163,7 @@ _LEAST_RECYCLED = 512
 def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """The fewest edges with the same reachability; unique for a DAG (Aho, Garey, Ullman 1972).
 
-    `parents[v]` lists the parents of v, ascending and all smaller than v. A parent is redundant exactly when a later parent of v
+    `parents[v]` lists the parents of v, ascending, all below v. A parent is redundant exactly when a later one of them
     already reaches it, so parents are tried from the latest to the earliest against the set of ancestors covered so
     far. Ancestor sets are integers used as bit sets and are dropped with their last child. Only a node that still has
     children to come has a bit in them, so a set is as long as the graph is wide there, however long the graph is:

@@ -37,7 +37,7 @@ _ALL_BITS = 0xFFFFFFFF
 """Of a result, those that count: all for a status, none for a function that returns nothing."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class NativeCall:
     """What a step does, when it is no more than a call of a C function that returns 0 (an int) for success.
 

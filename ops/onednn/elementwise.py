@@ -139,10 +139,10 @@ class Chain(OneDNNOperator):
                 self.onednn.engine,
                 FORWARD_INFERENCE,
                 function[0],
-                layout.handle,
-                layout.handle,
+                layout,
+                layout,
                 *function[1:],
-                self.attributes().handle,
+                self.attributes(),
             )
             return self.bound(found, {SRC: (layout, x), DST: (layout, y)})
         for way in layouts(y.shape, operands):
@@ -166,9 +166,7 @@ class Chain(OneDNNOperator):
         beside = operand_descriptor(self.onednn, other, rank, way.order, self.label)
         attributes = self.attributes()
         further = append_post_ops(attributes, self.onednn, rest, way.operands, (rank, way.order), self.label)
-        found = self.describe(
-            "binary", self.onednn.engine, algorithm, layout.handle, beside.handle, layout.handle, attributes.handle
-        )
+        found = self.describe("binary", self.onednn.engine, algorithm, layout, beside, layout, attributes)
         return found, {SRC: (layout, x), SRC_1: (beside, other), DST: (layout, y), **further}
 
 

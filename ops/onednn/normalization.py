@@ -70,7 +70,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         layout, attributes = self.image(x, order), self.attributes()
         operand = Descriptor.of_order(self.onednn, channels, FLOAT32, order)
         attributes.binary(BINARY["add"], operand)
-        handles = (layout.handle, operand.handle, layout.handle, attributes.handle)
+        handles = (layout, operand, layout, attributes)
         found = self.describe("binary", self.onednn.engine, BINARY["mul"], *handles)
         if found.is_reference:
             return self._normalise()
@@ -107,7 +107,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         layout, attributes = self.image(x, order), self.attributes()
         flags |= _WITH_SCALE | _WITH_SHIFT
-        tensors = (layout.handle, layout.handle, normalization.epsilon_of(self.call()), flags, attributes.handle)
+        tensors = (layout, layout, normalization.epsilon_of(self.call()), flags, attributes)
         found = self.describe_fast("batch_normalization_forward", self.onednn.engine, kind, *tensors)
         arguments = {SRC: (layout, x), DST: (layout, y)}
         steps: list[Step] = []
@@ -145,11 +145,11 @@ class LRN(OneDNNOperator, normalization.LRN):
             self.onednn.engine,
             FORWARD_INFERENCE,
             _ACROSS_CHANNELS,
-            layout.handle,
-            layout.handle,
+            layout,
+            layout,
             self.arguments.int("size", 1),
             *numbers,
-            attributes.handle,
+            attributes,
         )
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})
@@ -172,9 +172,9 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
         affine = len(self.input_blobs) == 3
         statistics = Descriptor.of_order(self.onednn, groups.view[:1], FLOAT32, "NCHW")
         flags = _WITH_SCALE | _WITH_SHIFT if affine else 0
-        tensors = (layout.handle, layout.handle, statistics.handle)
+        tensors = (layout, layout, statistics)
         epsilon = self.arguments.float("epsilon", 1e-5)
-        kind, numbers = FORWARD_INFERENCE, (epsilon, flags, attributes.handle)
+        kind, numbers = FORWARD_INFERENCE, (epsilon, flags, attributes)
         found = self.describe_fast("layer_normalization_forward", self.onednn.engine, kind, *tensors, *numbers)
         arguments, steps = {SRC: (layout, x), DST: (layout, y)}, []
         for index, number in ((1, SCALE), (2, SHIFT)) if affine else ():

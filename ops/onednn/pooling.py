@@ -19,7 +19,6 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.ops.geometry import Axis, tap_count
 from dagexec.ops.layout import NCHW, NHWC
-from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import (
     DIFF_DST,
@@ -66,10 +65,10 @@ class Pooling(OneDNNOperator):
             self.onednn.engine,
             FORWARD_INFERENCE,
             algorithm,
-            source.handle,
-            target.handle,
-            *pool_geometry(self.onednn, axes),
-            attributes.handle,
+            source,
+            target,
+            *pool_geometry(axes),
+            attributes,
         )
         bound = self.bound(found, arguments)
         self.offer_moves(bound, {0: SRC}, {0: DST})
@@ -86,15 +85,14 @@ def require_pixels(axes: Sequence[Axis], label: str) -> None:
         raise UnsupportedFeatureError(f"{label}: a window has no pixel, of which oneDNN says nothing")
 
 
-def pool_geometry(library: Library, axes: Sequence[Axis]) -> tuple[object, ...]:
+def pool_geometry(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:
     """Strides, kernel, dilation, and padding at the head and the tail, as a primitive takes them."""
-    dims = library.dims
     return (
-        dims(axis.stride for axis in axes),
-        dims(axis.kernel for axis in axes),
-        dims(axis.dilation - 1 if axis.kernel > 1 else 0 for axis in axes),
-        dims(axis.head for axis in axes),
-        dims(_tail(axis) for axis in axes),
+        tuple(axis.stride for axis in axes),
+        tuple(axis.kernel for axis in axes),
+        tuple(axis.dilation - 1 if axis.kernel > 1 else 0 for axis in axes),
+        tuple(axis.head for axis in axes),
+        tuple(_tail(axis) for axis in axes),
     )
 
 
@@ -192,7 +190,7 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
             attributes.binary(_MULTIPLY, layout)
             if not tap.first:
                 attributes.add_to_destination()
-            handles = (layout.handle, layout.handle, layout.handle, attributes.handle)
+            handles = (layout, layout, layout, attributes)
             found = self.describe_fast("binary", self.onednn.engine, _EQUAL, *handles)
             arrays = {SRC: tap.pixels, SRC_1: tap.maxima, DST: tap.totals, POST_OP | SRC_1: tap.weights}
             known[key] = self.bound(found, {number: (layout, array) for number, array in arrays.items()})
@@ -211,27 +209,27 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
         require_pixels(axes, self.label)
         dy, dx = self.x(2), self.y(0)
         source, target = self.image(dy, window.order), self.image(dx, window.order)
-        geometry = pool_geometry(self.onednn, axes)
+        geometry = pool_geometry(axes)
         none = self.attributes()
         hint = self.describe(
             "pooling_forward",
             self.onednn.engine,
             FORWARD_TRAINING,
             algorithm,
-            target.handle,
-            source.handle,
+            target,
+            source,
             *geometry,
-            none.handle,
+            none,
         )
         found = self.describe_fast(
             "pooling_backward",
             self.onednn.engine,
             algorithm,
-            target.handle,
-            source.handle,
+            target,
+            source,
             *geometry,
-            hint.handle,
-            none.handle,
+            hint,
+            none,
         )
         bound = self.bound(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)})
         self.offer_moves(bound, {2: DIFF_DST}, {0: DIFF_SRC})

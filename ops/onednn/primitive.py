@@ -50,11 +50,13 @@ _TAGS = {NCHW: _PLAIN_TAGS, NHWC: _CHANNELS_LAST_TAGS, NCHW8C: _BLOCKED_8_TAGS, 
 class Descriptor:
     """A `dnnl_memory_desc_t`: logical shape, dtype and layout of a tensor. Immutable; freed with the object.
 
+    Whoever asks for the same layout gets the same object, as long as somebody has it.
+
     Attributes:
         key: descriptors of one key are equal; None where that is not known.
     """
 
-    __slots__ = ("_library", "handle", "key")
+    __slots__ = ("__weakref__", "_library", "handle", "key")
 
     def __init__(self, library: Library, handle: Any, key: Hashable | None = None) -> None:
         """Take over `handle`, which nobody else frees."""
@@ -78,28 +80,39 @@ class Descriptor:
     @classmethod
     def strided(cls, library: Library, shape: Sequence[int], meta: TypeMeta, strides: Sequence[int]) -> Descriptor:
         """A tensor with `strides` in elements."""
+        key = tuple(shape), meta.name, tuple(strides)
+        known = _descriptors.get((id(library), key))
+        if known is not None:
+            return known
         handle = library.ffi.new("h *")
         status = library.lib.dnnl_memory_desc_create_with_strides(
             handle, len(shape), library.dims(shape), _dtype(meta), library.dims(strides)
         )
         if status:
             library.check(status, f"a descriptor of shape {tuple(shape)} and strides {tuple(strides)}")
-        return cls(library, handle[0], (tuple(shape), meta.name, tuple(strides)))
+        found = _descriptors[id(library), key] = cls(library, handle[0], key)
+        return found
 
     @classmethod
     def of(cls, library: Library, array: Array, meta: TypeMeta) -> Descriptor:
         """The shape and strides of a host array of element type `meta`."""
-        return cls.strided(library, array.shape, meta, [step // array.itemsize for step in array.strides])
+        size = array.itemsize
+        return cls.strided(library, array.shape, meta, [step // size for step in array.strides])
 
     @classmethod
     def _tagged(cls, library: Library, shape: Sequence[int], meta: TypeMeta, tag: int) -> Descriptor:
+        key = tuple(shape), meta.name, tag
+        known = _descriptors.get((id(library), key))
+        if known is not None:
+            return known
         handle = library.ffi.new("h *")
         status = library.lib.dnnl_memory_desc_create_with_tag(
             handle, len(shape), library.dims(shape), _dtype(meta), tag
         )
         if status:
             library.check(status, f"a descriptor of shape {tuple(shape)}")
-        return cls(library, handle[0], (tuple(shape), meta.name, tag))
+        found = _descriptors[id(library), key] = cls(library, handle[0], key)
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -114,54 +127,112 @@ class Descriptor:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Attributes:
-    """A `dnnl_primitive_attr_t`: post-ops, scales, and working memory that the caller gives."""
+_descriptors: weakref.WeakValueDictionary[Hashable, Descriptor] = weakref.WeakValueDictionary()
 
-    __slots__ = ("_library", "_post_ops", "handle")
+
+class Attributes:
+    """A `dnnl_primitive_attr_t`: post-ops, scales, and working memory that the caller gives.
+
+    It is made when its handle is asked for: an operator whose primitive is there already needs none.
+    """
+
+    __slots__ = ("_handle", "_library", "_masks", "_post_ops")
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        handle, post_ops = library.ffi.new("h *"), library.ffi.new("h *")
-        library.check(library.lib.dnnl_primitive_attr_create(handle), "primitive attributes")
-        self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_attr_destroy)
-        library.check(library.lib.dnnl_primitive_attr_set_scratchpad_mode(self.handle, 1), "the scratchpad mode")
-        library.check(library.lib.dnnl_post_ops_create(post_ops), "post-ops")
-        self._post_ops = library.ffi.gc(post_ops[0], library.lib.dnnl_post_ops_destroy)
+        self._handle: Any = None
+        self._post_ops: list[tuple[str, tuple[object, ...]]] = []
+        self._masks: list[tuple[str, int, int]] = []
 
     def eltwise(self, algorithm: int, alpha: float, beta: float) -> None:
         """Append an element-wise function of the result."""
-        self._append("append_eltwise", algorithm, alpha, beta)
+        self._append("eltwise", algorithm, alpha, beta)
 
     def add_to_destination(self, scale: float = 1.0) -> None:
         """Append: the result is added to what the destination holds."""
-        self._append("append_sum", scale, 0, 0)
+        self._append("sum", scale, 0, 0)
 
     def binary(self, algorithm: int, other: Descriptor) -> None:
         """Append a function of the result and another, broadcast, tensor."""
-        self._append("append_binary", algorithm, other.handle)
+        self._append("binary", algorithm, other)
 
     def scales(self, argument: int, mask: int) -> None:
         """Argument `argument` has scales along the axes of `mask`; they are given at execution."""
-        status = self._library.lib.dnnl_primitive_attr_set_scales_mask(self.handle, argument, mask)
-        self._library.check(status, "scales")
+        self._masks.append(("scales", argument, mask))
+        self._handle = None
 
     def zero_points(self, argument: int, mask: int) -> None:
         """Argument `argument` has zero points along the axes of `mask`; they are given at execution."""
-        status = self._library.lib.dnnl_primitive_attr_set_zero_points_mask(self.handle, argument, mask)
-        self._library.check(status, "zero points")
+        self._masks.append(("zero_points", argument, mask))
+        self._handle = None
 
-    def _append(self, function: str, *arguments: object) -> None:
-        lib = self._library.lib
-        self._library.check(
-            getattr(lib, f"dnnl_post_ops_{function}")(self._post_ops, *arguments), f"post-op {function}"
-        )
-        self._library.check(lib.dnnl_primitive_attr_set_post_ops(self.handle, self._post_ops), "post-ops")
+    def _append(self, kind: str, *arguments: object) -> None:
+        self._post_ops.append((kind, arguments))
+        self._handle = None
+
+    @property
+    def key(self) -> Hashable | None:
+        """Attributes of one key are equal; None where that is not known."""
+        links = tuple((kind, key_of(arguments)) for kind, arguments in self._post_ops)
+        return None if any(key is None for _, key in links) else (links, tuple(self._masks))
+
+    @property
+    def handle(self) -> Any:
+        """The attributes for the library. Raises what `Library.check` raises, for a post-op that it does not know."""
+        if self._handle is None:
+            self._handle = self._made()
+        return self._handle
+
+    def _made(self) -> Any:
+        library, lib = self._library, self._library.lib
+        made, post_ops = library.ffi.new("h *"), library.ffi.new("h *")
+        library.check(lib.dnnl_primitive_attr_create(made), "primitive attributes")
+        handle = library.ffi.gc(made[0], lib.dnnl_primitive_attr_destroy)
+        library.check(lib.dnnl_primitive_attr_set_scratchpad_mode(handle, 1), "the scratchpad mode")
+        for what, argument, mask in self._masks:
+            library.check(getattr(lib, f"dnnl_primitive_attr_set_{what}_mask")(handle, argument, mask), what)
+        if not self._post_ops:
+            return handle
+        library.check(lib.dnnl_post_ops_create(post_ops), "post-ops")
+        chain = library.ffi.gc(post_ops[0], lib.dnnl_post_ops_destroy)
+        for kind, arguments in self._post_ops:
+            append = getattr(lib, f"dnnl_post_ops_append_{kind}")
+            library.check(append(chain, *map(handle_of, arguments)), f"post-op {kind}")
+        library.check(lib.dnnl_primitive_attr_set_post_ops(handle, chain), "post-ops")
+        return handle
+
+
+def key_of(arguments: Sequence[object]) -> Hashable | None:
+    """Arguments of one key are equal for the library; None where one may be anything.
+
+    They are numbers, tuples of integers, descriptors, attributes and primitive descriptors.
+    """
+    found: list[Hashable] = []
+    for argument in arguments:
+        if isinstance(argument, float):
+            found.append(argument.hex())  # -0.0 is another than 0.0
+        elif isinstance(argument, int | tuple):
+            found.append(argument)
+        elif isinstance(argument, Descriptor | Attributes | PrimitiveDescriptor) and (key := argument.key) is not None:
+            found.append(key)
+        else:
+            return None
+    return tuple(found)
+
+
+def handle_of(argument: Any) -> Any:
+    """What the library takes for an argument."""
+    return argument.handle if isinstance(argument, Descriptor | Attributes | PrimitiveDescriptor) else argument
 
 
 class PrimitiveDescriptor:
-    """One implementation of an operation: its name, and the layouts that it wants."""
+    """One implementation of an operation: its name, and the layouts that it wants.
 
-    __slots__ = ("__weakref__", "_ask", "_key", "_library", "_made", "_name", "handle", "threads")
+    Attributes:
+        key: descriptors of one key are the same; None where that is not known.
+    """
+
+    __slots__ = ("__weakref__", "_ask", "_library", "_made", "_name", "_scratchpad_bytes", "handle", "key", "threads")
 
     def __init__(
         self, library: Library, handle: Any, threads: int, ask: Callable[[], Any], key: Hashable | None = None
@@ -171,7 +242,8 @@ class PrimitiveDescriptor:
         `ask` asks the library again for such a handle, one that can go on to further implementations. `key` is another
         for everything else, None where that is not known.
         """
-        self._key = key
+        self.key = key
+        self._scratchpad_bytes: int | None = None
         self._made: weakref.ref[Primitive] | None = None
         self._library = library
         self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
@@ -202,7 +274,7 @@ class PrimitiveDescriptor:
         found = self._queried(query, index)
         copy = self._library.ffi.new("h *")
         self._library.check(self._library.lib.dnnl_memory_desc_clone(copy, found), "a descriptor of a primitive")
-        return Descriptor(self._library, copy[0], None if self._key is None else (self._key, query, index))
+        return Descriptor(self._library, copy[0], None if self.key is None else (self.key, query, index))
 
     def wants(self, query: int, index: int, known: Descriptor) -> bool:
         """True when `known` is the descriptor of that argument."""
@@ -215,7 +287,9 @@ class PrimitiveDescriptor:
     @property
     def scratchpad_bytes(self) -> int:
         """Bytes of working memory an execution needs; 64 more let it be aligned."""
-        return int(self._library.lib.dnnl_memory_desc_get_size(self._queried(SCRATCHPAD_MD, 0)))
+        if self._scratchpad_bytes is None:
+            self._scratchpad_bytes = int(self._library.lib.dnnl_memory_desc_get_size(self._queried(SCRATCHPAD_MD, 0)))
+        return self._scratchpad_bytes
 
     def implementations(self) -> Iterator[PrimitiveDescriptor]:
         """All implementations that the library offers for the operation, in its order of preference; this is the first.
@@ -251,9 +325,13 @@ def describe(
     """The first implementation of `dnnl_{function}_primitive_desc_create(..., *arguments)`.
 
     `arguments` are those after the descriptor to fill in, the engine included. With a `key`, which says all that they
-    do, operators that ask the same share one, and its primitive, as long as any of them lives. Raises
-    UnsupportedFeatureError, naming `label`, when the library has none, and what `Library.check` raises.
+    do, or arguments that have one (`key_of`), operators that ask the same share one, and its primitive, as long as any
+    of them lives. Raises UnsupportedFeatureError, naming `label`, when the library has none, and what `Library.check`
+    raises.
     """
+    if key is None:
+        fixed = library.engine, library.ffi.NULL
+        key = key_of([0 if any(argument is one for one in fixed) else argument for argument in arguments])
     whole = None if key is None else (id(library), threads, function, key)
     known = None if whole is None else _described.get(whole)
     if known is not None:
@@ -262,7 +340,7 @@ def describe(
     def ask() -> Any:
         handle = library.ffi.new("h *")
         library.set_threads(threads)
-        status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *arguments)
+        status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *map(handle_of, arguments))
         library.check(status, f"{label}: {function}")
         return handle[0]
 
@@ -303,49 +381,90 @@ class Movable(Protocol):
         """Bytes that argument `number` takes."""
 
 
+class _Memory:
+    """A `dnnl_memory_t`: an array, and a descriptor of it. Primitives on the same memory share it until they move."""
+
+    __slots__ = ("__weakref__", "_library", "array", "descriptor", "handle", "is_shared")
+
+    def __init__(self, library: Library, descriptor: Descriptor, array: Array, label: str) -> None:
+        self.descriptor = descriptor
+        self.array = array
+        self.is_shared = False
+        self._library = library
+        handle = library.ffi.new("h *")
+        address = library.ffi.cast("void *", array.ctypes.data)
+        status = library.lib.dnnl_memory_create(handle, descriptor.handle, library.engine, address)
+        if status:
+            library.check(status, f"{label}: memory")
+        self.handle = library.ffi.gc(handle[0], library.lib.dnnl_memory_destroy)
+
+    @staticmethod
+    def shared(library: Library, descriptor: Descriptor, array: Array, label: str) -> _Memory:
+        """One that may be there already."""
+        if descriptor.key is None:
+            return _Memory(library, descriptor, array, label)
+        key = id(library), descriptor.key, array.ctypes.data
+        found = _memories.get(key)
+        if found is None:
+            found = _memories[key] = _Memory(library, descriptor, array, label)
+            found.is_shared = True
+        return found
+
+    def move(self, array: Array) -> None:
+        """Be at another array from now on."""
+        address = self._library.ffi.cast("void *", array.ctypes.data)
+        self._library.check(self._library.lib.dnnl_memory_set_data_handle(self.handle, address), "moving an argument")
+        self.array = array
+
+
+_memories: weakref.WeakValueDictionary[Hashable, _Memory] = weakref.WeakValueDictionary()
+"""By descriptor and address; an address is not used anew while the memory's array is there."""
+
+
 class BoundPrimitive:
     """A primitive and its memory. `step` executes it; one thread at a time."""
 
-    __slots__ = ("_arrays", "_descriptors", "_memories", "primitive", "step")
+    __slots__ = ("_label", "_memories", "_packed", "primitive", "step")
 
     def __init__(self, primitive: Primitive, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> None:
         library = primitive.library
-        ffi, lib = library.ffi, library.lib
         self.primitive = primitive
-        self._arrays = {number: array for number, (_, array) in arguments.items()}
-        self._descriptors = {number: descriptor for number, (descriptor, _) in arguments.items()}
-        self._memories: dict[int, Any] = {}
-        packed = ffi.new("exec_arg_t[]", max(1, len(arguments)))
-        for position, (number, (descriptor, array)) in enumerate(arguments.items()):
-            handle = ffi.new("h *")
-            address = ffi.cast("void *", array.ctypes.data)
-            status = lib.dnnl_memory_create(handle, descriptor.handle, library.engine, address)
-            library.check(status, f"{label}: memory of argument {number}")
-            self._memories[number] = ffi.gc(handle[0], lib.dnnl_memory_destroy)
-            packed[position].arg = number
-            packed[position].memory = handle[0]
-        stream = ffi.new("h *")
-        library.check(lib.dnnl_stream_create(stream, library.engine, 1), f"{label}: a stream")
-        owned_stream = ffi.gc(stream[0], lib.dnnl_stream_destroy)
-        self.step = self._make_step(owned_stream, packed, len(arguments), label)
+        self._label = label
+        self._memories = {
+            number: _Memory.shared(library, descriptor, array, label)
+            for number, (descriptor, array) in arguments.items()
+        }
+        self._packed = library.ffi.new("exec_arg_t[]", max(1, len(arguments)))
+        for position, (number, memory) in enumerate(self._memories.items()):
+            packed = self._packed[position]
+            packed.arg, packed.memory = number, memory.handle
+        self.step = self._make_step(len(arguments))
 
     def nbytes(self, number: int) -> int:
         """Bytes that argument `number` takes."""
-        return self._descriptors[number].nbytes
+        return self._memories[number].descriptor.nbytes
 
     def move(self, number: int, array: Array) -> None:
         """Let argument `number` be at another array of the same layout from now on."""
-        library = self.primitive.library
-        address = library.ffi.cast("void *", array.ctypes.data)
-        library.check(library.lib.dnnl_memory_set_data_handle(self._memories[number], address), "moving an argument")
-        self._arrays[number] = array
+        memory = self._memories[number]
+        if not memory.is_shared:
+            memory.move(array)
+            return
+        own = _Memory(self.primitive.library, memory.descriptor, array, self._label)
+        self._packed[list(self._memories).index(number)].memory = own.handle
+        self._memories[number] = own
 
-    def _make_step(self, stream: Any, packed: Any, count: int, label: str) -> Callable[[], None]:
+    def failure(self) -> DagexecError:
+        """What is raised when the library fails to execute it."""
+        return DagexecError(f"{self._label}: oneDNN failed to execute {self.primitive.descriptor.name}")
+
+    def _make_step(self, count: int) -> Callable[[], None]:
         library, primitive = self.primitive.library, self.primitive
-        execute, handle = library.lib.dnnl_primitive_execute, primitive.handle
+        execute, stream = library.lib.dnnl_primitive_execute, _stream(library)
+        handle, packed = primitive.handle, self._packed
         threads = primitive.descriptor.threads
         set_threads = library.openmp.omp_set_num_threads if library.openmp is not None else None
-        keep = self  # the memory lives as long as the step
+        failure = self.failure  # with it, the memory lives as long as the step
 
         def step() -> None:
             if set_threads is not None:
@@ -353,16 +472,26 @@ class BoundPrimitive:
             if execute(handle, stream, count, packed):
                 raise failure()
 
-        def failure() -> DagexecError:
-            return DagexecError(f"{label}: oneDNN failed to execute {keep.primitive.descriptor.name}")
-
         def address(pointer: Any) -> int:
             return int(library.ffi.cast("uintptr_t", pointer))
 
         arguments = (address(handle), address(stream), count, address(packed))
         before = None if set_threads is None else (address(set_threads), threads)
-        declare(step, NativeCall(address(execute), arguments, before, failure, (keep, stream, packed)))
+        declare(step, NativeCall(address(execute), arguments, before, failure, (self, stream)))
         return step
+
+
+_streams: dict[int, Any] = {}
+
+
+def _stream(library: Library) -> Any:
+    """The stream that everything is executed on, in the calling thread: on a processor it holds nothing of a run."""
+    found = _streams.get(id(library))
+    if found is None:
+        stream = library.ffi.new("h *")
+        library.check(library.lib.dnnl_stream_create(stream, library.engine, 1), "a stream")
+        found = _streams.setdefault(id(library), library.ffi.gc(stream[0], library.lib.dnnl_stream_destroy))
+    return found
 
 
 def _dtype(meta: TypeMeta) -> int:

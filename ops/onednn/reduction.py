@@ -42,7 +42,7 @@ class Reducing(OneDNNOperator):
         shape, kept = merged(x.shape, axes)
         source, target = self.packed(x.reshape(shape)), self.packed(self.y(0).reshape(kept))
         attributes = self.attributes()
-        tensors = (source.handle, target.handle, 0.0, 0.0, attributes.handle)
+        tensors = (source, target, 0.0, 0.0, attributes)
         found = self.describe_fast("reduction", self.onednn.engine, algorithm, *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
         self.offer_moves(bound, {0: SRC}, {0: DST})

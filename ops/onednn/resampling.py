@@ -33,7 +33,7 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
             if (np.floor(centres + np.float32(0.5)).astype(np.intp) != spatial.nearest_pixels(out, scale)).any():
                 raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} takes other pixels than oneDNN does")
         source, target, attributes = self.image(x, order), self.image(y, order), self.attributes()
-        tensors = (self.onednn.ffi.NULL, source.handle, target.handle, attributes.handle)
+        tensors = (self.onednn.ffi.NULL, source, target, attributes)
         found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})

@@ -45,7 +45,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
     def _shuffle(self, x: Array, y: Array, order: str, width: int) -> Step:
         """The primitive, whose groups are what the operator's groups have of channels."""
         layout, attributes = self.image(x, order), self.attributes()
-        shuffled = (FORWARD_INFERENCE, layout.handle, layout.handle, 1, width, attributes.handle)
+        shuffled = (FORWARD_INFERENCE, layout, layout, 1, width, attributes)
         found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})

@@ -22,7 +22,7 @@ class _Normalising(OneDNNOperator):
         shape = (outer, group) if inner == 1 else (outer, group, inner)
         x, y = self.x(0).reshape(shape), self.y(0).reshape(shape)
         layout, attributes = self.packed(x), self.attributes()
-        handles = (layout.handle, layout.handle, 1, attributes.handle)
+        handles = (layout, layout, 1, attributes)
         found = self.describe_fast("softmax_forward", self.onednn.engine, FORWARD_INFERENCE, self.algorithm, *handles)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
         self.offer_moves(bound, {0: SRC}, {0: DST})
