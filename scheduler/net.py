@@ -23,7 +23,7 @@ from dagexec.core.errors import ClosedError, DagexecError, ResourceError, RunTim
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
-from dagexec.core.registry import create_operator
+from dagexec.core.registry import create_verified
 from dagexec.core.runtime import Kernel, Priority
 from dagexec.core.tensor import Tensor
 from dagexec.core.threads import acquire, reset_after_fork, threads
@@ -88,7 +88,7 @@ class BaseNet(ABC):
             graph = build_graph(insert_copies(definition, partial(_home, workspace)).net, workspace.has_blob)
         self.graph = graph
         self.operators: tuple[Operator, ...] = tuple(
-            create_operator(operator, workspace, index=index, net=definition.name)
+            create_verified(operator, workspace, index=index, net=definition.name)
             for index, operator in enumerate(self.graph.operators)
         )
         self._constants = constants

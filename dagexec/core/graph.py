@@ -15,9 +15,10 @@ one writes; `build_graph` then reports the cycle, or the wrong order, instead of
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
 
 from dagexec.core.device import Device
 from dagexec.core.errors import CycleError, NetOrderError
@@ -51,7 +52,6 @@ class Graph:
         schemas: the schema of each operator.
         parents, children: all hazard edges, per operator, ascending.
         reduced_parents, reduced_children: the transitive reduction of them.
-        hazards: (earlier, later) to the reasons for that edge.
         views: operators whose output 0 may be a view of input 0: nobody else writes the output or reads it before, as
             the run before left it, and nobody writes the input afterwards.
         external_inputs, external_outputs: as the NetDef lists them.
@@ -64,13 +64,17 @@ class Graph:
     children: tuple[tuple[int, ...], ...]
     reduced_parents: tuple[tuple[int, ...], ...]
     reduced_children: tuple[tuple[int, ...], ...]
-    hazards: Mapping[tuple[int, int], Hazard]
     views: frozenset[int]
     external_inputs: tuple[str, ...]
     external_outputs: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.operators)
+
+    @cached_property
+    def hazards(self) -> Mapping[tuple[int, int], Hazard]:
+        """(earlier, later) to the reasons for that edge."""
+        return find_hazards(self.operators)
 
     def label(self, index: int) -> str:
         """How messages name operator `index`."""
@@ -107,13 +111,13 @@ def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Gra
     operators = tuple(_with_device(definition, net) for definition in net.op)
     schemas = tuple(verify(definition, index=index, net=net.name) for index, definition in enumerate(operators))
     _check_order(net, operators, exists or _declared(net))
-    hazards = find_hazards(operators)
-    parents, children = _adjacency(len(operators), hazards)
+    parents = find_parents(operators, schemas)
+    children = _reverse(parents)
     reduced_parents = transitive_reduction(parents)
-    reduced_children = _reverse(reduced_parents)
+    reduced_children = children if reduced_parents == parents else _reverse(reduced_parents)
     views = _find_views(operators, schemas)
     return Graph(
-        net.name, operators, schemas, parents, children, reduced_parents, reduced_children, hazards, views,
+        net.name, operators, schemas, parents, children, reduced_parents, reduced_children, views,
         tuple(net.external_input), tuple(net.external_output),
     )  # fmt: skip
 
@@ -149,6 +153,35 @@ def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Haza
                 add(reader, index, Hazard.WAR)
             writer[name] = index
     return hazards
+
+
+def find_parents(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> tuple[tuple[int, ...], ...]:
+    """For each operator those that it has a hazard with and comes after, ascending: the edges of `find_hazards`."""
+    rows: list[tuple[int, ...]] = []
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
+        inputs = tuple(definition.input)
+        found = set()
+        for name in (*inputs, *definition.control_input):
+            if name in writer:
+                found.add(writer[name])
+            row = readers.get(name)
+            if row is None:
+                readers[name] = [index]
+            else:
+                row.append(index)
+        mutated = [inputs[place] for place in schema.mutates if place < len(inputs)]
+        for name in (*definition.output, *mutated):
+            if name in writer:
+                found.add(writer[name])
+            row = readers.pop(name, None)
+            if row is not None:
+                found.update(row)
+            writer[name] = index
+        found.discard(index)
+        rows.append(tuple(sorted(found)))
+    return tuple(rows)
 
 
 def _mutated(definition: OperatorDef) -> list[str]:
@@ -264,43 +297,41 @@ def _declared(net: NetDef) -> Callable[[str], bool]:
 
 def _check_order(net: NetDef, operators: Sequence[OperatorDef], exists: Callable[[str], bool]) -> None:
     """Raise CycleError or NetOrderError when a blob is read before the only operators that write it."""
+    written: set[str] = set()
+    early: set[str] = set()  # read before anybody writes them
+    for definition in operators:
+        early.update(name for name in definition.input if name not in written)
+        written.update(definition.output)
+    if not all(map(exists, early & written)):
+        _refuse_order(net, operators, {name for name in written if not exists(name)})
+
+
+def _refuse_order(net: NetDef, operators: Sequence[OperatorDef], made: Collection[str]) -> NoReturn:
+    """Raise CycleError or NetOrderError for a net that reads one of the blobs it has `made` before it makes it."""
     first_writer: dict[str, int] = {}
     for index, definition in enumerate(operators):
         for name in definition.output:
             first_writer.setdefault(name, index)
-    early_reads = [
-        (first_writer[name], index, name)
-        for index, definition in enumerate(operators)
-        for name in definition.input
-        if first_writer.get(name, -1) >= index and not exists(name)
-    ]
-    if not early_reads:
-        return
     flow: nx.DiGraph[int] = nx.DiGraph()
     for index, definition in enumerate(operators):
         for name in definition.input:
-            if name in first_writer and not exists(name):
+            if name in made:
                 flow.add_edge(first_writer[name], index)
     try:
         cycle = [edge[0] for edge in nx.find_cycle(flow)]
     except nx.NetworkXNoCycle:
-        writer, reader, name = early_reads[0]
+        writer, reader, name = next(
+            (first_writer[name], index, name)
+            for index, definition in enumerate(operators)
+            for name in definition.input
+            if name in made and first_writer[name] >= index
+        )
         raise NetOrderError(
             f"{operator_label(operators[reader], reader, net.name)} reads blob {name!r}, which only "
             f"{operator_label(operators[writer], writer)} writes, later in the list; expected writers first"
         ) from None
     labels = [operator_label(operators[index], index) for index in cycle]
     raise CycleError(f"net {net.name!r}: operators depend on each other in a circle: {' -> '.join(labels)}", labels)
-
-
-def _adjacency(
-    count: int, hazards: Mapping[tuple[int, int], Hazard]
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    parents: list[list[int]] = [[] for _ in range(count)]
-    for earlier, later in hazards:
-        parents[later].append(earlier)
-    rows = tuple(tuple(sorted(row)) for row in parents)
-    return rows, _reverse(rows)
 
 
 def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -312,26 +343,28 @@ def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _find_views(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> frozenset[int]:
+    candidates = [index for index, schema in enumerate(schemas) if schema.is_view(operators[index])]
+    if not candidates:
+        return frozenset()
     writers: dict[str, list[int]] = {}
+    first_reader: dict[str, int] = {}
     for index, definition in enumerate(operators):
         for name in definition.output:
             writers.setdefault(name, []).append(index)
+        for name in definition.input:
+            first_reader.setdefault(name, index)
 
     def never_written_after(index: int, name: str) -> bool:
         found = writers.get(name, [])
         return not found or (len(found) == 1 and found[0] < index)
 
-    first_reader: dict[str, int] = {}
-    for index, definition in enumerate(operators):
-        for name in definition.input:
-            first_reader.setdefault(name, index)
+    def may_be_view(index: int) -> bool:
+        source, result = operators[index].input[0], operators[index].output[0]
+        return (
+            first_reader.get(result, index) >= index
+            and source != result
+            and never_written_after(index, source)
+            and len(writers[result]) == 1
+        )
 
-    return frozenset(
-        index
-        for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True))
-        if schema.is_view(definition)
-        and first_reader.get(definition.output[0], index) >= index
-        and definition.input[0] != definition.output[0]
-        and never_written_after(index, definition.input[0])
-        and len(writers[definition.output[0]]) == 1
-    )
+    return frozenset(filter(may_be_view, candidates))

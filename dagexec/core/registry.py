@@ -147,26 +147,27 @@ def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSche
 
     An argument that operators of this type do not know is an ArgumentError, which suggests a name.
     """
-    label = operator_label(definition, index, net)
     try:
         schema = schema_of(definition.type)
-    except UnsupportedOperatorError as error:
-        raise UnsupportedOperatorError(f"{label}: {error}") from None
-    schema.verify(definition, label)
-    _verify_arguments(definition, schema, label)
+        schema.verify(definition)
+    except (UnsupportedOperatorError, SchemaError) as error:
+        raise type(error)(f"{operator_label(definition, index, net)}: {error}") from None
+    unknown = _unknown_argument(definition, schema)
+    if unknown is not None:
+        raise schema.unknown_argument(unknown, operator_label(definition, index, net))
     return schema
 
 
-def _verify_arguments(definition: OperatorDef, schema: OpSchema, label: str) -> None:
-    """Raise ArgumentError for an argument that nothing reads: a name misspelled would be a result that is wrong.
+def _unknown_argument(definition: OperatorDef, schema: OpSchema) -> str | None:
+    """The first argument that nothing reads, if there is one: a name misspelled would be a result that is wrong.
 
     A gradient operator has all arguments of the operator that it is of, so it may have those of any type.
     """
     for argument in definition.arg:
-        if not schema.knows_argument(argument.name) and not (
-            definition.is_gradient_op and argument.name in _argument_names
-        ):
-            raise schema.unknown_argument(argument.name, label)
+        name = argument.name
+        if not schema.knows_argument(name) and not (definition.is_gradient_op and name in _argument_names):
+            return name
+    return None
 
 
 def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
@@ -175,9 +176,15 @@ def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int
     Raises SchemaError, UnsupportedOperatorError, MissingBlobError, or AccessError for one that reaches further than the
     workspace allows; each names operator and net.
     """
-    schema = verify(definition, index=index, net=net)
-    label = operator_label(definition, index, net)
-    check_allowed(schema.does_io, workspace.allow_io, label)
+    verify(definition, index=index, net=net)
+    return create_verified(definition, workspace, index=index, net=net)
+
+
+def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
+    """`create_operator` for a def that `verify` has seen, as it has all of a Graph."""
+    schema = schema_of(definition.type)
+    if schema.does_io > workspace.allow_io:
+        check_allowed(schema.does_io, workspace.allow_io, operator_label(definition, index, net))
     kind = Device.from_option(definition.device_option).kind
     refusals: list[str] = []
     for engine in _candidate_engines(definition, kind):
@@ -187,8 +194,10 @@ def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int
         try:
             return cls(definition, workspace, index=index, net=net)
         except UnsupportedFeatureError as reason:
+            label = operator_label(definition, index, net)
             logger.info("%s: engine %s passed over: %s", label, engine or "DEFAULT", reason)
             refusals.append(f"{engine or 'DEFAULT'}: {reason}")
+    label = operator_label(definition, index, net)
     why = f"every engine refused: {'; '.join(refusals)}" if refusals else "none is registered"
     raise UnsupportedOperatorError(f"{label}: no implementation for device kind {kind!r}: {why}")
 
@@ -201,8 +210,11 @@ def _implementation(kind: str, operator_type: str, engine: str) -> type[Operator
 
 
 def _candidate_engines(definition: OperatorDef, kind: str) -> list[str]:
-    asked = [name.strip() for name in definition.engine.split(",")] if definition.engine else []
+    engine = definition.engine
+    asked = [name.strip() for name in engine.split(",")] if engine else []
     preferred = _preferences.get((kind, definition.type), ()) + _preferences.get((kind, ANY_OPERATOR), ())
+    if not asked and not preferred:
+        return [""]
     candidates = [_engine_key(name) for name in [*asked, *preferred]]
     for name in candidates:
         if asked and name and _implementation(kind, definition.type, name) is None:

@@ -238,27 +238,26 @@ class OpSchema:
     does_io: IO = IO.NONE
     reproducible: bool = True
 
-    def verify(self, definition: OperatorDef, label: str) -> None:
+    def verify(self, definition: OperatorDef) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""
-        inputs, outputs = list(definition.input), list(definition.output)
-        self._verify_count("input", len(inputs), self.inputs, label)
-        self._verify_count("output", len(outputs), self.outputs, label)
+        inputs, outputs = tuple(definition.input), tuple(definition.output)
+        self._verify_count("input", len(inputs), self.inputs)
+        self._verify_count("output", len(outputs), self.outputs)
         if "" in inputs or "" in outputs:
-            raise SchemaError(f"{label}: a blob name is empty")
+            raise SchemaError("a blob name is empty")
         if len(outputs) > 1 and len(set(outputs)) != len(outputs):
-            raise SchemaError(f"{label}: an output is named twice: {outputs}")
+            raise SchemaError(f"an output is named twice: {list(outputs)}")
         for o, target in enumerate(outputs):
             if target in inputs:
-                self._verify_in_place(inputs, o, target, label)
+                self._verify_in_place(inputs, o, target)
         for i, o in self.enforced_inplace:
             if i < len(inputs) and o < len(outputs) and inputs[i] != outputs[o]:
                 raise SchemaError(
-                    f"{label}: output {o} must overwrite input {i} in place; expected {inputs[i]!r}, "
-                    f"found {outputs[o]!r}"
+                    f"output {o} must overwrite input {i} in place; expected {inputs[i]!r}, found {outputs[o]!r}"
                 )
         for name in self.required_args:
             if all(arg.name != name for arg in definition.arg):
-                raise SchemaError(f"{label}: argument {name!r} is required")
+                raise SchemaError(f"argument {name!r} is required")
 
     def knows_argument(self, name: str) -> bool:
         """True when an operator of this type may have an argument of that name."""
@@ -288,18 +287,18 @@ class OpSchema:
             return False
         return not self.inferred_if or any(arg.name == self.inferred_if for arg in definition.arg)
 
-    def _verify_in_place(self, inputs: Sequence[str], output: int, name: str, label: str) -> None:
+    def _verify_in_place(self, inputs: Sequence[str], output: int, name: str) -> None:
         for index, source in enumerate(inputs):
             allowed = self.inplace(index, output) or (index, output) in self.enforced_inplace
             if source == name and not allowed:
-                raise SchemaError(f"{label}: output {output} may not overwrite input {index} in place (blob {name!r})")
+                raise SchemaError(f"output {output} may not overwrite input {index} in place (blob {name!r})")
 
     @staticmethod
-    def _verify_count(what: str, count: int, bounds: tuple[int, int], label: str) -> None:
+    def _verify_count(what: str, count: int, bounds: tuple[int, int]) -> None:
         least, most = bounds
         if not least <= count <= most:
             limit = f"at least {least}" if most >= UNBOUNDED else f"{least}" if least == most else f"{least} to {most}"
-            raise SchemaError(f"{label}: expected {limit} {what}(s), found {count}")
+            raise SchemaError(f"expected {limit} {what}(s), found {count}")
 
     def help(self) -> str:
         """The operator's help text: what it computes, its inputs, outputs and arguments."""

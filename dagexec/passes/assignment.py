@@ -22,9 +22,8 @@ def apply(model: Model) -> Rewritten:
     by an operator on another device.
     """
     draft = Draft(model)
-    written = dict.fromkeys(name for _, definition in draft.operators() for name in definition.output)
-    for name in written:
-        if len(draft.writers(name)) > 1 and _may_be_renamed(draft, name):
+    for name in draft.written_often():
+        if _may_be_renamed(draft, name):
             _rename(draft, name)
     return draft.finish()
 

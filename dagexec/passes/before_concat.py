@@ -28,20 +28,22 @@ _TAKES_ACTIVATIONS = frozenset({*CONVOLUTIONS, "FC", "SpatialBN", *_FUSED, *UNAR
 _NOT_NEGATIVE = frozenset({"Relu", "ReluN", "Sigmoid", "Abs", "Sqr", "Sqrt", "Exp"})
 _KEEPS_SIGN = frozenset({"AveragePool", "AveragePool2D", "ChannelShuffle", "Concat"})
 _MAX_POOLING = frozenset({"MaxPool", "MaxPool1D", "MaxPool2D", "MaxPool3D"})
+_MOVED, _BEFORE = frozenset({"SpatialBN", *UNARY}), frozenset({"Concat", *_MAX_POOLING})
 
 
 def apply(model: Model) -> Rewritten:
     """Move what follows a Concat or a max pooling alone, from the front of the list on."""
     draft = Draft(model)
-    for number, _ in draft.operators():
-        _move(draft, number)
+    if not _BEFORE.isdisjoint(definition.type for definition in model.net.op):
+        for number, _ in draft.operators():
+            _move(draft, number)
     return draft.finish()
 
 
 def _move(draft: Draft, number: int) -> None:
     """Move operator `number` before the one that writes its input, if that helps."""
     definition = draft[number]
-    if not draft.is_free(number) or len(definition.output) != 1:
+    if definition.type not in _MOVED or len(definition.output) != 1 or not draft.is_free(number):
         return
     source = draft.producer(definition.input[0]) if definition.input else None
     if source is None or draft.only_reader(definition.input[0]) != number or len(draft[source].output) != 1:
@@ -111,9 +113,8 @@ def _windows_meet_pixels(arguments: Arguments) -> bool:
 
 def _same(draft: Draft, number: int, name: str) -> str:
     """The result of an operator before `number` that does the same to blob `name`; empty when there is none."""
-    numbers = draft.numbers()
     for reader in draft.readers(name):
-        if _does_the_same(draft, reader, number) and numbers.index(reader) < numbers.index(number):
+        if _does_the_same(draft, reader, number) and draft.is_listed_before(reader, number):
             return draft[reader].output[0]
     return ""
 

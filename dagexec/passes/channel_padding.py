@@ -56,6 +56,7 @@ class _Groups:
     def __init__(self) -> None:
         self._parent: dict[int, int] = {}
         self._forbidden: set[int] = set()
+        self._sets: dict[int, list[int]] = {}  # by root, once all are joined
         self.channels: dict[int, int] = {}
 
     def _root(self, number: int) -> int:
@@ -82,10 +83,16 @@ class _Groups:
             self.channels.setdefault(number, 0)
         self.channels.setdefault(first, 0)
 
+    def _members(self, number: int) -> list[int]:
+        """The tensors that are padded together with tensor `number`."""
+        if not self._sets:
+            for other in self.channels:
+                self._sets.setdefault(self._root(other), []).append(other)
+        return self._sets[self._root(number)]
+
     def padding(self, number: int, block: int) -> int:
         """The channels of tensor `number` if it is to be padded to blocks, else 0."""
-        root = self._root(number)
-        members = [other for other in self.channels if self._root(other) == root]
+        members = self._members(number)
         sizes = {self.channels[other] for other in members if self.channels[other]}
         if len(sizes) != 1 or any(other in self._forbidden for other in members):
             return 0

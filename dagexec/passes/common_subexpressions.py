@@ -12,13 +12,15 @@ from dagexec.passes.draft import Draft, copied
 from dagexec.passes.purity import is_pure
 from dagexec.passes.rewriting import Pass, Rewritten
 
-Key = tuple[str, str, tuple[str, ...], tuple[bytes, ...], bytes, int]
+Key = tuple[str, tuple[bytes, ...], bytes, int]
 
 
 def apply(model: Model) -> Rewritten:
     """Merge equal operators, also those that are equal once their inputs have been merged."""
     draft = Draft(model)
-    first: dict[Key, int] = {}
+    alike: dict[
+        tuple[str, tuple[str, ...]], dict[Key, int] | int
+    ] = {}  # of a type on the same inputs: the first, or all
     merged: dict[str, str] = {}  # by blob that nobody writes any more, the one that is the same
     for number, definition in draft.operators():
         if not merged.keys().isdisjoint(definition.input):
@@ -27,7 +29,13 @@ def apply(model: Model) -> Rewritten:
             draft.replace(number, definition)
         if not (draft.is_free(number) and is_pure(definition) and definition.output):
             continue
-        kept = first.setdefault(_key(definition), number)
+        kind = definition.type, tuple(definition.input)
+        known = alike.setdefault(kind, number)
+        if known == number:
+            continue
+        if isinstance(known, int):
+            known = alike[kind] = {_key(draft[known]): known}
+        kept = known.setdefault(_key(definition), number)
         if kept == number or draft.outputs.intersection(definition.output):
             continue
         draft.changed(f"{draft.label(number)} is the same as {draft.label(kept)}")
@@ -39,7 +47,7 @@ def apply(model: Model) -> Rewritten:
 def _key(definition: OperatorDef) -> Key:
     arguments = tuple(sorted(argument.SerializeToString(deterministic=True) for argument in definition.arg))
     device = definition.device_option.SerializeToString(deterministic=True)
-    return definition.type, definition.engine, tuple(definition.input), arguments, device, len(definition.output)
+    return definition.engine, arguments, device, len(definition.output)
 
 
 PASS = Pass("common-subexpressions", "Of operators that compute the same from the same, one stays.", apply)

@@ -28,6 +28,8 @@ from dagexec.passes.types import BlobType, infer_types
 GROWTH_BYTES = 1 << 20
 """A result may take so many bytes more than what it is computed from: repeating a constant in each run is cheaper."""
 
+_SHAPED = frozenset({"Reshape", "Shape", "Size"})
+
 MOST_SECONDS = 1.0
 """Nominal time (`Cost.seconds`) of all that is computed; what would take longer is left to the runs."""
 
@@ -39,15 +41,17 @@ def apply(model: Model) -> Rewritten:
     types = infer_types(model) if asks_for_shapes else {}
     seconds = 0.0
     for number, definition in draft.operators():
-        if not draft.is_free(number):
+        kind = definition.type
+        constant = all(draft.constant(name) is not None for name in definition.input)
+        if not (constant or kind in _SHAPED) or not draft.is_free(number):
             continue
-        if definition.type == "Reshape" and len(definition.input) == 2:
+        if kind == "Reshape" and len(definition.input) == 2:
             _shape_as_argument(draft, number)
         if draft.outputs.intersection(definition.output):
             continue
-        if definition.type in ("Shape", "Size"):
+        if kind in ("Shape", "Size"):
             _fold_shape(draft, number, types)
-        elif is_pure(definition) and all(draft.constant(name) is not None for name in definition.input):
+        elif constant and is_pure(definition):
             needed = _seconds(draft, number)
             if seconds + needed <= MOST_SECONDS:
                 seconds += needed

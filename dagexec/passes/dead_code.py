@@ -18,11 +18,11 @@ def apply(model: Model) -> Rewritten:
     """Remove, from the end of the list to its front, what has become unread."""
     draft = Draft(model)
     for number in reversed(draft.numbers()):
-        if not draft.is_free(number):
-            continue
         definition = draft[number]
-        unread = [name for name in definition.output if not draft.readers(name) and name not in draft.outputs]
-        if len(unread) == len(definition.output) and unread and has_no_effects(definition):
+        unread = [name for name in definition.output if not draft.is_read(name) and name not in draft.outputs]
+        if not unread or not draft.is_free(number):
+            continue
+        if len(unread) == len(definition.output) and has_no_effects(definition):
             draft.changed(f"{draft.label(number)} is removed: nobody reads it")
             draft.remove(number)
         else:
@@ -51,7 +51,7 @@ def _drop_parameters(draft: Draft) -> None:
     unread = [
         name
         for name in draft.parameters
-        if not (draft.readers(name) or draft.writers(name) or draft.is_controlled(name))
+        if not (draft.is_read(name) or draft.writers(name) or draft.is_controlled(name))
         and name not in draft.outputs
         and name not in for_init
         and name not in draft.model.inputs

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -42,7 +42,8 @@ class Draft:
         self.outputs = frozenset(model.outputs)
         found = _index_of(model)
         self._operators = dict(enumerate(model.net.op))
-        self._order = list(self._operators)  # with the numbers of operators that are gone
+        self._count = len(self._operators)  # numbers that were given, those of operators that are gone included
+        self._places: dict[int, tuple[int, ...]] = {}  # in the list, of the operators put in behind others
         self._writers = _Users(found.writers)
         self._readers = _Users(found.readers)
         self._changes: list[str] = []
@@ -51,13 +52,15 @@ class Draft:
         self._read_early = found.read_early
         self._taken: set[str] = set()  # every name there is, once a new one has been asked for
         self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
-        self._free: dict[int, bool] = {}  # the answers of `is_free` that no edit has changed
+        self._irregular = found.irregular
+        self._free = found.free  # the answers of `is_free` that no edit has changed; a copy from the first edit on
+        self._edited = False
 
     # --- asking
 
     def numbers(self) -> list[int]:
         """The numbers of the operators, in list order."""
-        return [number for number in self._order if number in self._operators]
+        return sorted(self._operators, key=self._place) if self._places else list(self._operators)
 
     def __contains__(self, number: int) -> bool:
         return number in self._operators
@@ -71,6 +74,14 @@ class Draft:
             if number in self._operators:
                 yield number, self._operators[number]
 
+    def is_listed_before(self, one: int, other: int) -> bool:
+        """True when operator `one` stands before operator `other` in the list."""
+        return self._place(one) < self._place(other)
+
+    def _place(self, number: int) -> tuple[int, ...]:
+        """What operators are listed by: behind a place come those that begin with it."""
+        return self._places.get(number) or (number,)
+
     def label(self, number: int) -> str:
         """How a change names operator `number`: type, and name or first output."""
         return operator_label(self._operators[number], -1)
@@ -78,6 +89,18 @@ class Draft:
     def arguments(self, number: int) -> Arguments:
         """The arguments of operator `number`."""
         return Arguments(self._operators[number], self.label(number))
+
+    def is_read(self, name: str) -> bool:
+        """True when an operator reads blob `name`."""
+        return bool(self._readers[name])
+
+    def last_named_reader(self, name: str) -> int | None:
+        """The reader of blob `name` that came to it last: the last one in list order where nothing was edited."""
+        return next(reversed(self._readers[name]), None)
+
+    def written_often(self) -> list[str]:
+        """The blobs that several operators write, in the order of their first writers."""
+        return [name for name in self._writers.names() if len(self._writers[name]) > 1]
 
     def readers(self, name: str) -> Sequence[int]:
         """The operators that read blob `name`, each once."""
@@ -93,6 +116,8 @@ class Draft:
 
     def is_single(self, name: str) -> bool:
         """True when the blob has one value in a run, and no control input goes by its name."""
+        if not self._writers.is_edited(name):
+            return name not in self._irregular
         if name in self._controls:
             return False
         writers = self._writers[name]
@@ -135,7 +160,7 @@ class Draft:
     def only_reader(self, name: str) -> int | None:
         """The free operator that alone reads inner blob `name`, once; None when there is none such."""
         readers = self._readers[name]
-        if len(readers) != 1 or not self.is_inner(name):
+        if len(readers) != 1 or name in self.outputs or not self.is_inner(name):
             return None
         [(reader, times)] = readers.items()
         return reader if times == 1 and self.is_free(reader) else None
@@ -167,12 +192,12 @@ class Draft:
         self._enter(number, definition)
         if not more:
             return
-        first = len(self._order)  # every number was in the list once
-        place = self._order.index(number) + 1
-        self._order[place:place] = range(first, first + len(more))
-        for fresh, another in enumerate(more, start=first):
+        place = self._place(number)
+        for fresh, another in enumerate(more, start=self._count):
+            self._places[fresh] = (*place, -self._count, fresh)  # before what was put there earlier
             self._operators[fresh] = another
             self._enter(fresh, another)
+        self._count += len(more)
 
     def remove(self, number: int) -> None:
         """Take operator `number` out."""
@@ -214,6 +239,7 @@ class Draft:
         packed = np.array(array, order="C", copy=not array.flags.c_contiguous)
         packed.flags.writeable = False
         self.parameters[name] = packed
+        self._writers.edit(name)  # that it is given from now on may matter
 
     def changed(self, sentence: str) -> None:
         """Note a change."""
@@ -250,6 +276,9 @@ class Draft:
 
     def _forget(self, number: int, written: Iterable[str]) -> None:
         """Operator `number` has changed, and so has who writes these blobs: ask anew what is free."""
+        if not self._edited:
+            self._free = dict(self._free)
+            self._edited = True
         self._free.pop(number, None)
         for name in written:
             for other in (*self._readers[name], *self._writers[name]):
@@ -265,6 +294,8 @@ class _Index:
         controls: control inputs.
         read_early: blobs that an operator reads before any writes them.
         readers, writers: by blob, the operators, and how often each names it.
+        irregular: blobs that are not single.
+        free: what drafts that were not edited have found to be free, by number; it grows.
     """
 
     given: frozenset[str]
@@ -272,6 +303,8 @@ class _Index:
     read_early: frozenset[str]
     readers: Mapping[str, dict[int, int]]
     writers: Mapping[str, dict[int, int]]
+    irregular: frozenset[str]
+    free: dict[int, bool] = field(default_factory=dict)
 
 
 _last: tuple[weakref.ref[Model], _Index] | None = None  # the passes after one that changed nothing ask
@@ -304,7 +337,11 @@ def _index(model: Model) -> _Index:
             row[number] = row.get(number, 0) + 1
     made = () if model.init_net is None else (name for op in model.init_net.op for name in op.output)
     given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
-    return _Index(given, frozenset(controls), frozenset(read_early), readers, writers)
+    several = {name for name, row in writers.items() if len(row) > 1}
+    both = (given | read_early) & writers.keys()
+    return _Index(
+        given, frozenset(controls), frozenset(read_early), readers, writers, frozenset(controls | several | both)
+    )
 
 
 class _Users:
@@ -317,6 +354,14 @@ class _Users:
     def __getitem__(self, name: str) -> Mapping[int, int]:
         edited = self._edited.get(name)
         return self._first.get(name, _NOBODY) if edited is None else edited
+
+    def is_edited(self, name: str) -> bool:
+        """True when it may have changed who uses blob `name`."""
+        return name in self._edited
+
+    def edit(self, name: str) -> None:
+        """Let blob `name` count as edited."""
+        self._row(name)
 
     def names(self) -> list[str]:
         """The blobs that somebody uses."""
@@ -350,15 +395,15 @@ def _on_host(option: DeviceOption) -> bool:
 def _without_operators(net: NetDef) -> NetDef:
     """The fields of `net` but its operators."""
     bare = NetDef()
-    for field, value in net.ListFields():
-        if field.name == "op":
+    for one, value in net.ListFields():
+        if one.name == "op":
             continue
-        if field.is_repeated:
-            getattr(bare, field.name).extend(value)
-        elif field.message_type is not None:
-            getattr(bare, field.name).CopyFrom(value)
+        if one.is_repeated:
+            getattr(bare, one.name).extend(value)
+        elif one.message_type is not None:
+            getattr(bare, one.name).CopyFrom(value)
         else:
-            setattr(bare, field.name, value)
+            setattr(bare, one.name, value)
     return bare
 
 

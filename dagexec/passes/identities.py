@@ -20,6 +20,8 @@ _ALWAYS = frozenset({"Copy", "StopGradient"})
 _OF_ONE = frozenset({"Sum", "Mean", "Max", "Min"})
 _RESHAPES = frozenset({"Reshape", "Flatten", "FlattenToVec", "Squeeze", "ExpandDims"})
 _TYPED = frozenset({"Cast", "FloatToHalf", "HalfToFloat", "Transpose", *_RESHAPES})
+_JOINING = frozenset({"Concat", "DepthConcat"})
+_CANDIDATES = frozenset({"Dropout", *_ALWAYS, *_OF_ONE, *_JOINING, *_TYPED})
 
 
 def apply(model: Model) -> Rewritten:
@@ -27,8 +29,8 @@ def apply(model: Model) -> Rewritten:
     draft = Draft(model)
     needs_types = any(definition.type in _TYPED for definition in model.net.op)
     types = infer_types(model) if needs_types else {}
-    for number, _ in draft.operators():
-        if _is_identity(draft, number, types):
+    for number, definition in draft.operators():
+        if definition.type in _CANDIDATES and _is_identity(draft, number, types):
             _bypass(draft, number)
     return draft.finish()
 
@@ -37,16 +39,16 @@ def _is_identity(draft: Draft, number: int, types: Types) -> bool:
     definition = draft[number]
     if not (draft.is_free(number) and definition.input and definition.output):
         return False
-    if any(draft.readers(name) or name in draft.outputs for name in definition.output[1:]):
+    if any(draft.is_read(name) or name in draft.outputs for name in definition.output[1:]):
         return False
-    arguments = draft.arguments(number)
     if definition.type in _ALWAYS:
         return True
-    if definition.type == "Dropout":
-        return bool(arguments.int("is_test", 0))
     if definition.type in _OF_ONE:
         return len(definition.input) == 1
-    if definition.type in ("Concat", "DepthConcat"):
+    arguments = draft.arguments(number)
+    if definition.type == "Dropout":
+        return bool(arguments.int("is_test", 0))
+    if definition.type in _JOINING:
         return len(definition.input) == 1 and not arguments.int("add_axis", 0)
     source, target = types.get(definition.input[0]), types.get(definition.output[0])
     if definition.type not in _TYPED or source is None or target is None or source != target:

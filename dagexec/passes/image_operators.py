@@ -457,6 +457,11 @@ _RULES: Mapping[str, Rule] = {
 IMAGE_OPERATORS = frozenset(_RULES)
 """The operator types that may have a role."""
 
+_CONVOLVING = (_convolution, _transposed_convolution, _quantised_convolution)
+
+SEEKING = frozenset(name for name, rule in _RULES.items() if rule in _CONVOLVING)
+"""The operator types that may be much faster in an order other than NCHW."""
+
 
 def set_arguments(definition: OperatorDef, arguments: Mapping[str, ArgumentValue | None]) -> None:
     """Give `definition` these arguments in place of those of the same names; None takes one away."""

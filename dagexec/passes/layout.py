@@ -24,7 +24,7 @@ from dagexec.core.schema import TensorType
 from dagexec.ops.layout import BLOCKS, NCHW, NHWC, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.passes.channel_padding import pad_channels
-from dagexec.passes.image_operators import IMAGE_OPERATORS, Array, Image, Role, describe, set_arguments
+from dagexec.passes.image_operators import IMAGE_OPERATORS, SEEKING, Array, Image, Role, describe, set_arguments
 from dagexec.passes.kernels import Operand, has_kernel
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.single_assignment import Value, Values, constants_of
@@ -409,7 +409,7 @@ def layout_pass(name: str) -> Pass:
 
 def laid_out(model: Model, name: str) -> Rewritten:
     """`model` in the layout called `name`, one of LAYOUTS; NCHW leaves it as it is."""
-    if name == NCHW:
+    if name == NCHW or SEEKING.isdisjoint(definition.type for definition in model.net.op):
         return Rewritten(model)
     order = PADDED.get(name, name)
     source = pad_channels(model, BLOCKS[order]) if name in PADDED else model

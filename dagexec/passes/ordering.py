@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.errors import DagexecError
-from dagexec.core.graph import find_hazards
+from dagexec.core.graph import find_parents
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
@@ -29,8 +29,10 @@ class Ordering:
         self._numbers = draft.numbers()
         self._place = {number: place for place, number in enumerate(self._numbers)}
         self._parents: dict[int, list[int]] = {number: [] for number in self._numbers}
-        for earlier, later in find_hazards([draft[number] for number in self._numbers]):
-            self._parents[self._numbers[later]].append(self._numbers[earlier])
+        definitions = [draft[number] for number in self._numbers]
+        rows = find_parents(definitions, [schema_of(definition.type) for definition in definitions])
+        for number, row in zip(self._numbers, rows, strict=True):
+            self._parents[number].extend(self._numbers[earlier] for earlier in row)
         self._seconds: dict[int, float] = {}
         self._current: _Times | None = None
 
@@ -91,6 +93,9 @@ class Ordering:
         that nothing waits that would not wait anyway, and no other blob may share its memory or the result's.
         """
         draft = self._draft
+        named_last = draft.last_named_reader(name)
+        if named_last is not None and self._place.get(named_last, -1) > self._place[number]:
+            return False  # said first, as there may be many readers
         writer = draft.producer(name)
         if writer is None or not draft.is_inner(name) or shares_memory(draft[writer]):
             return False

@@ -33,26 +33,34 @@ def apply(model: Model) -> Rewritten:
     draft = Draft(model)
     if all(definition.type not in _SUMS for definition in model.net.op):
         return draft.finish()
-    types = infer_types(model)
     fused_layers: list[int] = []
-    ordering = Ordering(draft, types)
+    ordering: Ordering | None = None
     for number, definition in draft.operators():
-        if number in draft and definition.type in _SUMS and draft.is_free(number):
-            layer = _fuse_sum(draft, number, types, ordering)
-            if layer is not None:
-                fused_layers.append(layer)
-                ordering.edited(layer)
-    _work_in_place(draft, [number for number in fused_layers if number in draft], ordering)
+        if number not in draft or definition.type not in _SUMS or not draft.is_free(number):
+            continue
+        layers = _layers_for(draft, number)
+        if not layers:
+            continue
+        if ordering is None:
+            types = infer_types(model)
+            ordering = Ordering(draft, types)
+        layer = _fuse_sum(draft, number, layers, types, ordering)
+        if layer is not None:
+            fused_layers.append(layer)
+            ordering.edited(layer)
+    if ordering is not None:
+        _work_in_place(draft, [number for number in fused_layers if number in draft], ordering)
     return draft.finish()
 
 
-def _fuse_sum(draft: Draft, number: int, types: Types, ordering: Ordering) -> int | None:
-    """Fuse sum `number` into a layer before it; returns the number that this has then."""
-    inputs = list(draft[number].input)
-    layers = [writer for name in inputs if (writer := _layer_for(draft, number, name)) is not None]
-    if len(layers) > 1:
-        layers.sort(key=ordering.finish, reverse=True)
-    for layer in layers:
+def _layers_for(draft: Draft, number: int) -> list[int]:
+    """The layers that write inputs of operator `number` for it alone."""
+    return [writer for name in draft[number].input if (writer := _layer_for(draft, number, name)) is not None]
+
+
+def _fuse_sum(draft: Draft, number: int, layers: list[int], types: Types, ordering: Ordering) -> int | None:
+    """Fuse sum `number` into one of the `layers` before it; returns the number that this has then."""
+    for layer in sorted(layers, key=ordering.finish, reverse=True) if len(layers) > 1 else layers:
         source = draft[layer].output[0]
         links = operand_links(draft, number, source, types)
         operands = [link.operand for link in links]

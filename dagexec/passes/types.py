@@ -2,8 +2,9 @@
 
 A free axis of an input is one of any size. Shapes are inferred once with free axes at a small size and once more with
 each of them changed, so a blob has a shape for each of these *probes*: a size that changes is unknown, and two blobs
-have the same shape when they have it in all probes. Where several inputs have free axes, each of them is also larger
-than the others in a probe of its own, as operators that broadcast take that; what others refuse there says nothing.
+have the same shape when they have it in all probes. Where several inputs have free axes, some are also larger than the
+others in probes of their own, as operators that broadcast take that (one at a time; of more than 16 half of them, so
+that of any two each is the larger in some probe); what others refuse there says nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dagexec.passes.draft import Array
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
+_MOST_PROBED_ALONE = 16  # inputs
 _CONVOLUTIONS = ("Conv", "Conv1D", "Conv2D", "Conv3D")
 
 
@@ -72,7 +74,10 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
 
 def _infer(model: Model) -> dict[str, BlobType]:
     fixed = {name: TensorType(tuple(a.shape), from_numpy(a.dtype)) for name, a in model.parameters.items()}
-    stated = {name: info for name in model.inputs if (info := _stated(model, name)) is not None}
+    first_readers = _first_readers(model)
+    stated = {
+        name: info for name in model.inputs if (info := _stated(model, name, first_readers.get(name))) is not None
+    }
     calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in model.net.op]
     constants = {name: array for name, array in model.parameters.items() if name not in model.inputs}
     found = [infer_operators(calls, {**fixed, **probe}, constants) for probe in _probes(stated)]
@@ -87,19 +92,26 @@ def _infer(model: Model) -> dict[str, BlobType]:
     return types
 
 
-def _stated(model: Model, name: str) -> InputInfo | None:
-    """What the model says of an input, or what the filter or weights that are applied to it first tell."""
+def _first_readers(model: Model) -> dict[str, OperatorDef]:
+    """The first operator that reads each input of unknown shape."""
+    found: dict[str, OperatorDef] = {}
+    unknown = {name for name, info in model.inputs.items() if info.shape is None}
+    if unknown:
+        for definition in model.net.op:
+            for name in unknown.intersection(definition.input):
+                found.setdefault(name, definition)
+    return found
+
+
+def _stated(model: Model, name: str, reader: OperatorDef | None) -> InputInfo | None:
+    """What the model says of an input, or what the filter or weights that `reader`, its first, applies to it tell."""
     info = model.inputs[name]
     if info.shape is not None:
         return InputInfo(info.dtype or FLOAT32, info.shape)
-    for definition in model.net.op:
-        if name not in definition.input:
-            continue
-        filters = model.parameters.get(definition.input[1]) if len(definition.input) > 1 else None
-        if definition.type in _CONVOLUTIONS and definition.input[0] == name and filters is not None:
-            return _convolved(filters, {argument.name: argument for argument in definition.arg})
+    if reader is None or reader.type not in _CONVOLUTIONS or reader.input[0] != name or len(reader.input) < 2:
         return None
-    return None
+    filters = model.parameters.get(reader.input[1])
+    return None if filters is None else _convolved(filters, {argument.name: argument for argument in reader.arg})
 
 
 def _convolved(filters: Array, arguments: Mapping[str, object]) -> InputInfo | None:
@@ -119,20 +131,31 @@ def _probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType]]:
 
 
 def _uneven_probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType]]:
-    """Types of the inputs: the free axes of one at the second size, and those of all others at 1."""
+    """Types of the inputs: the free axes of some at the second size, and those of all others at 1."""
     free = [name for name, info in inputs.items() if None in (info.shape or ())]
     return [
         {
             name: TensorType(
                 _filled(info.shape or (), *range(len(info.shape or ())))
-                if name == large
+                if name in large
                 else tuple(1 if size is None else size for size in info.shape or ()),
                 info.dtype or FLOAT32,
             )
             for name, info in inputs.items()
         }
-        for large in (free if len(free) > 1 else ())
+        for large in _told_apart(free)
     ]
+
+
+def _told_apart(names: Sequence[str]) -> list[set[str]]:
+    """Sets of names so that of any two there is one with the first alone: each of a few, by binary number of many."""
+    if len(names) <= _MOST_PROBED_ALONE:
+        return [{name} for name in names] if len(names) > 1 else []
+    sets = []
+    for digit in range((len(names) - 1).bit_length()):
+        ones = {name for number, name in enumerate(names) if number >> digit & 1}
+        sets += [ones, set(names) - ones]
+    return sets
 
 
 def _filled(shape: tuple[int | None, ...], *changed: int | None) -> tuple[int, ...]:

@@ -23,7 +23,9 @@ from dagexec.passes.types import infer_types
 def apply(model: Model) -> Rewritten:
     """Mark the operators; order and names stay."""
     draft = Draft(model)
-    candidates = [number for number, _ in draft.operators() if _may_share(draft, number)]
+    kinds = {definition.type for definition in model.net.op}
+    sharing = {kind for kind in kinds if schema_of(kind).joined is not None or schema_of(kind).cut is not None}
+    candidates = [number for number, one in draft.operators() if one.type in sharing and _may_share(draft, number)]
     if not candidates:
         return draft.finish()
     types = infer_types(model)
@@ -40,13 +42,7 @@ def apply(model: Model) -> Rewritten:
 
 
 def _may_share(draft: Draft, number: int) -> bool:
-    definition = draft[number]
-    schema = schema_of(definition.type)
-    return (
-        (schema.joined is not None or schema.cut is not None)
-        and draft.is_free(number)
-        and "zero_copy" not in draft.arguments(number)
-    )
+    return draft.is_free(number) and "zero_copy" not in draft.arguments(number)
 
 
 def _pieces(draft: Draft, number: int, types: Types) -> set[str]:

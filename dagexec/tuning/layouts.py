@@ -83,7 +83,7 @@ def fastest_layout(
 def estimated_layout(model: Model, inputs: Mapping[str, Array] | None) -> str:
     """The layout that `model` is expected to be fastest in at the shapes of `inputs`; NHWC where they are not known."""
     blocked = widest_blocks()
-    if blocked is None or inputs is None:
+    if blocked is None or inputs is None or _COUNTED.isdisjoint(definition.type for definition in model.net.op):
         return NHWC
     factors = _factors(blocked)
     before = after = 0.0

@@ -34,7 +34,7 @@ def schema(**changes: Any) -> OpSchema:
 def verify(inputs: list[str], outputs: list[str], args: dict[str, Any] | None = None, /, **changes: Any) -> None:
     definition = OperatorDef(type="Op", input=inputs, output=outputs)
     definition.arg.extend(make_argument(name, value) for name, value in (args or {}).items())
-    schema(**changes).verify(definition, "Op 'y'")
+    schema(**changes).verify(definition)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def verify(inputs: list[str], outputs: list[str], args: dict[str, Any] | None = 
 def test_counts_and_names_are_checked(
     inputs: list[str], outputs: list[str], bounds: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SchemaError, match=f"^Op 'y': {message}"):
+    with pytest.raises(SchemaError, match=f"^{message}"):
         verify(inputs, outputs, **bounds)
 
 
@@ -95,7 +95,7 @@ def test_an_enforced_pair_must_be_in_place() -> None:
 
 def test_required_arguments_must_be_there() -> None:
     verify(["a"], ["y"], {"k": 0}, required_args=("k",))
-    with pytest.raises(SchemaError, match=r"^Op 'y': argument 'k' is required"):
+    with pytest.raises(SchemaError, match=r"^argument 'k' is required"):
         verify(["a"], ["y"], {"j": 0}, required_args=("k",))
 
 
