@@ -25,6 +25,8 @@ from dagexec.passes.rewriting import Rewritten
 
 Array = npt.NDArray[Any]
 
+_MANY = 16  # operators, that are not forgotten one by one
+
 _PLAIN_ENGINES = frozenset({"", "DEFAULT", "ONEDNN", "CUDNN"})
 
 
@@ -281,7 +283,10 @@ class Draft:
             self._edited = True
         self._free.pop(number, None)
         for name in written:
-            for other in (*self._readers[name], *self._writers[name]):
+            readers, writers = self._readers[name], self._writers[name]
+            if len(readers) + len(writers) > _MANY:
+                self._free = {}
+            for other in (*readers, *writers) if self._free else ():
                 self._free.pop(other, None)
 
 
