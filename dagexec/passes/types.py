@@ -10,7 +10,7 @@ that of any two each is the larger in some probe); what others refuse there says
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
 from dagexec.core.inference import infer_operators
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.passes.draft import Array
