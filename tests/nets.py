@@ -46,14 +46,18 @@ def noop_nets(draw: st.DrawFn, most: int = 14) -> NetDef:
 
 
 @contextmanager
-def temporary_operator(name: str, body: Callable[[Operator], object]) -> Iterator[None]:
-    """While the context lasts, operators of type `name` call `body(operator)` in their step; outputs are empty."""
+def temporary_operator(name: str, body: Callable[[Operator], object], args: Sequence[str] = ()) -> Iterator[None]:
+    """While the context lasts, operators of type `name`, with arguments `args`, call `body(operator)` in their step.
+
+    Their outputs are empty.
+    """
     schema = OpSchema(
         name,
         inputs=(0, UNBOUNDED),
         outputs=(0, UNBOUNDED),
         infer=lambda call: [TensorType((1,), FLOAT32)] * len(call.definition.output),
         doc="For a test.",
+        args=dict.fromkeys(args, "for a test"),
         inplace=one_to_one,
     )
 

@@ -68,7 +68,7 @@ def test_simple_net_runs_in_list_order(order: list[str]) -> None:
 @settings(max_examples=60, deadline=None)
 def test_every_hazard_is_respected_while_running(net: NetDef, kind: str, workers: int) -> None:
     seen: list[int] = []
-    with temporary_operator("Stamp", lambda operator: seen.append(operator.arguments.int("index", -1))):
+    with temporary_operator("Stamp", lambda operator: seen.append(operator.arguments.int("index", -1)), ["index"]):
         workspace = Workspace()
         for name in {name for op in net.op for name in op.input}:
             workspace.feed_blob(name, np.zeros(1, np.float32))
