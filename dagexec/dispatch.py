@@ -18,8 +18,9 @@ from typing import Literal
 
 from dagexec.core.device import Device
 from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, WorkerLostError
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import runtime_of
-from dagexec.core.threads import ThreadsEndedError, reset_after_fork, threads
+from dagexec.core.threads import ThreadsEndedError, threads
 from dagexec.replicas import Replica, Replicas
 from dagexec.requests import Request, RequestQueue, RunHere, outcome_name
 from dagexec.scheduler.pool import WorkerPool
@@ -214,7 +215,7 @@ class Dispatcher:
         if self._forked:
             raise ClosedError(
                 f"net {self.name!r}: the process was forked, and the workers stayed in the parent; "
-                "compile the model again in the child"
+                "call reopen() in the child, or compile the model again there"
             )
         here = self._here.get(get_ident())
         if self._pool.is_worker() or (here is not None and here.running):

@@ -213,13 +213,19 @@ class Executor:
         self.model = model
         self.net_type = options.net_type
         self.num_workers = num_workers
+        self._options, self._admission, self._telemetry = options, admission, telemetry
         self._keep = options.keep
         self._source = given or model
         self._needed = self._source.needed_inputs()
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
-        self._pool = WorkerPool(num_workers, name=f"dagexec-{model.net.name or 'net'}")
+        self._open(replicas, parameters)
+
+    def _open(self, replicas: int, parameters: Workspace | None) -> None:
+        """Start the workers and make the nets."""
+        model, options = self.model, self._options
+        self._pool = WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
             self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
         except BaseException:
@@ -227,13 +233,15 @@ class Executor:
             raise
         self._finalizer = weakref.finalize(self, _dropped, self._pool, self._replicas)
         self._finalizer.atexit = False
-        self._dispatcher = Dispatcher(model.name, self._replicas, self._pool, options.device, admission, telemetry)
+        self._dispatcher = Dispatcher(
+            model.name, self._replicas, self._pool, options.device, self._admission, self._telemetry
+        )
         self.graph = self._replicas.graph
         self._direct: DirectCalls | None = None
         teams = options.intra_op_threads > 1
-        alone = replicas <= (1 if teams else num_workers)
-        if alone and telemetry is None and line_observer() is None and self.net().on_host:
-            in_sequence = num_workers == 1 or options.net_type == "simple"
+        alone = replicas <= (1 if teams else self.num_workers)
+        if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
+            in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._direct = DirectCalls(model.net.name, self._dispatcher, in_sequence, teams)
 
     def __enter__(self) -> Self:
@@ -429,6 +437,27 @@ class Executor:
             await wait.wait_out()
         finally:
             await self._release_async()
+
+    def reopen(self) -> None:
+        """In a child made by `os.fork`: start workers and make nets anew, over the parameters of the parent.
+
+        The executor then serves as it did in the parent, with the same bytes; it may have been closed there. Memory of
+        parameters, and of what was derived from them, stays shared with the parent, as nobody writes to it; activations
+        are new. A net that updates its own parameters starts from what they were before its first run.
+
+        Raises DagexecError where the executor was not inherited from a parent or was reopened already, DeviceError for
+        CUDA, which works in no forked child, ResourceError when the system starts no threads or has no memory.
+        """
+        if not self._dispatcher.forked:
+            raise DagexecError(
+                f"net {self.model.name!r}: reopen is for an executor of the parent, in a child made by os.fork; "
+                "this one is of this process"
+            )
+        make_context(self._options.device)
+        old, finalizer = self._replicas, self._finalizer
+        self._open(len(old.members), old.parameters)
+        finalizer.detach()
+        old.close()
 
     def net(self) -> BaseNet:
         """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""

@@ -14,6 +14,8 @@ import threading
 
 from threadpoolctl import ThreadpoolController
 
+from dagexec.core.forking import undivided
+
 _lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
 _tickets = itertools.count()
 _demands: dict[int, int] = {}
@@ -26,20 +28,23 @@ class Demand:
     def __init__(self, threads: int) -> None:
         if threads < 1:
             raise ValueError(f"at least 1 intra-op thread is needed, not {threads}")
-        with _lock:
+        with undivided(), _lock:
             self._ticket = next(_tickets)
             _demands[self._ticket] = threads
             _apply()
 
     def release(self) -> None:
         """Withdraw the demand. Idempotent."""
-        with _lock:
+        with undivided(), _lock:
             if _demands.pop(self._ticket, None) is not None:
                 _apply()
 
 
 def _apply() -> None:
-    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held."""
+    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held.
+
+    And undivided: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
+    """
     if not _demands:
         for library, threads in _before:
             _set(library, threads)

@@ -20,13 +20,14 @@ from dagexec.core import teams
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_verified
 from dagexec.core.runtime import Kernel, Priority
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import acquire, reset_after_fork, threads
+from dagexec.core.threads import acquire, threads
 from dagexec.core.workspace import Workspace
 from dagexec.scheduler import intra_op
 from dagexec.scheduler.copies import insert_copies
@@ -99,6 +100,7 @@ class BaseNet(ABC):
         self._current: Preparation | None = None
         self._run_lock = threads().owned_lock()
         self._closed = False
+        self._inherited = False
         self._runner: threading.Thread | None = None
         self.has_teams = any(operator.arguments.int("threads", 1) > 1 for operator in self.operators)
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
@@ -110,6 +112,7 @@ class BaseNet(ABC):
     def _forked(self) -> None:
         """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
         self._run_lock = threads().owned_lock()
+        self._inherited = True
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
@@ -163,6 +166,11 @@ class BaseNet(ABC):
                 raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
             if self._closed:
                 raise ClosedError(f"net {self.name!r} is closed")
+            if self._inherited and self.has_teams and teams.stranded():
+                raise ClosedError(
+                    f"net {self.name!r}: its operators have several threads each, which stayed in the process that "
+                    f"this one was forked from; make the net anew here"
+                )
             self._runner = threading.current_thread()
             if self.has_teams:
                 teams.enter()

@@ -27,8 +27,9 @@ from dagexec.core import teams
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.blocking import work as blocking
 from dagexec.core.errors import ClosedError, ResourceError, WorkerLostError
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.processor import available_cores
-from dagexec.core.threads import Thread, ThreadsEndedError, reset_after_fork, threads
+from dagexec.core.threads import Thread, ThreadsEndedError, threads
 from dagexec.scheduler.placement import WakeUp
 from dagexec.scheduler.run import Run
 

@@ -529,7 +529,7 @@ def test_a_child_of_fork_is_told_and_the_parent_goes_on(place: Place, acts: Acts
             told = in_a_child(lambda: executor.run(feed(), timeout=PATIENCE))
             assert isinstance(told, ClosedError)
             assert "forked" in str(told)
-            assert "compile the model again in the child" in str(told)
+            assert "call reopen() in the child, or compile the model again there" in str(told)
             assert gate.inside.acquire(blocking=False) is False
         serves(executor, acts)
 

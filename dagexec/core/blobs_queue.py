@@ -15,6 +15,7 @@ from dagexec.core import dtypes
 from dagexec.core.blocking import wait_until
 from dagexec.core.dtypes import STRING
 from dagexec.core.errors import QueueClosedError, QueueTimeoutError, ShapeError
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import as_bytes_objects
 from dagexec.core.threads import ThreadWait, acquire, threads
@@ -86,6 +87,12 @@ class BlobsQueue:
         self._enqueued = self._dequeued = 0
         self._closed = False
         self._error: BaseException | None = None
+        reset_after_fork(self, BlobsQueue._forked)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: whoever holds the lock, or waits, is a thread of the parent."""
+        self._lock = threads().owned_lock()
+        self._enqueuing, self._dequeuing = [], []
 
     def enqueue(self, arrays: Sequence[Array], timeout: float | None = None) -> None:
         """Append a copy of `arrays`, waiting while the queue is full.

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from dagexec.core.deadline import Deadline
 from dagexec.core.errors import ModelFormatError, UnsupportedFeatureError
+from dagexec.core.forking import ProcessLock
 from dagexec.core.net_file import write_atomically
 from dagexec.core.threads import acquire
 
@@ -35,7 +36,7 @@ class Choices:
     """Choices by key. Threads may use it at once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._given: dict[str, str] = {}
         self._known: dict[str, str] = {}
         self._new: dict[str, str] = {}
@@ -44,7 +45,7 @@ class Choices:
 
     def find(self, key: str, *, given_only: bool = False) -> str | None:
         """What was chosen under `key`; `given_only`: in a file that the caller named to `load`."""
-        with self._lock:
+        with self._lock.own:
             found = self._given.get(key)
             if found is not None or given_only:
                 return found
@@ -64,7 +65,7 @@ class Choices:
 
     def keep(self, key: str, choice: str) -> str:
         """Keep a measured choice, unless another was kept meanwhile. Returns the one that holds."""
-        with self._lock:
+        with self._lock.own:
             kept = self._known.setdefault(key, choice)
             if kept is choice:
                 self._new[key] = choice
@@ -72,12 +73,12 @@ class Choices:
 
     def forget(self) -> None:
         """Drop all choices; the cache file is left alone, and is read again when something is asked for."""
-        with self._lock:
+        with self._lock.own:
             self._given, self._known, self._new, self._looked = {}, {}, {}, False
 
     def all(self) -> dict[str, str]:
         """All choices that hold."""
-        with self._lock:
+        with self._lock.own:
             self._read_cache()
             return self._known | self._given
 
@@ -87,7 +88,7 @@ class Choices:
         Raises ModelFormatError when the file cannot be read or is something else.
         """
         found = _read(Path(path))
-        with self._lock:
+        with self._lock.own:
             self._given.update(found)
         return len(found)
 
@@ -99,7 +100,7 @@ class Choices:
 
     def flush(self) -> None:
         """Add what was measured since the last time to the cache file. When that fails, a warning says so."""
-        with self._lock:
+        with self._lock.own:
             self._read_cache()
             path, new = self._file, self._new
             if path is None or not new:
@@ -115,10 +116,10 @@ class Choices:
         """Read the cache file, the first time."""
         if self._looked:
             return
-        self._looked = True
         self._file = cache_file()
         if self._file is not None:
             self._known = (_read_or_warn(self._file) or {}) | self._known
+        self._looked = True  # last: a child may be forked meanwhile
 
 
 def cache_file() -> Path | None:
@@ -187,8 +188,8 @@ def save_choices(path: str | Path) -> int:
 
 _turn = threading.RLock()
 _until: ContextVar[Deadline | None] = ContextVar("_until", default=None)
-_lock = threading.Lock()
-_blocks = 0  # of `measuring`, in all threads
+_lock = ProcessLock()
+_blocks: list[int] = []  # of `measuring`: the thread that is in it
 _at_end: list[Callable[[], object]] = []
 
 
@@ -199,28 +200,50 @@ def measuring(seconds: float) -> Iterator[None]:
     A block within another has no more time than is left of that. At the end, what was measured goes to the cache file,
     also when the block is interrupted.
     """
-    global _blocks
     outer = _until.get()
     token = _until.set(Deadline(seconds) if outer is None else outer.within(seconds))
-    with _lock:
-        _blocks += 1
+    me = threading.get_ident()
+    with _lock.own:
+        _blocks.append(me)
     try:
         yield
     finally:
         _until.reset(token)
-        callbacks: list[Callable[[], object]] = []
-        with _lock:
-            _blocks -= 1
-            if not _blocks:
-                callbacks, _at_end[:] = list(_at_end), []
-        for callback in callbacks:
-            callback()
+        with _lock.own:
+            _blocks.remove(me)
+        _end_if_over()
         choices.flush()
+
+
+def _end_if_over() -> None:
+    """Make the calls that were put off, if no block is left."""
+    callbacks: list[Callable[[], object]] = []
+    with _lock.own:
+        if not _blocks:
+            callbacks, _at_end[:] = list(_at_end), []
+    for callback in callbacks:
+        callback()
+
+
+def _in_child() -> None:
+    """After `os.fork`: only the thread that forked goes on measuring."""
+    global _turn
+    if _turn.acquire(blocking=False):
+        _turn.release()
+    else:
+        _turn = threading.RLock()
+    me = threading.get_ident()
+    _blocks[:] = [thread for thread in _blocks if thread == me]
+    _end_if_over()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def at_end_of_measuring(callback: Callable[[], object]) -> None:
     """Call `callback` once when no block of `measuring` is left: for memory that is kept from one key to the next."""
-    with _lock:
+    with _lock.own:
         _at_end.append(callback)
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.event import EventState
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, KernelFailedError, Stream, runtime_of
 from dagexec.core.threads import threads
 
@@ -43,10 +44,14 @@ def watch_turns() -> WatchedTurns:
 class TurnLock:
     """The lock of what is used in turns, by its name; tells `watch_turns` who holds it. Used as a context manager."""
 
-    __slots__ = ("_lock", "name")
+    __slots__ = ("__weakref__", "_lock", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._renew()
+        reset_after_fork(self, TurnLock._renew)
+
+    def _renew(self) -> None:
         self._lock = threads().lock()
 
     def __enter__(self) -> None:

@@ -5,7 +5,6 @@ So what is written for streams and events works on the host too, with nothing ev
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from dagexec.core.device import CPUContext, Device, memory_bytes
 from dagexec.core.errors import DeviceError, ShapeError
 from dagexec.core.event import HostEvent
+from dagexec.core.forking import ProcessLock
 from dagexec.core.runtime import (
     DeviceRuntime,
     Event,
@@ -162,14 +162,14 @@ class HostRuntime(DeviceRuntime):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._context = CPUContext(device)
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._pools: dict[Priority, list[HostStream]] = {priority: [] for priority in Priority}
         self._streams: list[HostStream] = []
         self._leased: set[HostStream] = set()
 
     def lease(self, priority: Priority = Priority.NORMAL) -> HostStream:
         """A stream nobody else uses."""
-        with self._lock:
+        with self._lock.own:
             pool = self._pools[priority]
             if pool:
                 stream = pool.pop()
@@ -181,7 +181,7 @@ class HostRuntime(DeviceRuntime):
 
     def give_back(self, stream: Stream) -> None:
         """Return a leased stream. Raises DeviceError for one that is not."""
-        with self._lock:
+        with self._lock.own:
             if not isinstance(stream, HostStream) or stream not in self._leased:
                 raise DeviceError(f"{stream.name} is not leased from {self.device}")
             stream.reset()
@@ -228,7 +228,7 @@ class HostRuntime(DeviceRuntime):
 
     def statistics(self) -> RuntimeStatistics:
         """Counts at this moment. The bytes of host memory are not counted."""
-        with self._lock:
+        with self._lock.own:
             streams = list(self._streams)
             return RuntimeStatistics(
                 streams=len(streams),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from dagexec.core.forking import undivided
+
 
 class LazyModule(ModuleType):
     """Stands for the module of a name, and imports it when an attribute is asked for. Any thread may be the first.
@@ -25,5 +27,6 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         if self._module is None:
-            self._module = importlib.import_module(self.__name__)
+            with undivided():  # in a child forked meanwhile, the module would stay half imported
+                self._module = importlib.import_module(self.__name__)
         return getattr(self._module, name)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from dagexec.core.forking import ProcessLock
 from dagexec.core.machine_code import executable
 from dagexec.core.operator import Step
 
@@ -126,14 +126,14 @@ def _joined(code: _Code, calls: Sequence[NativeCall]) -> Step:
     return step
 
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 _made: list[_Code | None] = []
 
 
 def _code() -> _Code | None:
     """The machine code as a function of a table and its rows; None where it does not run."""
     if not _made:
-        with _lock:
+        with _lock.own:
             if not _made:
                 _made.append(_make())
     return _made[0]

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
+from dagexec.core.forking import ProcessLock, reset_after_fork
 from dagexec.core.threads import threads
 
 if TYPE_CHECKING:
@@ -262,6 +263,10 @@ class DeviceRuntime(ABC):
         self.device = device
         self._thread = threading.local()
         self._made: dict[Hashable, object] = {}
+        self._renew()
+        reset_after_fork(self, DeviceRuntime._renew)
+
+    def _renew(self) -> None:
         self._making = threads().lock()
 
     @abstractmethod
@@ -362,7 +367,7 @@ _factories: dict[str, Callable[[Device], DeviceRuntime]] = {
     "cuda": _cuda_runtime,
 }
 _runtimes: dict[Device, DeviceRuntime] = {}
-_runtimes_lock = threading.Lock()
+_runtimes_lock = ProcessLock()
 
 
 def register_runtime(kind: str, factory: Callable[[Device], DeviceRuntime]) -> None:
@@ -378,7 +383,7 @@ def runtime_of(device: Device) -> DeviceRuntime:
     factory = _factories.get(device.kind)
     if factory is None:
         raise DeviceError(f"device {device} has no runtime here; kinds that have one: {', '.join(sorted(_factories))}")
-    with _runtimes_lock:
+    with _runtimes_lock.own:
         found = _runtimes.get(device)
         if found is None:
             found = _runtimes[device] = factory(device)
@@ -392,7 +397,7 @@ def installed_runtime(device: Device) -> DeviceRuntime | None:
 
 def install_runtime(device: Device, runtime: DeviceRuntime | None) -> None:
     """Make `runtime` the one of `device` from now on; with None, a new one is made when it is needed."""
-    with _runtimes_lock:
+    with _runtimes_lock.own:
         if runtime is None:
             _runtimes.pop(device, None)
         else:

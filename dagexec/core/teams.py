@@ -3,6 +3,9 @@
 libgomp lets an idle team spin, to be there for the next operator, while all teams together are no more than the cores;
 beyond that they sleep, and each operator waits some 50 us until the system has woken its team. So no more threads than
 need it keep a team: who is idle lets go of its own when another thread has one.
+
+A team does not survive a fork: in the child, the thread that forked would wait for it for ever. So it lets go of its
+team before, and parent and child make one of their own when they next need one.
 """
 
 from __future__ import annotations
@@ -15,12 +18,22 @@ Wake = Callable[[], object]
 
 _lock = threading.Lock()
 _owners: dict[int, Wake | None] = {}  # by thread
-_releases: list[Callable[[], object]] = []
+_releases: list[Callable[[], object] | None] = []
+_parted = False  # the thread that is about to fork has let go of its team
+_stranded = False
 
 
-def on_release(release: Callable[[], object]) -> None:
-    """Have `release` called by a thread that is to let go of its team."""
+def on_release(release: Callable[[], object] | None) -> None:
+    """Have `release` called by a thread that is to let go of its team; None: it cannot."""
     _releases.append(release)
+
+
+def stranded() -> bool:
+    """True in a child made by a fork that left the team of its thread behind: no operator can have several threads.
+
+    That is a fork by native code which runs none of Python's hooks before it, or a library that keeps teams for good.
+    """
+    return _stranded
 
 
 def enter(wake: Wake | None = None) -> None:
@@ -51,17 +64,32 @@ def leave_to_others() -> None:
 
 def leave() -> None:
     """The calling thread lets go of its team, if it has one."""
-    with _lock:
-        _owners.pop(threading.get_ident(), None)
+    _owners.pop(threading.get_ident(), None)  # one step, as whoever holds the lock may be about to fork
+    if _stranded:
+        return  # there is no team to wait for
     for release in _releases:
-        release()
+        if release is not None:
+            release()
 
 
-def _forked() -> None:
-    global _lock
+def _before_fork() -> None:
+    global _parted
+    leave()
+    _parted = True
+
+
+def _in_parent() -> None:
+    global _parted
+    _parted = False
+
+
+def _in_child() -> None:
+    global _lock, _parted, _stranded
+    _stranded = _stranded or (bool(_releases) and (not _parted or None in _releases))
+    _parted = False
     _lock = threading.Lock()
     _owners.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -12,7 +12,6 @@ these strides then, and operators that cannot read them get a packed copy (see `
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
@@ -24,6 +23,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Context, Device, array_on, check_fits, copy_between, element_count, make_context
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ShapeError
+from dagexec.core.forking import ProcessLock
 
 Shape = tuple[int, ...]
 Derived = TypeVar("Derived")
@@ -61,12 +61,12 @@ class Constant:
     """What was computed from a tensor whose values never change, kept for all who need it: packed weights, say."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._found: dict[Hashable, object] = {}
 
     def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
         """The result of `compute`, called once for `key`; callers that come while it is computed wait."""
-        with self._lock:
+        with self._lock.own:
             if key not in self._found:
                 self._found[key] = compute()
             return cast(Derived, self._found[key])

@@ -7,20 +7,14 @@ every lock, so that a schedule can be replayed.
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
-from typing import Protocol, TypeVar
-
-_Owner = TypeVar("_Owner")
+from typing import Protocol
 
 
 class ThreadsEndedError(BaseException):
@@ -200,28 +194,3 @@ def installed(source: Threads) -> Iterator[None]:
         yield
     finally:
         _current.remove(source)
-
-
-_forked: dict[int, tuple[weakref.ref[object], Callable[[object], None]]] = {}
-_numbers = itertools.count()
-
-
-def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
-    """In a child that `os.fork` makes while `owner` lives, call `reset(owner)`.
-
-    The child has none of the parent's other threads, and locks that one of them held stay held for good.
-    """
-    number = next(_numbers)
-    # the callback, pop(number, dead reference), is no function of Python: Ctrl-C in one would be swallowed
-    _forked[number] = weakref.ref(owner, partial(_forked.pop, number)), reset  # type: ignore[assignment]
-
-
-def _reset_all() -> None:
-    for reference, reset in tuple(_forked.values()):
-        owner = reference()
-        if owner is not None:
-            reset(owner)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all)

@@ -7,7 +7,6 @@ a net's operators touch it is the scheduler's business, and a blob must not be f
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device, make_context
 from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.core.io_access import IO, check_inside
+from dagexec.core.forking import ProcessLock
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 
@@ -85,7 +85,7 @@ class Workspace:
         self.allow_io: IO = IO.ANY if allow_io is True else IO(allow_io)
         self._blobs: dict[str, Blob] = {}
         self._nets: dict[str, Net] = {}
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def create_blob(self, name: str) -> Blob:
         """The blob `name`, wherever it is visible; otherwise a new, empty one here."""
@@ -94,7 +94,7 @@ class Workspace:
 
     def create_local_blob(self, name: str) -> Blob:
         """The blob `name` of this workspace itself, new if need be; it hides a parent's blob of that name."""
-        with self._lock:
+        with self._lock.own:
             return self._blobs.setdefault(name, Blob(name))
 
     def get_blob_or_none(self, name: str) -> Blob | None:
@@ -118,17 +118,17 @@ class Workspace:
     def blobs(self) -> list[str]:
         """Names of all visible blobs, sorted."""
         inherited = set(self.parent.blobs()) if self.parent is not None else set()
-        with self._lock:
+        with self._lock.own:
             return sorted(inherited | self._blobs.keys())
 
     def local_blobs(self) -> list[str]:
         """Names of the blobs of this workspace itself, sorted."""
-        with self._lock:
+        with self._lock.own:
             return sorted(self._blobs)
 
     def remove_blob(self, name: str) -> None:
         """Forget a blob of this workspace itself; nets made before keep the object. Raises MissingBlobError."""
-        with self._lock:
+        with self._lock.own:
             if self._blobs.pop(name, None) is None:
                 raise MissingBlobError(f"blob {name!r} is not a blob of this workspace itself")
 
@@ -212,7 +212,7 @@ class Workspace:
         if definition.name in self._nets and not overwrite:
             raise SchemaError(f"net {definition.name!r} exists already; pass overwrite=True to replace it")
         net = self.build_net(definition, net_type, num_workers)
-        with self._lock:
+        with self._lock.own:
             other = self._nets.get(definition.name)
             if other is None or overwrite:
                 self._nets[definition.name] = net
@@ -234,7 +234,7 @@ class Workspace:
     @property
     def nets(self) -> Mapping[str, Net]:
         """The nets kept here, by name."""
-        with self._lock:
+        with self._lock.own:
             return dict(self._nets)
 
     def run_net(self, name: str) -> None:
@@ -246,7 +246,7 @@ class Workspace:
 
     def delete_net(self, name: str) -> None:
         """Close and forget net `name`. Raises DagexecError when there is none of that name."""
-        with self._lock:
+        with self._lock.own:
             net = self._nets.pop(name, None)
         if net is None:
             raise DagexecError(f"net {name!r} does not exist in this workspace; nets: {sorted(self._nets)}")

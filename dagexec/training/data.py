@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from dagexec.core.blocking import wait_until
 from dagexec.core.errors import ClosedError, DataError
+from dagexec.core.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.core.threads import Thread, ThreadWait, acquire, threads
 
 logger = logging.getLogger("dagexec")
@@ -137,6 +138,14 @@ class _Reading:
         self.seconds = 0.0
         self.samples = 0
         self._orders: dict[int, npt.NDArray[np.intp]] = {}
+        self._why = "the batch loader is closed"
+        reset_after_fork(self, _Reading._forked)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: nobody reads."""
+        self.lock = threads().owned_lock()
+        self.readers, self.takers = [], []
+        self.closed, self._why = True, f"the batch loader is closed: {LEFT_BEHIND}"
 
     def may_read(self) -> bool:
         """True when a thread has something to do: read a batch, or end."""
@@ -184,7 +193,7 @@ class _Reading:
                 if not ready:
                     raise DataError(f"batch {self.taken} was not read within {timeout} s")
             if self.closed:
-                raise ClosedError("the batch loader is closed")
+                raise ClosedError(self._why)
             found = self.batches[self.taken]
             if isinstance(found, BaseException):
                 epoch, place = divmod(self.taken, self.plan.steps)

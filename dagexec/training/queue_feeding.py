@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from dagexec.core.blobs_queue import BlobsQueue
-from dagexec.core.errors import OperatorError, QueueClosedError
+from dagexec.core.errors import ClosedError, OperatorError, QueueClosedError
+from dagexec.core.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.core.threads import Thread, threads
 
 logger = logging.getLogger("dagexec")
@@ -38,6 +39,12 @@ class QueueFeeder:
         self._threads: list[Thread] = []
         for number, reader in enumerate(readers):
             self._threads.append(threads().start(lambda reader=reader: self._serve(reader), f"dagexec-feed-{number}"))  # type: ignore[misc]
+        reset_after_fork(self, QueueFeeder._forked)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: nobody fills the queue."""
+        self._threads.clear()
+        self.queue.close(ClosedError(LEFT_BEHIND))
 
     @classmethod
     def of_batches(cls, queue: BlobsQueue, batches: Iterable[Sequence[npt.NDArray[Any]]]) -> Self:

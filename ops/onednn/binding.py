@@ -14,19 +14,18 @@ import logging
 import math
 import os
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dagexec.core import machine_code
+from dagexec.core import machine_code, teams
 from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.core.extras import install_command
+from dagexec.core.forking import ProcessLock, undivided
 from dagexec.core.processor import InstructionSet, instruction_set
-from dagexec.core.teams import on_release
 
 logger = logging.getLogger("dagexec")
 
@@ -216,18 +215,14 @@ class Library:
 
 _NO_CODE = "oneDNN cannot generate code: this process may not execute memory that it wrote"
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 _found: list[Library | None] = []
-_forked = False
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _mark_forked())
 
 
 def library() -> Library | None:
     """oneDNN, or None where it cannot be used, or not any more; the reason is logged once."""
     if not _found:
-        with _lock:
+        with undivided(), _lock.own:
             if not _found:
                 _found.append(_search())
     found = _found[0]
@@ -250,19 +245,13 @@ def require_library(label: str) -> Library:
 def usable_threads(threads: int) -> int:
     """How many of `threads` threads a primitive may have, so that it gets them.
 
-    1 in a child made by `os.fork` of a process that had oneDNN: libgomp's threads stay behind in the parent, and a
-    primitive would wait for them for ever. No more than the runtime gives: a primitive that was made for a team of two
-    and gets one thread leaves half of its result as it was.
+    1 in a forked child that would wait for threads of the parent (`teams.stranded`). No more than the runtime gives: a
+    primitive that was made for a team of two and gets one thread leaves half of its result as it was.
     """
-    if _forked:
+    if teams.stranded():
         return 1
     found = library()
     return threads if found is None else int(min(threads, found.team))
-
-
-def _mark_forked() -> None:
-    global _forked
-    _forked = any(found is not None for found in _found)
 
 
 def _search() -> Library | None:
@@ -414,9 +403,11 @@ def _openmp(path: str, runtime: int) -> Any:
             continue
     else:
         return None
-    with suppress(AttributeError):  # OpenMP 5.0: without it, threads keep their teams
+    try:
         pause = openmp.omp_pause_resource_all
-        on_release(lambda: pause(_PAUSE_SOFT))
+        teams.on_release(lambda: pause(_PAUSE_SOFT))
+    except AttributeError:  # before OpenMP 5.0 threads keep their teams
+        teams.on_release(None)
     return openmp
 
 

@@ -8,7 +8,6 @@ that of the same operator in NCHW (`plain_order`).
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
+from dagexec.core.forking import ProcessLock
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.layout import ORDERS, blocked_orders, logical_shape
@@ -58,12 +58,12 @@ class PackedForms:
     """A constant tensor in the layouts that primitives asked for, each made once; threads may ask at the same time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._found: list[tuple[Descriptor, Descriptor, Array]] = []
 
     def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array]) -> Array:
         """What `compute` gives for the tensor read as `source` and wanted as `target`, called once for the pair."""
-        with self._lock:
+        with self._lock.own:
             for one, other, array in self._found:
                 if one == source and other == target:
                     return array

@@ -6,11 +6,11 @@ processor's address tables, more than it keeps.
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 import numpy as np
 
+from dagexec.core.forking import ProcessLock
 from dagexec.ops.onednn.primitive import Array, aligned_empty
 
 PIECE = 16 << 20
@@ -23,7 +23,7 @@ class Pieces:
     """Gives parts of pieces; threads may ask at once."""
 
     def __init__(self, nbytes: int = PIECE) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._nbytes = nbytes
         self._base: weakref.ref[Array] | None = None
         self._start = 0
@@ -32,7 +32,7 @@ class Pieces:
         """`nbytes` bytes on a cache line. More than half a piece is an allocation of its own."""
         if nbytes > self._nbytes // 2:
             return aligned_empty(nbytes)
-        with self._lock:
+        with self._lock.own:
             base = None if self._base is None else self._base()
             if base is None or self._start + nbytes > len(base):
                 base = np.empty(self._nbytes + _LINE, np.uint8)

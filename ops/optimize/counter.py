@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dagexec.core.dtypes import INT64
+from dagexec.core.forking import ProcessLock
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import OperatorDef
@@ -31,7 +31,7 @@ class Mutex:
 
     def __init__(self) -> None:
         """A mutex that nobody holds."""
-        self.lock = threading.Lock()
+        self.lock = ProcessLock()
 
 
 @operator(
@@ -134,7 +134,7 @@ class AtomicIter(Operator):
         mutex, counter, label = self.handle(0, Mutex), self.y(0).reshape(-1), self.label
 
         def count() -> None:
-            with mutex.lock:
+            with mutex.lock.own:
                 increment(counter, label)
 
         return count

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.errors import ArgumentError, ShapeError, StorageError
+from dagexec.core.forking import LEFT_BEHIND
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
@@ -37,6 +38,7 @@ class _Ahead:
         self.reader = reader
         self._read = read
         self._error: BaseException | None = None
+        self._read_all = False
         self._thread: Thread = threads().start(self._run, name)
 
     def _run(self) -> None:
@@ -44,10 +46,13 @@ class _Ahead:
             self._read()
         except BaseException as error:
             self._error = error
+        self._read_all = True
 
     def wait(self) -> None:
-        """Until it is there. Raises what reading it raised."""
-        self._thread.join()
+        """Until it is there. Raises what reading it raised, StorageError in a child forked while it was read."""
+        self._thread.join()  # in a forked child it is over whatever it has done
+        if not self._read_all:
+            raise StorageError(f"{self.reader.path}: the batch that was being read is lost: {LEFT_BEHIND}")
         if self._error is not None:
             raise self._error
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, cast
 
 from dagexec.core.cuda.landings import arrivals
 from dagexec.core.errors import ResourceError
-from dagexec.core.threads import Thread, reset_after_fork, threads
+from dagexec.core.forking import reset_after_fork
+from dagexec.core.threads import Thread, threads
 
 if TYPE_CHECKING:
     from dagexec.core.cuda.event import CudaEvent, NativeEvent

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.cuda.binding import cupy
-from dagexec.core.threads import reset_after_fork
+from dagexec.core.forking import reset_after_fork
 
 if TYPE_CHECKING:
     from dagexec.core.cuda.runtime import CudaRuntime

@@ -25,7 +25,7 @@ from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.errors import NOT_READY, device_error, is_out_of_memory
 from dagexec.core.cuda.event import NativeEvent
 from dagexec.core.errors import ResourceError
-from dagexec.core.threads import reset_after_fork
+from dagexec.core.forking import reset_after_fork
 
 if TYPE_CHECKING:
     from dagexec.core.cuda.runtime import CudaRuntime

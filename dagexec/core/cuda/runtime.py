@@ -35,8 +35,8 @@ from dagexec.core.cuda.stream import CudaStream, new_failure
 from dagexec.core.cuda.timing import DeviceTimes
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import DeviceRuntime, Priority, RuntimeStatistics, Stream, StreamFailure
-from dagexec.core.threads import reset_after_fork
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dagexec.core.cuda.errors import NOT_READY, device_error
 from dagexec.core.cuda.event import NativeEvent
-from dagexec.core.threads import reset_after_fork
+from dagexec.core.forking import reset_after_fork
 
 if TYPE_CHECKING:
     from dagexec.core.cuda.runtime import CudaRuntime

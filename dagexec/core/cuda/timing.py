@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.cuda.errors import NOT_READY, SUCCESS
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import Event, Kernel, StreamObserver
-from dagexec.core.threads import reset_after_fork
 
 if TYPE_CHECKING:
     from dagexec.core.cuda.event import NativeEvent

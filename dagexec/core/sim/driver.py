@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.errors import ClosedError, DeviceError, ResourceError
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import Priority
-from dagexec.core.threads import Thread, reset_after_fork, threads
+from dagexec.core.threads import Thread, threads
 
 if TYPE_CHECKING:
     from dagexec.core.sim.stream import SimStream

@@ -7,12 +7,12 @@ the same fault at the same place under every driver. Host threads beside each ot
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dagexec.core.errors import DeviceError
+from dagexec.core.forking import ProcessLock
 
 KINDS = ("launch", "kernel", "copy", "event", "allocation", "hang")
 
@@ -66,7 +66,7 @@ class FaultPlan:
     """The faults of one device, and how many of what they match have been seen."""
 
     def __init__(self, faults: Sequence[Fault | RandomFaults]) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._single = [fault for fault in faults if isinstance(fault, Fault)]
         self._seen = [0] * len(self._single)
         self._chances = [(random.Random(f.seed), f.rates) for f in faults if isinstance(f, RandomFaults)]
@@ -75,12 +75,12 @@ class FaultPlan:
     @property
     def met(self) -> dict[str, int]:
         """How many faults of each kind there were so far."""
-        with self._lock:
+        with self._lock.own:
             return dict(self._met)
 
     def find(self, kind: str, label: str) -> Fault | None:
         """The fault of `kind` that what is called `label` has. Counts."""
-        with self._lock:
+        with self._lock.own:
             found = None
             for index, fault in enumerate(self._single):
                 if fault.kind == kind and fault.matches(label):

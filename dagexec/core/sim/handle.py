@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dagexec.core.errors import DeviceError
+from dagexec.core.forking import ProcessLock
 from dagexec.core.runtime import Kernel, Stream
 
 
@@ -19,21 +20,21 @@ class LibraryHandle:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._on_host: str | None = None
         self._on_device: tuple[str, Stream] | None = None
 
     def __enter__(self) -> LibraryHandle:
         """Begin to use the handle on this thread. Raises DeviceError, naming both users, while another uses it."""
         user = f"thread {threading.current_thread().name}"
-        with self._lock:
+        with self._lock.own:
             if self._on_host is not None:
                 raise DeviceError(f"the handle of {self.name} is used by {user} while {self._on_host} is using it")
             self._on_host = user
         return self
 
     def __exit__(self, *_error: object) -> None:
-        with self._lock:
+        with self._lock.own:
             self._on_host = None
 
     @contextmanager
@@ -49,7 +50,7 @@ class LibraryHandle:
             stream.launch(Kernel(self._end, f"{user} stops using the handle of {self.name}"))
 
     def _begin(self, stream: Stream, user: str) -> None:
-        with self._lock:
+        with self._lock.own:
             if self._on_device is not None and self._on_device[1].failure is None:
                 other, place = self._on_device
                 raise DeviceError(
@@ -59,5 +60,5 @@ class LibraryHandle:
             self._on_device = (user, stream)
 
     def _end(self) -> None:
-        with self._lock:
+        with self._lock.own:
             self._on_device = None

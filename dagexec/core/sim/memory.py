@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import operator
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, CPUContext, Device
 from dagexec.core.errors import DeviceError, ResourceError
+from dagexec.core.forking import ProcessLock
 
 Array = npt.NDArray[Any]
 
@@ -205,13 +205,13 @@ class DeviceMemory:
         self.limit = limit
         self.peak = 0
         self._held = 0
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._released: deque[int] = deque()  # a finaliser may run anywhere, so it takes no lock
 
     @property
     def held(self) -> int:
         """Bytes held now."""
-        with self._lock:
+        with self._lock.own:
             return self._count()
 
     def allocate(self, nbytes: int) -> SimArray:
@@ -234,7 +234,7 @@ class DeviceMemory:
         return SimArray(buffer, self.device)
 
     def _take(self, nbytes: int) -> bool:
-        with self._lock:
+        with self._lock.own:
             held = self._count() + nbytes
             if self.limit is not None and held > self.limit:
                 return False

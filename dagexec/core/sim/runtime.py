@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import DeviceError, ResourceError
+from dagexec.core.forking import ProcessLock
 from dagexec.core.runtime import DeviceRuntime, Priority, RuntimeStatistics, Stream
 from dagexec.core.sim.capture import SimCapture
 from dagexec.core.sim.clock import spend_host_time
@@ -23,7 +23,6 @@ from dagexec.core.sim.memory import DeviceMemory, device_of
 from dagexec.core.sim.model import StreamModel
 from dagexec.core.sim.settings import SimSettings
 from dagexec.core.sim.stream import SimStream
-from dagexec.core.threads import reset_after_fork
 
 Array = npt.NDArray[Any]
 
@@ -44,19 +43,14 @@ class SimRuntime(DeviceRuntime):
         self.faults = FaultPlan(self.settings.faults)
         self._memory = DeviceMemory(device, self.settings.memory_limit)
         self._model = StreamModel(self.settings, self.faults, self.settings.observer)
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._streams: list[SimStream] = []
         self._pools: dict[Priority, list[SimStream]] = {priority: [] for priority in Priority}
         self._leased: set[SimStream] = set()
-        reset_after_fork(self, SimRuntime._forked)
-
-    def _forked(self) -> None:
-        """In a child made by `os.fork`: whoever held the lock is a thread of the parent."""
-        self._lock = threading.Lock()
 
     def lease(self, priority: Priority = Priority.NORMAL) -> SimStream:
         """An idle stream of that priority; the one given back last, or a new one."""
-        with self._lock:
+        with self._lock.own:
             pool = self._pools[priority]
             is_new = not pool
             stream = self._new_stream(priority) if is_new else pool.pop()
@@ -67,7 +61,7 @@ class SimRuntime(DeviceRuntime):
 
     def give_back(self, stream: Stream) -> None:
         """Return a leased stream. Raises DeviceError for one that is not leased, captured, or not idle."""
-        with self._lock:
+        with self._lock.own:
             if not isinstance(stream, SimStream) or stream not in self._leased:
                 raise DeviceError(f"{stream.name} is not leased from {self.device}")
             if stream.capture is not None:
@@ -159,12 +153,12 @@ class SimRuntime(DeviceRuntime):
 
     def streams(self) -> tuple[SimStream, ...]:
         """Every stream made so far, in order of their numbers."""
-        with self._lock:
+        with self._lock.own:
             return tuple(self._streams)
 
     def statistics(self) -> RuntimeStatistics:
         """Counts at this moment."""
-        with self._lock:
+        with self._lock.own:
             streams, leased = list(self._streams), len(self._leased)
         return RuntimeStatistics(
             streams=len(streams),

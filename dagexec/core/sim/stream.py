@@ -11,7 +11,6 @@ commands in the queue; a stream without one has only kernels and waits there.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
+from dagexec.core.forking import ProcessLock
 from dagexec.core.runtime import Event, Kernel, KernelFailedError, Priority, Stream, StreamFailure, StreamObserver
 from dagexec.core.sim.clock import set_host_time
 from dagexec.core.sim.driver import Driver
@@ -129,7 +129,7 @@ class SimStream(Stream):
         self._queue: deque[Any] = deque()
         self._append = self._queue.append
         self._not_launches = 0
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._watched: list[_Watch] = []
         self._next_watch = NEVER  # the position at which there is more to do than the next command
         self._abandoned: StreamFailure | None = None
@@ -268,7 +268,7 @@ class SimStream(Stream):
 
     def abandon(self, error: BaseException) -> None:
         """Fail with `error`, unless the stream is idle or has failed. Waits and hangs end now, a kernel in its time."""
-        with self._lock:
+        with self._lock.own:
             if self.outcome.failure is None and self._abandoned is None:
                 self._abandoned = next_failure(self.name, error)
                 self.failing = True
@@ -282,7 +282,7 @@ class SimStream(Stream):
 
     def reset(self) -> None:
         """Forget the failure. Raises DeviceError while there is work on the stream."""
-        with self._lock:
+        with self._lock.own:
             if self.done < self.launched:
                 raise DeviceError(f"{self.name} cannot be reset: {self.launched - self.done} commands are not done")
             if self.outcome.failure is not None or self._abandoned is not None:
@@ -293,12 +293,12 @@ class SimStream(Stream):
     def watch(self, position: int, callback: Callable[[], object]) -> None:
         """Call `callback` once when `done` is `position`: at once, or later by whoever does the work."""
         watch = _Watch(position, callback)
-        with self._lock:
+        with self._lock.own:
             heappush(self._watched, watch)
             if position < self._next_watch:
                 self._next_watch = position
         if self.done >= position:
-            with self._lock:
+            with self._lock.own:
                 callback_left = watch.take()
             if callback_left is not None:
                 callback_left()
@@ -407,7 +407,7 @@ class SimStream(Stream):
 
     def _fail(self, failure: StreamFailure) -> None:
         """What is after `done` commands has failed."""
-        with self._lock:
+        with self._lock.own:
             if self.outcome.failure is None:
                 self.outcome.failed_after = self.done
                 self.outcome.failure = failure
@@ -416,7 +416,7 @@ class SimStream(Stream):
 
     def _pass_over(self) -> None:
         """Drop every command without doing it."""
-        with self._lock:
+        with self._lock.own:
             abandoned, self._abandoned = self._abandoned, None
             if abandoned is not None and self.outcome.failure is None:
                 self.outcome.failed_after = self.done
@@ -431,7 +431,7 @@ class SimStream(Stream):
     def _attend(self) -> None:
         """Call back those whose position is reached."""
         due = []
-        with self._lock:
+        with self._lock.own:
             watched = self._watched
             while watched and watched[0].position <= self.done:
                 callback = heappop(watched).take()

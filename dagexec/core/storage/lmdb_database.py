@@ -13,10 +13,10 @@ from typing import Any
 
 from dagexec.core.errors import StorageError
 from dagexec.core.extras import install_command
+from dagexec.core.forking import reset_after_fork
 from dagexec.core.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.core.storage.lmdb_pages import check_pages
 from dagexec.core.storage.publishing import Unpublished, synchronise_folder
-from dagexec.core.threads import reset_after_fork
 
 _FILE = "data.mdb"
 _CHECKSUM = "data.crc32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dagexec.core.errors import ClosedError
+from dagexec.core.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.core.threads import ThreadWait, threads
 
 Job = Callable[[], object]
@@ -18,16 +19,18 @@ class SolverThread:
         self._lock = threads().lock()
         self._job: Job | None = None
         self._closed = False
+        self._why = ""
         self._wanted = ThreadWait()
         self._done = ThreadWait()
         self._done.notify()
         self._thread = threads().start(self._run, name)
+        reset_after_fork(self, SolverThread._forked)
 
     def begin(self, job: Job) -> None:
         """Have the thread do `job`, which raises nothing. Raises ClosedError after `close`."""
         with self._lock:
             if self._closed:
-                raise ClosedError(f"thread {self._thread.name} is closed")
+                raise ClosedError(f"thread {self._thread.name} is closed{self._why}")
             self._job = job
             self._done = ThreadWait()
             self._wanted.notify()
@@ -42,6 +45,13 @@ class SolverThread:
             self._closed = True
             self._wanted.notify()
         self._thread.join()
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: nobody does jobs."""
+        self._lock = threads().lock()
+        self._closed, self._why = True, f": {LEFT_BEHIND}"
+        self._done = ThreadWait()
+        self._done.notify()
 
     def _run(self) -> None:
         while True:

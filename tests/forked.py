@@ -1,0 +1,32 @@
+"""What a child made by `os.fork` does, for tests: it ends whatever happens, and its parent is told."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 30  # seconds until a child that hangs is killed
+
+
+def in_child(body: Callable[[], Any]) -> Any:
+    """What `body` returns in a child, or the text of what it raises there. Raises AssertionError when it hangs."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(PATIENCE)
+        try:
+            try:
+                found = body()
+            except BaseException as error:
+                found = f"{type(error).__name__}: {error}"
+            os.write(writing, pickle.dumps(found))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0, "the child hung, or died"
+    return pickle.loads(text)
