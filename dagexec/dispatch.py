@@ -19,7 +19,7 @@ from typing import Literal
 from dagexec.core.device import Device
 from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, WorkerLostError
 from dagexec.core.forking import reset_after_fork
-from dagexec.core.runtime import runtime_of
+from dagexec.core.runtime import at_work, runtime_of
 from dagexec.core.threads import ThreadsEndedError, threads
 from dagexec.replicas import Replica, Replicas
 from dagexec.requests import Request, RequestQueue, RunHere, outcome_name
@@ -218,7 +218,8 @@ class Dispatcher:
                 "call reopen() in the child, or compile the model again there"
             )
         here = self._here.get(get_ident())
-        if self._pool.is_worker() or (here is not None and here.running):
+        on_device = at_work.stream is not None and any(one.net.would_wait_for_its_device() for one in self._members)
+        if on_device or self._pool.is_worker() or (here is not None and here.running):
             raise DagexecError(
                 f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
             )

@@ -72,7 +72,8 @@ class DAGNet(BaseNet):
         return cls(definition, workspace, num_workers=num_workers)
 
     def close(self) -> None:
-        """Join the threads of the net's own pool. Idempotent."""
+        """Join the threads of the net's own pool. Idempotent. Raises DagexecError in a kernel of the net."""
+        self.check_kernel("close")
         self._closed = True
         self._wait_for_run()
         if self._owns_pool and self._pool is not None:

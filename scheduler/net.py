@@ -25,7 +25,7 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_verified
-from dagexec.core.runtime import Kernel, Priority
+from dagexec.core.runtime import Kernel, Priority, at_work
 from dagexec.core.tensor import Tensor
 from dagexec.core.threads import acquire, threads
 from dagexec.core.workspace import Workspace
@@ -130,8 +130,9 @@ class BaseNet(ABC):
     def close(self) -> None:
         """Release threads and streams; a closed net does not run again. Idempotent.
 
-        Waits for a run under way on devices, unless it is called from inside that run.
+        Waits for a run under way on devices, unless it is called from inside that run. Raises DagexecError in a kernel.
         """
+        self.check_kernel("close")
         self._closed = True
         self._wait_for_run()
         self._finalizer()
@@ -147,6 +148,22 @@ class BaseNet(ABC):
         """True on a thread that works for a run, which would wait for itself."""
         return self._runner is threading.current_thread()
 
+    def check_kernel(self, doing: str) -> None:
+        """Raise DagexecError in a kernel that would wait for itself."""
+        if self.would_wait_for_its_device():
+            raise DagexecError(
+                f"net {self.name!r}: a kernel cannot {doing} a net that needs its stream, or its device "
+                "where that does one thing at a time; it would wait for itself"
+            )
+
+    def would_wait_for_its_device(self) -> bool:
+        """True in a kernel of this net, or of a device that it needs and that does one thing at a time."""
+        stream = at_work.stream
+        if stream is None:
+            return False
+        needed = stream.alone and any(self.graph.device(index) == stream.device for index in range(len(self.graph)))
+        return needed or any(own is stream for own in self.streams.all())
+
     @property
     def plan(self) -> Plan:
         """The plan for the shapes the blobs have now; prepares if need be."""
@@ -161,6 +178,7 @@ class BaseNet(ABC):
         """
         if self._runner is threading.current_thread():
             raise DagexecError(f"net {self.name!r}: an operator cannot run the net that runs it")
+        self.check_kernel("run")
         try:
             if not acquire(self._run_lock, waiting_time(timeout)):
                 raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")

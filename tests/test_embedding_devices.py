@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio
 import numpy as np
@@ -12,11 +13,15 @@ import pytest
 
 import dagexec
 from dagexec.core.device import Device
-from dagexec.core.errors import RunTimeoutError
+from dagexec.core.errors import OperatorError, RunTimeoutError
+from dagexec.core.operator import Operator
 from dagexec.core.runtime import runtime_of
+from dagexec.core.sim import simulated
 from dagexec.replicas import Replica
+from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.run import Run, task
 from tests.held import PATIENCE, doubled_model, rows
+from tests.nets import net_of, temporary_operator
 
 BACKENDS = ["asyncio", "trio"]
 SIM = Device("sim", 0)
@@ -139,3 +144,87 @@ def test_the_end_of_a_run_goes_before_the_chains_of_less_urgent_runs(priority: i
             patch.setattr(Replica, "fetch", noting)
             executor.run({"x": rows(1)}, priority=priority)
     assert order == (["end", "other"] if priority > 1 else ["other", "end"])
+
+
+ACTS: dict[str, Callable[[dagexec.Executor], object]] = {
+    "run": lambda executor: executor.run({"x": rows(1)}, timeout=PATIENCE),
+    "run_async": lambda executor: anyio.run(partial(executor.run_async, {"x": rows(1)})),
+    "close": lambda executor: executor.close(),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
+def test_a_kernel_cannot_use_the_executor_that_runs_it(net_type: str, seed: int | None) -> None:
+    """It would wait for its stream to go on, and no timeout would end that: a kernel cannot be stopped."""
+    found: list[Callable[[], object]] = []
+
+    def body(operator: Operator) -> None:
+        if found:
+            found.pop()()
+
+    with (
+        simulated(SIM, seed=seed),
+        temporary_operator("Calling", body),
+        dagexec.compile(
+            doubled_model("Calling"), optimize=False, net_type=net_type, num_workers=2, replicas=2, device="sim:0"
+        ) as executor,
+    ):
+        for act in ACTS.values():
+            executor.run({"x": rows(1)})
+            found.append(partial(act, executor))
+            with pytest.raises(OperatorError, match="it would wait for itself"):
+                executor.run({"x": rows(1)}, timeout=PATIENCE)
+        executor.run({"x": rows(1)})
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
+def test_a_kernel_cannot_run_or_close_the_net_that_runs_it(net_type: str, seed: int | None) -> None:
+    acts: list[str] = []
+
+    def body(operator: Operator) -> None:
+        if acts:
+            getattr(net, acts.pop())()
+
+    definition = net_of([[], [0]], op_type="Calling")
+    definition.device_option.CopyFrom(SIM.to_option())
+    with simulated(SIM, seed=seed), temporary_operator("Calling", body):
+        net = dagexec.Workspace().create_net(definition, net_type, 2)
+        assert isinstance(net, BaseNet)
+        with net:
+            for act in ("run", "close"):
+                acts.append(act)
+                with pytest.raises(OperatorError, match="it would wait for itself"):
+                    net.run(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(("seed", "device"), [(None, "sim:0"), (1, "cpu"), (1, "sim:1")])
+def test_a_kernel_may_use_another_executor(seed: int | None, device: str) -> None:
+    """Of its own device where several streams go on at once."""
+    with simulated(SIM, seed=seed), dagexec.compile(doubled_model(), optimize=False, device=device) as other:
+        seen: list[bytes] = []
+
+        def body(operator: Operator) -> None:
+            seen.append(other.run({"x": rows(3)}, timeout=PATIENCE)["y"].tobytes())
+
+        with (
+            temporary_operator("Calling", body),
+            dagexec.compile(doubled_model("Calling"), optimize=False, device="sim:0") as executor,
+        ):
+            executor.run({"x": rows(1)}, timeout=PATIENCE)
+        assert seen == [rows(6).tobytes()]
+
+
+def test_a_kernel_of_a_device_that_does_one_thing_at_a_time_cannot_use_another_executor_there() -> None:
+    with simulated(SIM, seed=1), dagexec.compile(doubled_model(), optimize=False, device="sim:0") as other:
+
+        def body(operator: Operator) -> None:
+            other.run({"x": rows(3)}, timeout=PATIENCE)
+
+        with (
+            temporary_operator("Calling", body),
+            dagexec.compile(doubled_model("Calling"), optimize=False, device="sim:0") as executor,
+            pytest.raises(OperatorError, match="it would wait for itself"),
+        ):
+            executor.run({"x": rows(1)}, timeout=PATIENCE)

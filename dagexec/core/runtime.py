@@ -92,6 +92,7 @@ class Stream(ABC):
         priority: see `Priority`.
         observer: who is told of what is asked of the stream from now on, and of what comes of that; None for nobody.
         failing: there is a `failure`. To look at before every chain, so it has to cost nothing.
+        alone: its device does one thing at a time, so that a kernel cannot wait for any other work of it.
     """
 
     device: Device
@@ -99,6 +100,7 @@ class Stream(ABC):
     priority: Priority
     observer: StreamObserver | None = None
     failing: bool = False
+    alone: bool = False
 
     @abstractmethod
     def launch(self, kernel: Kernel) -> None:
@@ -246,6 +248,19 @@ class StreamObserver(Protocol):
 
     def waited(self, stream: Stream, event: Event, start: float, end: float) -> None:
         """`stream` stood still for `event` from `start` to `end`."""
+
+
+class _AtWork(threading.local):
+    """What a thread of a device is doing.
+
+    Attributes:
+        stream: whose work it does; None on a thread of the host.
+    """
+
+    stream: Stream | None = None
+
+
+at_work = _AtWork()
 
 
 class DeviceRuntime(ABC):

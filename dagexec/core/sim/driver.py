@@ -55,7 +55,13 @@ def leave_device(before: bool = False) -> None:
 
 
 class Driver(ABC):
-    """Does the work of the streams attached to it."""
+    """Does the work of the streams attached to it.
+
+    Attributes:
+        alone: it does one thing at a time, whatever waits.
+    """
+
+    alone: bool = False
 
     @abstractmethod
     def attach(self, stream: SimStream) -> None:
@@ -249,6 +255,8 @@ class SeededDriver(Driver):
     Nothing is done until a host thread waits or a callback is registered, so that all that may be in any order
     is there to choose from. From the same commands on the same streams a seed makes the same order.
     """
+
+    alone = True
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dagexec.core.device import Device
 from dagexec.core.errors import DeviceError
 from dagexec.core.forking import ProcessLock
-from dagexec.core.runtime import Event, Kernel, KernelFailedError, Priority, Stream, StreamFailure, StreamObserver
+from dagexec.core.runtime import (
+    Event,
+    Kernel,
+    KernelFailedError,
+    Priority,
+    Stream,
+    StreamFailure,
+    StreamObserver,
+    at_work,
+)
 from dagexec.core.sim.clock import set_host_time
 from dagexec.core.sim.driver import Driver
 from dagexec.core.sim.event import NEVER, Mark, Outcome, SimEvent
@@ -115,6 +124,7 @@ class SimStream(Stream):
         self.name = f"{device} stream {number}"
         self.priority = priority
         self.driver = driver
+        self.alone = driver.alone
         self.order = (device.index, number)
         self.launched = 0
         self.done = 0
@@ -346,6 +356,7 @@ class SimStream(Stream):
 
     def advance(self) -> None:
         """Do the first command, or pass over all of them when the stream has failed."""
+        at_work.stream = self
         if self.failing:
             self._pass_over()
         else:
@@ -355,6 +366,7 @@ class SimStream(Stream):
 
     def drain(self) -> None:
         """Do commands until there are none or the first cannot be done."""
+        at_work.stream = self
         if self.failing:
             self._pass_over()
             self._attend()
