@@ -141,11 +141,11 @@ def test_a_ready_child_goes_on_in_the_worker_that_made_it_ready(parallel_kind: s
 
     definition = net_of(fork, op_type="NoteThread")
     definition.op.add(type="Hold", output=["held"])  # keeps one of the two workers busy all the time
-    definition.op.add(type="Free", input=["b1", "b2"], output=["freed"])
+    definition.op.add(type="LetGo", input=["b1", "b2"], output=["freed"])
     with (
         temporary_operator("NoteThread", note),
         temporary_operator("Hold", hold),
-        temporary_operator("Free", lambda _operator: release.set()),
+        temporary_operator("LetGo", lambda _operator: release.set()),
         make_net(parallel_kind, definition) as net,
     ):
         net.run()
