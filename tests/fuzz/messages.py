@@ -73,11 +73,10 @@ def damage_message(rng: random.Random, message: Message, vocabulary: Vocabulary)
     part = rng.choice(parts)
     present = [field for field, _ in part.ListFields()]
     field = rng.choice(present) if present and rng.random() < 0.8 else rng.choice(list(part.DESCRIPTOR.fields))
-    if field.type == FieldDescriptor.TYPE_STRING and rng.random() < 0.6:
-        _rename(rng, part, field, parts)
-        return
     with suppress(ValueError, TypeError):  # out of the field's range, or not UTF-8
-        if field.is_repeated:
+        if field.type == FieldDescriptor.TYPE_STRING and rng.random() < 0.6:
+            _rename(rng, part, field, parts)
+        elif field.is_repeated:
             _damage_repeated(rng, part, field, vocabulary)
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             _damage_part(rng, part, field, vocabulary)
