@@ -8,6 +8,7 @@ from dagexec.core.choices import load_choices, save_choices
 from dagexec.core.errors import DagexecError
 from dagexec.core.lazy import LazyModule
 from dagexec.core.net_file import load_net, save_net
+from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
@@ -33,6 +34,7 @@ __all__ = [
     "force_shared_buffer",
     "load_choices",
     "load_net",
+    "op",
     "precision_report",
     "save_choices",
     "save_net",

@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import CPU, Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out
+from dagexec.core.host_placement import model_on_host
 from dagexec.core.lazy import LazyModule
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
@@ -27,6 +28,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.direct import DirectCalls
 from dagexec.dispatch import Admission, Dispatcher, WhenFull
 from dagexec.model_source import ModelSource, load_model
+from dagexec.parameters import check_operators
 from dagexec.replicas import NetOptions, Replica, Replicas, build_replicas
 from dagexec.requests import Request
 from dagexec.scheduler.net import BaseNet
@@ -57,7 +59,7 @@ def compile(
     num_workers: int | None = None,
     intra_op_threads: int | None = None,
     replicas: int = 1,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: Precision = "float32",
     calibration: Feeds | Iterable[Feeds] | None = None,
     without_passes: Collection[str] = (),
@@ -89,7 +91,8 @@ def compile(
         intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
             results may differ in the last bits from those with 1.
         replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
-        device: where the net runs.
+        device: where operators run that name no device: "cpu", "cuda:N" or "sim:N". "cpu" puts all of them there,
+            whatever devices the file names. None: "cpu" for those that name none.
         dtype: what the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
         calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
         without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
@@ -123,13 +126,16 @@ def compile(
     raises.
     """
     loaded = load_model(model, allow_io=allow_io)
+    check_operators(loaded)
+    if device is not None and Device.parse(device) == CPU:
+        loaded = model_on_host(loaded)
     options = compilation.CompileOptions(
         optimize=optimize,
         net_type=net_type,
         num_workers=num_workers,
         intra_op_threads=intra_op_threads,
         replicas=replicas,
-        device=Device.parse(device),
+        device=CPU if device is None else Device.parse(device),
         without_passes=frozenset(without_passes),
         keep=frozenset(keep),
         shapes=shapes,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
+from dagexec.core.registry import check_known
 from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
@@ -17,10 +18,17 @@ def initialised(model: Model) -> Model:
 
     Without this, every executor runs the init net for itself.
     """
+    check_operators(model)
     workspace = parameter_workspace(model)
     blobs = [workspace.get_blob(name) for name in workspace.blobs()]
     parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
     return replace(model, init_net=None, parameters=parameters)
+
+
+def check_operators(model: Model) -> None:
+    """Raise UnsupportedOperatorError, for all of them at once, when the nets have operators that dagexec lacks."""
+    nets = [net for net in (model.init_net, model.net) if net is not None]
+    check_known([(net.name, net.op) for net in nets], f"model {model.name!r}")
 
 
 def parameter_workspace(model: Model) -> Workspace:

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 import dagexec
-from dagexec.core.arguments import make_argument
 from dagexec.core.choices import choices
 from dagexec.core.model import InputInfo, Model
 
@@ -36,9 +35,8 @@ class Layer:
     def model(self, engine: str) -> Model:
         """A net of one operator, with the filter as a parameter."""
         kernel = self.weights.shape[-1]
-        net = dagexec.NetDef(name="layer")
-        operator = net.op.add(type="Conv", engine=engine, input=["image", "filter"], output=["result"])
-        operator.arg.extend([make_argument("kernel", kernel), make_argument("pad", kernel // 2)])
+        layer = dagexec.op("Conv", ["image", "filter"], ["result"], engine=engine, kernel=kernel, pad=kernel // 2)
+        net = dagexec.NetDef(name="layer", op=[layer])
         parameters = {"filter": self.weights}
         return Model("layer", net, parameters=parameters, inputs={"image": InputInfo()}, outputs=("result",))
 

@@ -50,7 +50,7 @@ def main() -> None:
     workspace.feed_blob("a", np.array([3, 5, 8], np.float32))
     workspace.feed_blob("b", np.array([4, 12, 15], np.float32))
     net = dagexec.NetDef(name="triangles")
-    net.op.add(type="Hypotenuse", input=["a", "b"], output=["c"])
+    net.op.append(dagexec.op("Hypotenuse", ["a", "b"], ["c"]))
     workspace.create_net(net, net_type="dag", num_workers=2).run()
     print(workspace.fetch_blob("c"))
     workspace.delete_net("triangles")

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 import dagexec
 from dagexec.compilation import CompileOptions, compile_model
-from dagexec.core.arguments import ArgumentValue, make_argument
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator_def import op
 from dagexec.core.processor import available_cores
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.proto import NetDef
 from dagexec.executor import Executor
 from dagexec.model_source import load_model
 from dagexec.ops.onednn.binding import library
@@ -46,12 +46,6 @@ WAYS: dict[str, dict[str, Any]] = {
 """Options of `dagexec.compile`, by name."""
 
 
-def operator_def(op_type: str, inputs: list[str], outputs: list[str], **arguments: ArgumentValue) -> OperatorDef:
-    found = OperatorDef(type=op_type, input=inputs, output=outputs)
-    found.arg.extend(make_argument(name, value) for name, value in arguments.items())
-    return found
-
-
 def branching_model() -> Model:
     """Three branches of convolutions on an image of 8 channels, joined, and a layer."""
     generator = np.random.default_rng(0)
@@ -64,17 +58,17 @@ def branching_model() -> Model:
         "fc_b": generator.standard_normal(16, np.float32),
     }
     steps = [
-        operator_def("Conv", ["x", "stem_w"], ["stem"], kernel=3, pad=1),
-        operator_def("Relu", ["stem"], ["stem_r"]),
+        op("Conv", ["x", "stem_w"], ["stem"], kernel=3, pad=1),
+        op("Relu", ["stem"], ["stem_r"]),
     ]
     for branch, kernel in (("a", 3), ("b", 1), ("c", 5)):
-        steps.append(operator_def("Conv", ["stem_r", f"{branch}_w"], [branch], kernel=kernel, pad=kernel // 2))
-        steps.append(operator_def("Relu", [branch], [f"{branch}_r"]))
+        steps.append(op("Conv", ["stem_r", f"{branch}_w"], [branch], kernel=kernel, pad=kernel // 2))
+        steps.append(op("Relu", [branch], [f"{branch}_r"]))
     steps += [
-        operator_def("Concat", ["a_r", "b_r", "c_r"], ["joined", "joined_axes"], axis=1),
-        operator_def("AveragePool", ["joined"], ["pooled"], global_pooling=1),
-        operator_def("FC", ["pooled", "fc_w", "fc_b"], ["scores"]),
-        operator_def("Softmax", ["scores"], ["y"]),
+        op("Concat", ["a_r", "b_r", "c_r"], ["joined", "joined_axes"], axis=1),
+        op("AveragePool", ["joined"], ["pooled"], global_pooling=1),
+        op("FC", ["pooled", "fc_w", "fc_b"], ["scores"]),
+        op("Softmax", ["scores"], ["y"]),
     ]
     inputs = {"x": InputInfo(None, (1, 8, 28, 28))}
     return Model("odd", NetDef(name="odd", op=steps), None, parameters, inputs, ("y",))

@@ -41,7 +41,7 @@ def check_command(
     as_json: JsonOption = False,
 ) -> None:
     """Prove that MODEL orders every pair of conflicting accesses, in every schedule; exit 1 with those it does not."""
-    loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
+    loaded, shapes = with_shapes(read_model(model, allow_io, device), shape or ())
     arguments = parse_arguments(settings)
     with (
         Console(stderr=True).status(Text(f"Checking {loaded.name}")),

@@ -68,7 +68,7 @@ def explore_command(
     single = _single(seed, replay)
     if single is not None and search:
         raise SchemaError("--systematic tries many schedules; --seed and --replay ask for one")
-    loaded = read_model(model, allow_io)
+    loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, input_seed)
     scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments, optimize)
     run = partial(scenario.run, scenario.reference())

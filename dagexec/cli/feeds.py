@@ -14,8 +14,10 @@ from numpy.lib.npyio import NpzFile
 
 from dagexec.cli.progress import shown
 from dagexec.comparison import random_feeds, require_inputs
+from dagexec.core.device import CPU
 from dagexec.core.dtypes import TypeMeta, from_name
 from dagexec.core.errors import ArgumentError, FeedError
+from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.model_source import load_model
 from dagexec.parameters import initialised
@@ -53,10 +55,14 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the rand
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def read_model(source: str, allow_io: bool) -> Model:
-    """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does."""
+def read_model(source: str, allow_io: bool, device: str | None = None) -> Model:
+    """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does.
+
+    For device "cpu" it is placed there, as `dagexec.compile` does, before its init net runs.
+    """
     with shown(f"Loading {source}"):
-        return initialised(load_model(source, allow_io=allow_io))
+        loaded = load_model(source, allow_io=allow_io)
+        return initialised(model_on_host(loaded) if device == str(CPU) else loaded)
 
 
 def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int) -> dict[str, npt.NDArray[Any]]:

@@ -56,7 +56,10 @@ def run_command(
     intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
     optimize: OptimizeOption = True,
     tuning_seconds: TuningSecondsOption = None,
-    device: Annotated[str, typer.Option("--device", help="Where the net runs: cpu, sim:N or cuda:N.")] = "cpu",
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Where the net runs: cpu, sim:N or cuda:N. Default: as it says, else cpu."),
+    ] = None,
     streams_per_worker: Annotated[
         int, typer.Option("--streams-per-worker", min=1, help="Streams of a device that each worker launches on.")
     ] = 1,
@@ -76,7 +79,7 @@ def run_command(
 ) -> None:
     """Run MODEL once or several times and show its outputs."""
     arguments = parse_arguments(settings)
-    loaded = read_model(model, allow_io)
+    loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []
@@ -128,9 +131,9 @@ def run_command(
     Console().print(table)
 
 
-def _modelled(device: str) -> AbstractContextManager[object]:
+def _modelled(device: str | None) -> AbstractContextManager[object]:
     """A simulated device takes no time unless told to: here what each operator is estimated to take, and launches."""
-    if Device.parse(device).kind != "sim":
+    if device is None or Device.parse(device).kind != "sim":
         return nullcontext()
     return simulated(device, launch_seconds=LAUNCH_SECONDS, kernel_seconds=None)
 

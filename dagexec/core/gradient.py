@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.errors import GradientError
+from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import operator_label
 
@@ -155,8 +156,8 @@ class GradientRequest:
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue
     ) -> OperatorDef:
         """An operator on the forward operator's device, with none of its arguments and no engine."""
-        made = OperatorDef(type=op_type, input=inputs, output=outputs, is_gradient_op=True)
-        made.arg.extend(make_argument(name, value) for name, value in arguments.items())
+        made = op(op_type, inputs, outputs, arg=arguments)
+        made.is_gradient_op = True
         return _placed(made, self.definition)
 
     def single(
@@ -266,9 +267,7 @@ def has_gradient(definition: OperatorDef, output_gradients: Sequence[object | No
 
 def fill_like(source: str, target: str, value: float) -> OperatorDef:
     """The operator that fills `target` with `value`, in the shape and the element type of `source`."""
-    made = OperatorDef(type="ConstantFill", input=[source], output=[target])
-    made.arg.extend([make_argument("value", float(value)), make_argument("input_type", 1)])
-    return made
+    return op("ConstantFill", [source], [target], value=float(value), input_type=1)
 
 
 def _placed(made: OperatorDef, forward: OperatorDef) -> OperatorDef:

@@ -24,7 +24,7 @@ from dagexec.core.device import Device
 from dagexec.core.errors import CycleError, NetOrderError
 from dagexec.core.lazy import LazyModule
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
-from dagexec.core.registry import schema_of, verify
+from dagexec.core.registry import schema_of, verify_all
 from dagexec.core.schema import OpSchema, operator_label
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class Graph:
 
 def check_net(net: NetDef, exists: Callable[[str], bool] | None = None) -> None:
     """Raise what `build_graph` raises, which see, without building the graph."""
-    for index, definition in enumerate(net.op):
-        verify(definition, index=index, net=net.name)
+    verify_all(net.op, net.name)
     _check_order(net, net.op, exists or _declared(net))
 
 
@@ -109,7 +108,7 @@ def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Gra
     Raises SchemaError, UnsupportedOperatorError, CycleError or NetOrderError.
     """
     operators = tuple(_with_device(definition, net) for definition in net.op)
-    schemas = tuple(verify(definition, index=index, net=net.name) for index, definition in enumerate(operators))
+    schemas = verify_all(operators, net.name)
     _check_order(net, operators, exists or _declared(net))
     parents = find_parents(operators, schemas)
     children = _reverse(parents)

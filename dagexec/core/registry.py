@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from dagexec.core.device import Device
@@ -80,9 +80,7 @@ def schema_of(operator_type: str) -> OpSchema:
     try:
         return _schemas[operator_type]
     except KeyError:
-        close = difflib.get_close_matches(operator_type, _schemas, n=3)
-        hint = f"; close names: {', '.join(close)}" if close else ""
-        raise UnsupportedOperatorError(f"operator type {operator_type!r} is unknown{hint}") from None
+        raise UnsupportedOperatorError(_unknown(operator_type)) from None
 
 
 def is_registered(operator_type: str) -> bool:
@@ -156,6 +154,40 @@ def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSche
     if unknown is not None:
         raise schema.unknown_argument(unknown, operator_label(definition, index, net))
     return schema
+
+
+def verify_all(definitions: Sequence[OperatorDef], net: str = "") -> tuple[OpSchema, ...]:
+    """The schemas of the operators of a net, each checked with `verify`; all types that are unknown are one error."""
+    check_known([(net, definitions)], f"net {net!r}")
+    return tuple(verify(definition, index=index, net=net) for index, definition in enumerate(definitions))
+
+
+def check_known(nets: Iterable[tuple[str, Sequence[OperatorDef]]], owner: str) -> None:
+    """Raise UnsupportedOperatorError, which names all types without a schema, how often each occurs, and where first.
+
+    `nets` are names of nets with their operators, `owner` is what they belong to.
+    """
+    labels: dict[str, list[str]] = {}
+    for net, definitions in nets:
+        for index, definition in enumerate(definitions):
+            if definition.type not in _schemas:
+                labels.setdefault(definition.type, []).append(operator_label(definition, index, net))
+    if not labels:
+        return
+    count = sum(map(len, labels.values()))
+    if count == 1:
+        [(name, [label])] = labels.items()
+        raise UnsupportedOperatorError(f"{label}: {_unknown(name)}")
+    rows = sorted(labels.items(), key=lambda row: -len(row[1]))
+    lines = [f"{_unknown(name)}: {len(found)} operator(s), first {found[0]}" for name, found in rows]
+    what = "1 type" if len(rows) == 1 else f"{len(rows)} types"
+    raise UnsupportedOperatorError(f"{owner}: {count} operators of {what} cannot be run:\n  " + "\n  ".join(lines))
+
+
+def _unknown(operator_type: str) -> str:
+    close = difflib.get_close_matches(operator_type, _schemas, n=3)
+    hint = f"; close names: {', '.join(close)}" if close else ""
+    return f"operator type {operator_type!r} is unknown{hint}"
 
 
 def _unknown_argument(definition: OperatorDef, schema: OpSchema) -> str | None:

@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.model import Model
+from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
-from dagexec.passes.draft import Draft, operator
+from dagexec.passes.draft import Draft
 from dagexec.passes.post_operations import FUSED_TYPES, Types
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import infer_types
@@ -119,7 +120,7 @@ def _rewrite(draft: Draft, root: int, types: Types) -> None:
             if np.allclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
                 count = len(expression.operators)
                 draft.changed(f"{count} operators up to {draft.label(root)} are {name}")
-                draft.replace(root, operator(op_type, [source], [result], draft[root].name, **arguments))
+                draft.replace(root, op(op_type, [source], [result], name=draft[root].name, arg=arguments))
                 for number in expression.operators - {root}:
                     draft.remove(number)
                 return

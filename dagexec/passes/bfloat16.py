@@ -16,8 +16,9 @@ import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta
 from dagexec.core.model import Model
+from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
-from dagexec.passes.draft import Draft, copied, operator
+from dagexec.passes.draft import Draft, copied
 from dagexec.passes.quantised_operators import CONVOLUTIONS, moved_inputs
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import infer_types
@@ -97,7 +98,7 @@ class _Narrowing:
                 changed.output[position] = narrow
                 self._narrow.add(narrow)
                 self._casts[name, self._meta.name] = narrow
-                after.append(operator("Cast", [narrow], [name], to="float32"))
+                after.append(op("Cast", [narrow], [name], to="float32"))
             else:
                 self._narrow.add(name)
         draft.changed(f"{draft.label(number)}: in {self._meta.name}")
@@ -113,7 +114,7 @@ class _Narrowing:
                 narrow = self._draft.add_parameter(f"{name}/{self._meta.name}", constant.astype(self._meta.numpy))
             else:
                 narrow = self._draft.fresh(f"{name}/{self._meta.name}")
-                before.append(operator("Cast", [name], [narrow], to=self._meta.name))
+                before.append(op("Cast", [name], [narrow], to=self._meta.name))
             self._casts[key] = narrow
         return self._casts[key]
 
@@ -127,7 +128,7 @@ class _Narrowing:
         for name in narrow:
             if (name, "float32") not in self._casts:
                 self._casts[name, "float32"] = self._draft.fresh(f"{name}/float32")
-                before.append(operator("Cast", [name], [self._casts[name, "float32"]], to="float32"))
+                before.append(op("Cast", [name], [self._casts[name, "float32"]], to="float32"))
         changed.input[:] = [self._casts[name, "float32"] if name in narrow else name for name in definition.input]
         placed = [*before, changed]
         self._draft.replace(number, placed[0], *placed[1:])

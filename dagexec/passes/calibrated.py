@@ -28,9 +28,10 @@ from dagexec.calibration import (
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
+from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.workspace import Workspace
-from dagexec.passes.draft import Draft, copied, operator
+from dagexec.passes.draft import Draft, copied
 from dagexec.passes.linear_quantisation import DEQUANTIZE, dequantize, quantize
 from dagexec.passes.quantised_operators import CONVOLUTIONS, SUMS, Types, moved_inputs
 from dagexec.passes.rewriting import Rewritten
@@ -255,7 +256,7 @@ def _quantise_weights(draft: Draft, number: int) -> None:
     layer = copied(definition)
     layer.input[1] = rounded
     draft.changed(f"{draft.label(number)}: weights in 8 bits")
-    draft.replace(number, operator(DEQUANTIZE, inputs, [rounded], axis=0), layer)
+    draft.replace(number, op(DEQUANTIZE, inputs, [rounded], axis=0), layer)
 
 
 def _quantise_values(draft: Draft, names: Sequence[str], ranges: Mapping[str, Range]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.model import Model
-from dagexec.passes.draft import Draft, operator
+from dagexec.core.operator_def import op
+from dagexec.passes.draft import Draft
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import BlobType, infer_types
 
@@ -46,7 +47,7 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     draft.changed(f"{draft.label(first)}, {draft.label(number)} and {draft.label(last)} become a ChannelShuffle")
     draft.remove(first)
     draft.remove(number)
-    draft.replace(last, operator("ChannelShuffle", [source], [result], draft[last].name, **found))
+    draft.replace(last, op("ChannelShuffle", [source], [result], name=draft[last].name, arg=found))
 
 
 def _groups(whole: BlobType, split: BlobType, axes: list[int]) -> dict[str, ArgumentValue] | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.arguments import Arguments
 from dagexec.core.device import CPU, Device
 from dagexec.core.model import Model
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
@@ -425,12 +425,3 @@ def renamed(definition: OperatorDef, names: Mapping[str, str]) -> OperatorDef:
     copy.input[:] = [names.get(name, name) for name in copy.input]
     copy.output[:] = [names.get(name, name) for name in copy.output]
     return copy
-
-
-def operator(
-    op_type: str, inputs: Iterable[str], outputs: Iterable[str], name: str = "", **arguments: ArgumentValue
-) -> OperatorDef:
-    """An OperatorDef from Python values."""
-    definition = OperatorDef(type=op_type, input=inputs, output=outputs, name=name)
-    definition.arg.extend(make_argument(key, value) for key, value in arguments.items())
-    return definition

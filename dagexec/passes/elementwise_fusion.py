@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from dagexec.core.model import Model
+from dagexec.core.operator_def import op
 from dagexec.ops.post_ops import SUM, PostOp
 from dagexec.passes.affine import normalisation
-from dagexec.passes.draft import Array, Draft, operator
+from dagexec.passes.draft import Array, Draft
 from dagexec.passes.fusion import FUSED_CHAIN, described, fused, has_room, layer_meta, post_ops_of
 from dagexec.passes.post_operations import FUSED_TYPES, MOST_POST_OPS, Link, Types, operand_links, unary_links
 from dagexec.passes.rewriting import Pass, Rewritten
@@ -87,7 +88,7 @@ class _Fusion:
                 draft.add_parameter_named(link.operand, self._computed[link.operand])
         output = draft[last].output[0]
         draft.changed(f"{len(chain)} operators up to {draft.label(last)} become one: {described(links)}")
-        base = operator(FUSED_CHAIN, [source], [output], draft[last].name)
+        base = op(FUSED_CHAIN, [source], [output], name=draft[last].name)
         draft.replace(last, fused(base, links, output))
         for member in chain[:-1]:
             draft.remove(member)

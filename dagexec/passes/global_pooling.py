@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import Model
-from dagexec.passes.draft import Draft, operator
+from dagexec.core.operator_def import op
+from dagexec.passes.draft import Draft
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import BlobType, infer_types
 
@@ -43,9 +44,9 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     source, [target] = definition.input[0], definition.output
     keeps = arguments.int("keepdims", 1)
     pooled = target if keeps else draft.fresh(f"{target}/pooled")
-    pooling = operator("AveragePool", [source], [pooled], definition.name, global_pooling=1, **order)
+    pooling = op("AveragePool", [source], [pooled], name=definition.name, global_pooling=1, arg=order)
     draft.changed(f"{draft.label(number)} becomes a global AveragePool")
-    draft.replace(number, pooling, *([] if keeps else [operator("Squeeze", [pooled], [target], dims=axes)]))
+    draft.replace(number, pooling, *([] if keeps else [op("Squeeze", [pooled], [target], dims=axes)]))
 
 
 PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", apply)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from dagexec.core.model import Model
-from dagexec.passes.draft import Array, Draft, operator
+from dagexec.core.operator_def import op
+from dagexec.passes.draft import Array, Draft
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import BlobType, infer_types
 
@@ -64,7 +65,7 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     ]
     draft.changed(f"{draft.label(number)} becomes an FC")
     given = {} if axis == 1 else {"axis": axis}
-    draft.replace(number, operator("FC", inputs, definition.output, definition.name, **given))
+    draft.replace(number, op("FC", inputs, definition.output, name=definition.name, arg=given))
 
 
 def _gemm_bias(draft: Draft, number: int, units: int, dtype: np.dtype[np.generic]) -> Array | None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dagexec.core.dtypes import INT8, UINT8, TypeMeta, from_numpy
+from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.quantized.linear import QUANTISED
 from dagexec.ops.quantized.scales import check_scales
-from dagexec.passes.draft import Array, Draft, operator
+from dagexec.passes.draft import Array, Draft
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
@@ -95,9 +96,9 @@ def dequantised_weights(draft: Draft, name: str) -> Weights | None:
 
 def quantize(x: str, y: str, scale: str, zero_point: str) -> OperatorDef:
     """A QuantizeLinear of the whole of `x`."""
-    return operator(QUANTIZE, [x, scale, zero_point], [y], name=f"{x} to 8 bits")
+    return op(QUANTIZE, [x, scale, zero_point], [y], name=f"{x} to 8 bits")
 
 
 def dequantize(x: str, y: str, scale: str, zero_point: str) -> OperatorDef:
     """A DequantizeLinear of the whole of `x`."""
-    return operator(DEQUANTIZE, [x, scale, zero_point], [y], name=f"{y} from 8 bits")
+    return op(DEQUANTIZE, [x, scale, zero_point], [y], name=f"{y} from 8 bits")

@@ -22,9 +22,10 @@ import numpy as np
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
+from dagexec.core.operator_def import op
 from dagexec.core.proto import Argument, OperatorDef
 from dagexec.ops.conv.convolution import COMPUTE_ARGS
-from dagexec.passes.draft import Array, Draft, copied, operator
+from dagexec.passes.draft import Array, Draft, copied
 from dagexec.passes.linear_quantisation import (
     DEQUANTIZE,
     QUANTIZE,
@@ -154,7 +155,7 @@ def _move_integers(draft: Draft, number: int) -> None:
     on_integers.input[: len(known)] = [name for name, _ in known]
     results = [draft.fresh(f"{name}/integers") for name in definition.output]
     after = [
-        operator(DEQUANTIZE, [integers, *constants], [name])
+        op(DEQUANTIZE, [integers, *constants], [name])
         for integers, name in zip(results, definition.output, strict=True)
     ]
     on_integers.output[:] = results
@@ -173,8 +174,8 @@ def _cut_integers(draft: Draft, number: int) -> None:
     integers, linear = source
     name = definition.output[0]
     label, cut = draft.label(number), draft.fresh(f"{name}/integers")
-    after = operator(DEQUANTIZE, [cut, *draft[writer].input[1:]], [name])
-    draft.replace(number, operator("Clip", [integers], [cut], name=definition.name, min=linear.zero_point), after)
+    after = op(DEQUANTIZE, [cut, *draft[writer].input[1:]], [name])
+    draft.replace(number, op("Clip", [integers], [cut], name=definition.name, min=linear.zero_point), after)
     draft.changed(f"{label}: on integers")
 
 
@@ -328,10 +329,10 @@ def _put(
     *before, last = chain.numbers
     for number in before:
         draft.remove(number)
-    definition = operator(op_type, inputs, [chain.output], name=name, **arguments)
+    definition = op(op_type, inputs, [chain.output], name=name, arg=arguments)
     definition.arg.extend(kept)
     draft.replace(last, definition)
-    fused = f" with {len(before)} operator(s) after it" if before else ""
+    fused = f" with {len(before)} op(s) after it" if before else ""
     draft.changed(f"{first}: {op_type}{fused}")
 
 

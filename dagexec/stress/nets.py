@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
-from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.graph import Hazard, build_graph
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.operator_def import op
+from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of
 from dagexec.stress.operators import FAILING_OPERATOR, Failure
 
@@ -308,8 +309,7 @@ class _Builder:
     ) -> None:
         """Append an operator whose first output is of `kind`; `others` are its further outputs."""
         outputs = {self._target(op_type, inputs, kind): kind, **(others or {})}
-        definition = OperatorDef(type=op_type, input=inputs, output=outputs, engine=engine)
-        definition.arg.extend(make_argument(name, value) for name, value in (arguments or {}).items())
+        definition = op(op_type, inputs, list(outputs), engine=engine, arg=arguments)
         if self._random.random() < 0.08:
             definition.control_input.append(self._random.choice([*self._kinds, "nothing"]))
         if len(self._options.devices) > 1:

@@ -222,7 +222,7 @@ class _CaseRun:
             net_type=case.net_type,
             num_workers=case.workers,
             replicas=case.replicas,
-            device=case.device,
+            device=None if case.device == "cpu" else case.device,  # the net may name others
             streams_per_worker=case.streams,
             stream_priority=case.stream_priority,
             max_queued=case.max_queued,

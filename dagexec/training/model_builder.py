@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT32, INT64, TypeMeta
 from dagexec.core.errors import SchemaError
 from dagexec.core.model import InputInfo
+from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.training.fillers import HE, SYNTHETIC, Filler, Initialization
 from dagexec.training.scopes import Scopes
@@ -170,7 +171,7 @@ class ModelBuilder:
         The init net sets it to 0; the updates of an optimiser add one.
         """
         if ITERATION not in self.states:
-            fill = _definition("ConstantFill", [], [ITERATION], {"shape": [1], "value": 0, "dtype": INT64.number})
+            fill = op("ConstantFill", [], [ITERATION], shape=[1], value=0, dtype=INT64.number)
             self._check_new(ITERATION)
             self.init_net.op.append(fill)
             self.init_net.external_output.append(ITERATION)
@@ -194,7 +195,7 @@ class ModelBuilder:
                     f"model {self.name!r}: {op_type} would overwrite {name!r}, which is a parameter or a state; "
                     f"choose another name for its output"
                 )
-        definition = _definition(op_type, read, written, arguments)
+        definition = op(op_type, read, written, arg=arguments)
         self._place(definition)
         self.net.op.append(definition)
         self._written.update(written)
@@ -214,7 +215,7 @@ class ModelBuilder:
         arguments: dict[str, ArgumentValue] = {"shape": list(shape), **filler.arguments}
         if dtype is not FLOAT32:
             arguments["dtype"] = dtype.number
-        definition = _definition(filler.type, [], [name], arguments)
+        definition = op(filler.type, [], [name], arg=arguments)
         self._place(definition)
         definition.device_option.random_seed = self.seed_of(name)
         self.init_net.op.append(definition)
@@ -247,11 +248,3 @@ class ModelBuilder:
 
     def _kept(self) -> Iterable[Collection[str]]:
         return (self.parameters, self.computed_parameters, self.states)
-
-
-def _definition(
-    op_type: str, inputs: Sequence[str], outputs: Sequence[str], arguments: dict[str, ArgumentValue]
-) -> OperatorDef:
-    definition = OperatorDef(type=op_type, input=inputs, output=outputs)
-    definition.arg.extend(make_argument(name, value) for name, value in arguments.items())
-    return definition

@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import GradientError, SchemaError
 from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.operator_def import op
+from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.ops.optimize.policies import Policy
 from dagexec.training.fillers import constant
@@ -140,7 +141,7 @@ class UpdateNet:
         Raises ArgumentError for a policy that cannot be used with this rate.
         """
         policy.multiplier(0, base_lr)
-        made = _definition("LearningRate", [self.iteration], [], {"base_lr": float(base_lr), **policy.arguments()}, CPU)
+        made = op("LearningRate", [self.iteration], base_lr=float(base_lr), arg=policy.arguments(), device_option=CPU)
         rates = [definition for definition in self._helper.net.op if definition.type == "LearningRate"]
         for definition in rates:
             if list(definition.input) == [self.iteration] and list(definition.arg) == list(made.arg):
@@ -199,17 +200,4 @@ class UpdateNet:
         arguments: Mapping[str, ArgumentValue],
         device: Device,
     ) -> None:
-        net.op.append(_definition(op_type, inputs, outputs, arguments, device))
-
-
-def _definition(
-    op_type: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    arguments: Mapping[str, ArgumentValue],
-    device: Device,
-) -> OperatorDef:
-    definition = OperatorDef(type=op_type, input=inputs, output=outputs)
-    definition.arg.extend(make_argument(name, value) for name, value in arguments.items())
-    definition.device_option.CopyFrom(device.to_option())
-    return definition
+        net.op.append(op(op_type, inputs, outputs, device_option=device, arg=arguments))

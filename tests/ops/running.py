@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec import NetDef, OperatorDef, Workspace, op
+from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.device import CPU, Device
 from dagexec.core.registry import registered_engines
 from dagexec.ops.layout import blocked_orders
@@ -52,11 +52,7 @@ def start_counting(test: str) -> None:
     _calls, _cuda_calls = itertools.count(start), itertools.count(start)
 
 
-def operator_def(op_type: str, inputs: list[str], outputs: list[str], **arguments: ArgumentValue) -> OperatorDef:
-    """An OperatorDef from Python values."""
-    definition = OperatorDef(type=op_type, input=inputs, output=outputs)
-    definition.arg.extend(make_argument(name, value) for name, value in arguments.items())
-    return definition
+operator_def = op
 
 
 def _is_float(value: Array) -> bool:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 import onnx
 
-from dagexec.core.arguments import ArgumentValue, make_argument
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import ModelFormatError
+from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
 
 Array = npt.NDArray[Any]
@@ -187,9 +188,7 @@ class Node:
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue | None
     ) -> OperatorDef:
         """An OperatorDef under this node's name; arguments that are None are left out."""
-        definition = OperatorDef(name=self._name, type=op_type, input=inputs, output=outputs)
-        definition.arg.extend(make_argument(key, value) for key, value in arguments.items() if value is not None)
-        return definition
+        return op(op_type, inputs, outputs, name=self._name, arg=arguments)
 
     def unary(self, op_type: str, **arguments: ArgumentValue | None) -> list[OperatorDef]:
         """The one operator that computes the first output from the first input."""
