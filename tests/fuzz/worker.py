@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dagexec.core.errors import DagexecError, OperatorError
-from tests.fuzz.case import Cases
-from tests.fuzz.use import WrongError, use
+from tests.fuzz.case import Case, Cases
+from tests.fuzz.use import Phase, WrongError, use
 
 MEMORY_BYTES = 2 << 30
 """Address space that a worker may take beyond what it has when it starts."""
@@ -65,7 +65,7 @@ def serve(cases: Cases, numbers: Iterable[int], write: int, folder: Path, memory
     for done, number in enumerate(numbers):
         case = cases.case(number)
         _say(write, f"B {number} {case.seed.kind}")
-        outcome = _outcome(cases, number, folder, lambda phase: _say(write, f"P {phase}"))
+        outcome = _outcome(case, folder, lambda phase: _say(write, f"P {phase}"))
         _say(write, "E " + json.dumps(asdict(outcome)))
         if done >= _MOST_CASES or _resident() - start > _MOST_KEPT:
             return
@@ -94,21 +94,17 @@ def _say(write: int, line: str) -> None:
     os.write(write, line.encode() + b"\n")
 
 
-def _outcome(cases: Cases, number: int, folder: Path, phase: object) -> Outcome:
-    """Do one case in a folder of its own within `folder`, which is empty before and after."""
-    case = cases.case(number)
-    kind = case.seed.kind
-    place = folder / "case"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    os.chdir(place)
+def _outcome(case: Case, folder: Path, phase: Phase) -> Outcome:
+    """Do one case with its files below `folder`, the current one, from which all else is removed first."""
+    number, kind = case.number, case.seed.kind
+    _empty(folder)
     try:
-        path = case.write(place / "files")
+        path = case.write(folder / "files")
     except (OSError, ValueError):  # a name that no file can have
         return Outcome(number, kind, "ok", "no such file")
     before = _names(folder)
     try:
-        detail = use(kind, path, case.seed.feeds, random.Random(f"use {number}"), phase)  # type: ignore[arg-type]
+        detail = use(kind, path, case.seed.feeds, random.Random(f"use {number}"), phase)
         outcome = Outcome(number, kind, "ok", detail)
     except DagexecError as error:
         outcome = Outcome(number, kind, "error", _class_of(error), text=str(error)[:300])
@@ -122,13 +118,26 @@ def _outcome(cases: Cases, number: int, folder: Path, phase: object) -> Outcome:
         outcome = _failure(number, kind, "traceback", error)
     new = _names(folder) - before
     if new and not outcome.is_failure:
-        return Outcome(number, kind, "wrote", ", ".join(sorted(new))[:200])
+        return Outcome(number, kind, "wrote", ", ".join(sorted(os.path.relpath(name, folder) for name in new))[:200])
     return outcome
 
 
+def _empty(folder: Path) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
 def _names(folder: Path) -> set[str]:
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-    return {name for name in found if not name.endswith("lock.mdb")}
+    """The files in a folder and below, but for the one that lmdb makes when it reads."""
+    return {
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if name != "lock.mdb"
+    }  # fmt: skip
 
 
 def _class_of(error: DagexecError) -> str:
@@ -161,6 +170,7 @@ def main_of_child(cases: Cases, numbers: Iterable[int], write: int, errors: Path
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
         folder.mkdir(exist_ok=True)
+        os.chdir(folder)
         serve(cases, numbers, write, folder, memory_bytes)
         status = 0
     except BaseException:
