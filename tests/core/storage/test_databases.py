@@ -125,6 +125,7 @@ def test_minidb_is_lengths_key_and_value_in_a_row(tmp_path: Path) -> None:
         (struct.pack("<ii", -1, 2), "negative length"),
         (struct.pack("<ii", 2, -5), "negative length"),
         (struct.pack("<ii", 1, 1 << 30) + b"k", "a value of 1,073,741,824 bytes; 1 follow"),
+        (struct.pack("<ii", 1, 2) + b"kv", "a key of 1 and a value of 2 bytes; 2 follow"),
         (b"abc", "it ends after 3 bytes"),
     ],
 )
@@ -135,6 +136,27 @@ def test_a_damaged_minidb_is_named_with_the_offset(damage: bytes, problem: str, 
         file.write(damage)
     with pytest.raises(StorageError, match=f"{path}: damaged at offset 16: .*{problem}"):
         content("minidb", path)
+
+
+def test_records_of_a_transaction_that_is_aborted_are_cut_off(tmp_path: Path) -> None:
+    """Those that have gone to the file, because they do not fit into its buffer, too."""
+    path = tmp_path / "db"
+    fill("minidb", path, RECORDS)
+    with open_database("minidb", path, Mode.WRITE) as database:
+        transaction = database.transaction()
+        transaction.put(b"long", bytes(1 << 20))
+        assert path.stat().st_size > 1 << 20
+        transaction.abort()
+    assert content("minidb", path) == RECORDS
+
+
+def test_a_record_that_was_taken_out_is_missed(tmp_path: Path) -> None:
+    """What is left is whole, and each record has its checksum."""
+    write_blobs("minidb", tmp_path / "db", BLOBS.items(), chunk_size=-1)
+    records = content("minidb", tmp_path / "db")
+    fill("minidb", tmp_path / "less", [record for record in records if record[0] != b"n"])
+    with pytest.raises(StorageError, match="damaged: 1 records are missing, 'n' among them"):
+        read_blob_file("minidb", tmp_path / "less")
 
 
 @pytest.mark.parametrize("db_type", TYPES)
