@@ -9,7 +9,7 @@ PYTHON_TESTS := tests/core tests/scheduler tests/tuning tests/test_executor.py t
 	tests/test_extras.py tests/test_cli.py tests/test_cli_memory.py tests/test_cli_passes.py tests/test_cli_train.py \
 	tests/ops/test_elementwise.py tests/ops/test_conv.py tests/ops/test_onednn_conv.py tests/ops/test_queue.py tests/ops/test_storage.py
 
-.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz fuzz-operators cuda-check clean
+.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -83,6 +83,10 @@ fuzz: $(VENV)/.installed-test
 # The operators on drawn geometries, twenty times as many as in `make test`.
 fuzz-operators: $(VENV)/.installed-test
 	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/ops
+
+# Small mistakes in scheduler, numerics and storage, one after another: tests must see each. Some 15 minutes.
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutants --json benchmarks/results/mutants.json
 
 # The CUDA code against the real CuPy, NVRTC and cuDNN, in an environment of its own; a device is not needed.
 cuda-check: $(CUDA_VENV)/.installed

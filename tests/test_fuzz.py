@@ -61,7 +61,7 @@ PLANTED: dict[str, tuple[Callable[[], str], str, str]] = {
     "no end": (_spin, "time", "0.2 s"),
     "a wait": (lambda: str(signal.pause()), "time", "0.2 s"),
     "too much memory": (_take_memory, "memory", "MemoryError"),
-    "a file left behind": (_write, "wrote", "case/written"),
+    "a file left behind": (_write, "wrote", "written"),
 }
 
 

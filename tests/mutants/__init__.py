@@ -1,0 +1,8 @@
+"""Mutants of the scheduler, of numerics and of storage: each is a small mistake, and tests must see it.
+
+    python -m tests.mutants                   # all of them, in a copy of the repository; `make mutants`
+    python -m tests.mutants --only NAME
+
+`scheduler`, `numerics` and `storage` list them, with the tests that look there; `trial` tries one. Mutants of waits,
+events and mutexes of a plan are another matter: `tests/scheduler/mutants.py`.
+"""

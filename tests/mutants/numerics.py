@@ -1,0 +1,136 @@
+"""Mistakes in formulas, geometry and rounding."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "windows begin at the tail's padding",
+        "ops/geometry.py",
+        "offset = tap * self.dilation - self.head",
+        "offset = tap * self.dilation - self.tail",
+        ("tests/ops/test_geometry.py",),
+    ),
+    Mutant(
+        "an average counts padding unless it is told to",
+        "ops/pool/average.py",
+        'with_padding=self.arguments.bool("count_include_pad"))\n\n        def',
+        "with_padding=True)\n\n        def",
+        ("tests/ops/test_pool.py",),
+    ),
+    Mutant(
+        "softmax exponentiates before it subtracts the maximum",
+        "ops/softmax.py",
+        "                partial(np.subtract, x, rows, out=y),\n                partial(np.exp, y, out=y),\n"
+        "                partial(np.add.reduce, y, axis=1, keepdims=True, out=rows),",
+        "                partial(np.exp, x, out=y),\n"
+        "                partial(np.add.reduce, y, axis=1, keepdims=True, out=rows),",
+        ("tests/ops/test_softmax.py",),
+    ),
+    Mutant(
+        "a folded batch normalization loses its shift",
+        "dagexec/passes/batch_norm_folding.py",
+        "(bias * total.factor + total.shift)",
+        "(bias * total.factor)",
+        ("tests/passes/test_batch_norm_folding.py",),
+    ),
+    Mutant(
+        "padding takes in what is shifted before a layer",
+        "dagexec/passes/batch_norm_folding.py",
+        "if affine is None or (layer.is_padded and affine.shift.any()):",
+        "if affine is None:",
+        ("tests/passes/test_batch_norm_folding.py",),
+    ),
+    Mutant(
+        "quantized values are cut and not rounded",
+        "ops/quantized/linear.py",
+        "partial(np.rint, values, out=values),",
+        "partial(np.trunc, values, out=values),",
+        ("tests/ops/test_quantized_linear.py",),
+    ),
+    Mutant(
+        "Adam corrects the second moment of the step after",
+        "ops/optimize/adam.py",
+        "self.correct(iteration + 1, 1.0 - beta1 ** (iteration + 1), 1.0 - beta2 ** (iteration + 1))",
+        "self.correct(iteration + 1, 1.0 - beta1 ** (iteration + 1), 1.0 - beta2 ** (iteration + 2))",
+        ("tests/ops/optimize/test_dense_updates.py",),
+    ),
+    Mutant(
+        "Adam's epsilon is added before the root",
+        "ops/optimize/adam.py",
+        "        np.sqrt(second, out=work)\n        np.add(work, self._epsilon, out=work)\n",
+        "        np.add(second, self._epsilon, out=work)\n        np.sqrt(work, out=work)\n",
+        ("tests/ops/optimize/test_dense_updates.py",),
+    ),
+    Mutant(
+        "a gradient passes where Relu is 0",
+        "ops/activation_gradient.py",
+        "[scalar_pass(np.greater, value, low, chosen)]",
+        "[scalar_pass(np.greater_equal, value, low, chosen)]",
+        ("tests/ops/test_gradient_elementwise.py",),
+    ),
+    Mutant(
+        "dropout scales by what is dropped",
+        "ops/dropout.py",
+        "np.asarray(1 / (1 - ratio), work)",
+        "np.asarray(1 / ratio, work)",
+        ("tests/ops/test_dropout.py",),
+    ),
+    Mutant(
+        "narrow floats are summed in their own type",
+        "ops/reduction.py",
+        "total = self.scratch(kept.shape, compute_dtype(y.dtype)) if is_narrow(y.dtype) else kept",
+        "total = kept",
+        ("tests/ops/test_reduction.py",),
+    ),
+    Mutant(
+        "a last window of ceil_mode may begin behind the input",
+        "ops/geometry.py",
+        "self.ceil_mode:\n            out = -(-room // stride) + 1\n            if (out - 1) * stride >= size + head:",
+        "self.ceil_mode:\n            out = -(-room // stride) + 1\n            if False:",
+        ("tests/ops/test_geometry.py", "tests/ops/test_pool.py"),
+    ),
+    Mutant(
+        "an odd pixel of SAME_LOWER is at the tail",
+        "ops/geometry.py",
+        "(need - half, half) if self.legacy_pad is LegacyPad.SAME_LOWER",
+        "(half, need - half) if self.legacy_pad is LegacyPad.SAME_LOWER",
+        ("tests/ops/test_geometry.py",),
+    ),
+    Mutant(
+        "sums of integers are taken for exact in float32",
+        "ops/quantized/accumulation.py",
+        "np.dtype(np.float32) if bound <= 1 << 24 else np.dtype(np.float64)",
+        "np.dtype(np.float32) if bound <= 1 << 27 else np.dtype(np.float64)",
+        ("tests/ops/test_quantized_products.py", "tests/ops/test_quantized_linear.py"),
+    ),
+    Mutant(
+        "of operators with other arguments one stays",
+        "dagexec/passes/common_subexpressions.py",
+        "    return definition.engine, arguments, device, len(definition.output)",
+        "    return definition.engine, (), device, len(definition.output)",
+        ("tests/passes/test_common_subexpressions.py",),
+    ),
+    Mutant(
+        "the last sigmoid gate of a recurrent layer is not halved",
+        "ops/recurrent/layer.py",
+        "self.factors[:, : sizes.kind.sigmoids * sizes.hidden] = 0.5",
+        "self.factors[:, : (sizes.kind.sigmoids - 1) * sizes.hidden] = 0.5",
+        ("tests/ops/test_recurrent.py",),
+    ),
+    Mutant(
+        "a result is written over an input of another type",
+        "dagexec/passes/in_place.py",
+        "if name in types and types[name] == types.get(result) and ordering",
+        "if name in types and ordering",
+        ("tests/passes/test_in_place.py",),
+    ),
+    Mutant(
+        "a random operator counts as one that always gives the same",
+        "dagexec/passes/purity.py",
+        " and schema_of(definition.type).reproducible",
+        "",
+        ("tests/passes",),
+    ),
+)

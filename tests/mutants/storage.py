@@ -1,0 +1,88 @@
+"""Mistakes in how files are read, checked and replaced."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_DATABASES = ("tests/core/storage",)
+_CHECKPOINTS = ("tests/training/test_checkpoint.py",)
+
+MUTANTS = (
+    Mutant(
+        "records of negative length are read",
+        "dagexec/core/storage/minidb.py",
+        "if key_length < 0 or value_length < 0:",
+        "if False:",
+        _DATABASES,
+    ),
+    Mutant(
+        "a record may reach one byte over the end",
+        "dagexec/core/storage/minidb.py",
+        "if key_length + value_length > left:",
+        "if key_length + value_length > left + 1:",
+        _DATABASES,
+    ),
+    Mutant(
+        "an aborted transaction leaves its records",
+        "dagexec/core/storage/minidb.py",
+        "                os.truncate(file.name, self._start)",
+        "                pass",
+        _DATABASES,
+    ),
+    Mutant(
+        "a changed record agrees with its checksum",
+        "dagexec/core/storage/blob_file.py",
+        "if written[key] != [crc, size]:",
+        "if written[key][1] != size:",
+        _DATABASES,
+    ),
+    Mutant(
+        "records that are missing are not missed",
+        "dagexec/core/storage/blob_file.py",
+        "    missing = [key for key in written if key not in found]\n",
+        "    missing: list[str] = []\n",
+        _DATABASES,
+    ),
+    Mutant(
+        "chunks with a gap between them are taken",
+        "dagexec/core/storage/blob_proto.py",
+        "            if begin > reached:\n                break\n",
+        "",
+        _DATABASES,
+    ),
+    Mutant(
+        "a value that does not fit its type is cut",
+        "dagexec/core/storage/tensor_proto.py",
+        "    if not np.array_equal(narrow, values):",
+        "    if False:",
+        _DATABASES,
+    ),
+    Mutant(
+        "pages are trusted where the checksum fits",
+        "dagexec/core/storage/lmdb_database.py",
+        "        _compare_checksum(path)\n        check_pages(path / _FILE)",
+        "        _compare_checksum(path)",
+        _DATABASES,
+    ),
+    Mutant(
+        "what somebody writes just now is removed as left over",
+        "dagexec/core/storage/publishing.py",
+        "                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                _remove(path)",
+        "                _remove(path)",
+        _DATABASES,
+    ),
+    Mutant(
+        "a damaged checkpoint counts as one to keep",
+        "dagexec/training/checkpoint.py",
+        "elif whole < keep and _is_whole(path):",
+        "elif whole < keep:",
+        _CHECKPOINTS,
+    ),
+    Mutant(
+        "a checkpoint of another type fits",
+        "dagexec/training/checkpoint.py",
+        "if (tensor.shape, tensor.meta) != (array.shape, meta):",
+        "if tensor.shape != array.shape:",
+        _CHECKPOINTS,
+    ),
+)
