@@ -14,6 +14,7 @@ from dagexec.core.model import Model
 from dagexec.core.net_file import TEXT_SUFFIXES, load_net
 from dagexec.core.proto import NetDef
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
+from dagexec.frontend.predictor import PREDICTOR_SUFFIXES, load_predictor
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +36,8 @@ def load_model(source: ModelSource, *, allow_io: bool = False) -> Model:
 
     Args:
         source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
-            single NetDef (.pb, .pbtxt) that needs no init net; "zoo:NAME"; an onnx.ModelProto, with all its data
+            single NetDef (.pb, .pbtxt) that needs no init net; that of a minidb of Caffe2's predictor exporter (.mdl,
+            .minidb); "zoo:NAME"; an onnx.ModelProto, with all its data
             inside; a NetDef; an (init net, predict net) pair; or a Model, which is returned as it is.
         allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
             databases in the folder of the model's own files.
@@ -64,8 +66,8 @@ def _load(source: ModelSource) -> Model:
 
 
 _EXPECTED = (
-    "the path of an .onnx file or of a folder with init_net.pb and predict_net.pb, an onnx.ModelProto, a NetDef, an "
-    '(init, predict) pair of NetDefs, a Model, or "zoo:NAME"'
+    "the path of an .onnx file, of a .mdl of Caffe2's predictor exporter or of a folder with init_net.pb and "
+    'predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, or "zoo:NAME"'
 )
 
 
@@ -80,4 +82,6 @@ def _load_path(path: Path) -> Model:
     if path.suffix in (".pb", *TEXT_SUFFIXES):
         model = from_nets(None, load_net(path), name=path.stem)
         return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
+    if path.suffix in PREDICTOR_SUFFIXES:
+        return load_predictor(path)
     raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")
