@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 from dagexec.core import processor, teams
 from dagexec.core.choices import choices
 from dagexec.core.deadline import Deadline
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DeviceError, LateError, SchemaError
+from dagexec.core.errors import DeviceError, LateError, SchemaError, SettingError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
@@ -50,6 +51,7 @@ PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
 """All passes, in order."""
 
 _SMALL = 16  # operators
+_MOST = 4096  # replicas, threads and workers
 
 _LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds for tuning
 
@@ -86,31 +88,32 @@ class CompileOptions:
     progress: Callable[[str], object] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing, else ValueError.
+        """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing.
 
-        ValueError is for anything that is out of range.
+        SettingError is for anything else that is out of range.
         """
         if self.net_type is not None and self.net_type not in NET_TYPES:
             raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
-        if self.replicas < 1:
-            raise ValueError(f"at least 1 replica is needed, not {self.replicas}")
-        if self.intra_op_threads is not None and self.intra_op_threads < 1:
-            raise ValueError(f"at least 1 intra-op thread is needed, not {self.intra_op_threads}")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ValueError(f"at least 1 worker is needed, not {self.num_workers}")
+        counts = (("replica", self.replicas), ("intra-op thread", self.intra_op_threads), ("worker", self.num_workers))
+        for what, count in counts:
+            if count is not None and (not isinstance(count, Integral) or count < 1):
+                raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
+            if count is not None and count > _MOST:
+                raise SettingError(f"at most {_MOST} {what}s are made, not {count}")
         if self.dtype not in get_args(Precision):
-            raise ValueError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
+            raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
         if self.dtype == "float16" and self.device == CPU:
-            raise ValueError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
+            raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
         if self.layout is not None and self.layout not in (LAYOUTS if self.device == CPU else (NHWC, NCHW)):
             known = LAYOUTS if self.device == CPU else (NHWC, NCHW)
-            raise ValueError(f"layout is one of {', '.join(known)} on {self.device}, not {self.layout!r}")
+            raise SettingError(f"layout is one of {', '.join(known)} on {self.device}, not {self.layout!r}")
         if self.capture and self.device == CPU:
             raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
         if self.capture and self.net_type not in (None, "async_dag"):
-            raise ValueError(f"capture is for net type 'async_dag', not {self.net_type!r}")
-        if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
-            raise ValueError(f"tuning_seconds must be 0 or more, not {self.tuning_seconds}")
+            raise SettingError(f"capture is for net type 'async_dag', not {self.net_type!r}")
+        seconds = self.tuning_seconds
+        if seconds is not None and (not isinstance(seconds, Real) or not seconds >= 0):
+            raise SettingError(f"tuning_seconds must be 0 or more, not {seconds!r:.80}")
 
     def tell(self, stage: str) -> None:
         """Say what comes next: to the log, and to `progress`."""
@@ -388,7 +391,7 @@ class _Compilation:
 
 
 def _tuning_seconds(options: CompileOptions) -> float:
-    """The seconds that may be spent on measuring. Raises ValueError when DAGEXEC_TUNING_SECONDS is no such number."""
+    """The seconds that may be spent on measuring. Raises SettingError when DAGEXEC_TUNING_SECONDS is no such number."""
     if options.tuning_seconds is not None:
         return options.tuning_seconds
     given = os.environ.get("DAGEXEC_TUNING_SECONDS", "")
@@ -397,5 +400,5 @@ def _tuning_seconds(options: CompileOptions) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise ValueError(f"DAGEXEC_TUNING_SECONDS must be a number of seconds, 0 or more, found {given!r}")
+        raise SettingError(f"DAGEXEC_TUNING_SECONDS must be a number of seconds, 0 or more, found {given!r}")
     return seconds

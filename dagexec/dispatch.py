@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from threading import get_ident
 from typing import Literal
 
 from dagexec.core.device import Device
-from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, WorkerLostError
+from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, SettingError, WorkerLostError
 from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import at_work, runtime_of
 from dagexec.core.threads import ThreadsEndedError, threads
@@ -40,10 +41,11 @@ class Admission:
     when_full: WhenFull = "wait"
 
     def __post_init__(self) -> None:
-        if self.max_queued is not None and self.max_queued < 0:
-            raise ValueError(f"max_queued must be 0 or more, or None, not {self.max_queued}")
+        most = self.max_queued
+        if most is not None and (not isinstance(most, Integral) or most < 0):
+            raise SettingError(f"max_queued must be 0 or more, or None, not {most!r:.80}")
         if self.when_full not in ("wait", "reject"):
-            raise ValueError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
+            raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
 
 
 class Dispatcher:

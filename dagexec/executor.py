@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
+
+import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device, make_context
-from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
-from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out
+from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SettingError
+from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.lazy import LazyModule
 from dagexec.core.model import InputInfo, Model
@@ -122,8 +124,8 @@ def compile(
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
     an operator that reaches further than is allowed, ArgumentError for an argument that no operator knows, FeedError
-    for a blob to keep that the model has not, ValueError for a count out of range, and with `warm_start` what `warm_up`
-    raises.
+    for a blob to keep that the model has not, SettingError for an option out of range, and with `warm_start` what
+    `warm_up` raises.
     """
     loaded = load_model(model, allow_io=allow_io)
     check_operators(loaded)
@@ -151,9 +153,9 @@ def compile(
     if telemetry is not False:
         require_telemetry()  # before anything is measured
     if stream_priority not in ("normal", "high"):
-        raise ValueError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
-    if streams_per_worker < 1:
-        raise ValueError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
+        raise SettingError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
+    if not isinstance(streams_per_worker, int) or streams_per_worker < 1:
+        raise SettingError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
     admission = Admission(max_queued, when_full)
     if operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
@@ -278,7 +280,7 @@ class Executor:
 
     def run(
         self,
-        feeds: Feeds,
+        feeds: Feeds | npt.ArrayLike,
         *,
         outputs: Iterable[str] | None = None,
         out: Mapping[str, Array] | None = None,
@@ -289,7 +291,7 @@ class Executor:
         """Run the model once and block until it is done. Its operators may run in the calling thread.
 
         Args:
-            feeds: an array for every input.
+            feeds: an array for every input, by name; or the array itself, where the net has one input.
             outputs: names of blobs to return, by default the model's outputs.
             out: arrays that these results are written to, by name; each has the dtype and shape of its result, and each
                 of its elements a place of its own, apart from inputs, parameters and the other arrays. What they hold
@@ -304,6 +306,9 @@ class Executor:
         RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
         is no integer, and DagexecError when an operator calls it on the executor that runs it.
         """
+        feeds = cast("Feeds", feeds)
+        if feeds.__class__ is not dict:
+            feeds = named_feeds(self.model.name, feeds, self._needed)
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
             feeds = self._apart(feeds, names, out)
@@ -329,7 +334,7 @@ class Executor:
 
     async def run_async(
         self,
-        feeds: Feeds,
+        feeds: Feeds | npt.ArrayLike,
         *,
         outputs: Iterable[str] | None = None,
         out: Mapping[str, Array] | None = None,
@@ -343,6 +348,9 @@ class Executor:
         returns. A cancelled await stops the run at the next chain boundary and returns when no worker uses the replica
         any more.
         """
+        feeds = cast("Feeds", feeds)
+        if feeds.__class__ is not dict:
+            feeds = named_feeds(self.model.name, feeds, self._needed)
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
             feeds = self._apart(feeds, names, out)
@@ -365,7 +373,7 @@ class Executor:
             await wait.wait_out()
         return request.outcome()
 
-    def warm_up(self, feeds: Feeds | None = None) -> None:
+    def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
         """Prepare every replica for the shapes of `feeds`, and run each once; by default with zeros.
 
         What is made for a shape at its first run is then there: prepared steps, memory that has been touched, what is
@@ -377,7 +385,7 @@ class Executor:
         if feeds is None:
             self._warm_up_with_zeros(None)
         else:
-            self._warm_up(feeds)
+            self._warm_up(named_feeds(self.model.name, feeds, self._needed))
 
     def statistics(self) -> ExecutorStatistics:
         """What the executor is doing at this moment, and what it has done."""
@@ -490,7 +498,7 @@ class Executor:
         return arrays
 
     def _fetchable(self, outputs: Iterable[str]) -> tuple[str, ...]:
-        names = tuple(outputs)
+        names = result_names(self.model.name, outputs)
         for name in names:
             lost = self._keep is not None and name not in self._keep
             if lost and name in self._given:

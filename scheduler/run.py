@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 from dagexec.core.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
@@ -147,9 +148,14 @@ def task(name: str, function: Step, priority: int = 0) -> Run:
 
 
 def waiting_time(timeout: float | None) -> float:
-    """`timeout` as locks take it: -1 for None, the longest for an infinite one. Raises ValueError unless 0 or more."""
+    """`timeout` as locks take it: -1 for None, the longest for an infinite one.
+
+    Raises ValueError unless it is 0 or more, TypeError for what is no number.
+    """
     if timeout is None:
         return -1
+    if not isinstance(timeout, Real):
+        raise TypeError(f"a timeout must be a number of seconds or None, found {timeout!r:.80}")
     if not timeout >= 0:
         raise ValueError(f"a timeout must be 0 or more seconds, not {timeout}")
     return min(timeout, threading.TIMEOUT_MAX)

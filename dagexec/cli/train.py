@@ -22,7 +22,7 @@ from dagexec.cli.feeds import JsonOption, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
 from dagexec.cli.plot import check_picture
-from dagexec.core.errors import ModelFormatError
+from dagexec.core.errors import ModelFormatError, SettingError
 from dagexec.ops.communication import CommonWorld
 from dagexec.training.task import TrainingTask
 from dagexec.training.trainer import StepReport, Trainer
@@ -193,7 +193,7 @@ def _read_task(task: str, seed: int) -> TrainingTask:
 @contextmanager
 def _ranks(timeout: float) -> Iterator[CommonWorld | None]:
     """The world of the processes that mpiexec started, None without it. An error ends all, and names the rank."""
-    if not any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHERS):
+    if not any(_processes(name) > 1 for name in _LAUNCHERS):
         yield None
         return
     from dagexec.ops.communication import join_mpi
@@ -208,6 +208,14 @@ def _ranks(timeout: float) -> Iterator[CommonWorld | None]:
         require_mpi().COMM_WORLD.Abort(2)
         raise
     world.close()
+
+
+def _processes(variable: str) -> int:
+    """How many processes a launcher says there are. Raises SettingError."""
+    text = os.environ.get(variable, "1")
+    if not (text.isascii() and text.isdigit()):
+        raise SettingError(f"{variable} must be a number of processes, found {text!r:.80}")
+    return int(text)
 
 
 @contextmanager

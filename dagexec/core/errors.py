@@ -90,6 +90,10 @@ class DataError(DagexecError):
     """A batch of training data could not be read. The `__cause__` is what the reader raised."""
 
 
+class SettingError(DagexecError, ValueError):
+    """An option, or a variable of the environment, has a value that it cannot have."""
+
+
 class FeedError(DagexecError):
     """An input given to a run is unknown, missing, or has the wrong dtype or shape."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,43 @@ Feeds = Mapping[str, npt.ArrayLike]
 _MOST_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
 
 
+def named_feeds(net: str, feeds: Feeds | npt.ArrayLike, needed: Set[str]) -> Feeds:
+    """The feeds by name: a mapping as it is, and an array as the one input that is `needed`. Raises FeedError."""
+    if isinstance(feeds, Mapping):
+        return feeds
+    found = type(feeds).__name__
+    if not hasattr(feeds, "__array__"):
+        raise FeedError(f"net {net!r}: feeds must be arrays by name, for {sorted(needed)}; found {found}")
+    if len(needed) != 1:
+        raise FeedError(
+            f"net {net!r}: a bare array is for a net with one input, and this one has {sorted(needed)}; expected "
+            f"arrays by name, found {found}"
+        )
+    return dict.fromkeys(needed, feeds)
+
+
+def result_names(net: str, outputs: Iterable[str]) -> tuple[str, ...]:
+    """The names of results as a caller gives them. Raises FeedError for anything else than several texts."""
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
+        raise FeedError(f"net {net!r}: outputs must be a list of names, found {outputs!r:.80}")
+    names = tuple(outputs)
+    for name in names:
+        if not isinstance(name, str):
+            raise FeedError(f"net {net!r}: outputs must be names, found {name!r:.80}")
+    return names
+
+
 def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array]:
     """The feeds as arrays; inputs that are not `needed` may be left out.
 
     Raises FeedError unless they match the model's inputs by name, dtype and shape.
     """
     prefix = f"net {model.name!r}"
-    unknown = sorted(set(feeds) - set(model.inputs))
+    unknown = sorted(set(feeds) - set(model.inputs), key=repr)
     missing = sorted(needed - set(feeds))
     if unknown or missing:
         problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
-        raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds)}")
+        raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds, key=repr)}")
     return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
 
 
@@ -70,6 +96,8 @@ def check_out(
 
     Each element has a place of its own: not one of the same array, of another one, of `feeds`, or of the `parameters`.
     """
+    if not isinstance(out, Mapping):
+        raise FeedError(f"net {net!r}: out must be arrays by name, for {list(names)}; found {type(out).__name__}")
     for name, array in out.items():
         if name not in names:
             raise FeedError(f"net {net!r}: out: {name!r} is not among the results asked for, {list(names)}")

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from dagexec.core.errors import ModelFormatError
-from dagexec.core.proto import NetDef
+from dagexec.core.proto import NetDef, missing_fields
 
 M = TypeVar("M", bound=Message)
 
@@ -59,6 +59,8 @@ def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = Fa
         else:
             message.ParseFromString(content)
             _check_strings(message)
+        if missing := missing_fields(message):
+            raise DecodeError(f"required fields are missing: {missing}")
     except (DecodeError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFormatError(f"{source}: not a {name} ({len(content)} bytes): {error}") from None
     return message

@@ -19,11 +19,12 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
-from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.core.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 from dagexec.core.io_access import IO
-from dagexec.core.proto import OperatorDef
+from dagexec.core.proto import OperatorDef, missing_fields
 
 UNBOUNDED = 1 << 30
+_MOST_BYTES = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class TensorType:
 
     shape: tuple[int, ...]
     meta: TypeMeta
+
+    def __post_init__(self) -> None:
+        """Raises ResourceError for a size that is negative, or sizes so large that no machine counts the bytes."""
+        if element_count(self.shape) > _MOST_BYTES // self.meta.itemsize:
+            raise ResourceError(f"shape {self.shape} of {self.meta} overflows: it has more than 2^63 - 1 bytes")
 
     @property
     def elements(self) -> int:
@@ -240,6 +246,8 @@ class OpSchema:
 
     def verify(self, definition: OperatorDef) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""
+        if missing := missing_fields(definition):
+            raise SchemaError(f"required fields are missing: {missing}")
         inputs, outputs = tuple(definition.input), tuple(definition.output)
         self._verify_count("input", len(inputs), self.inputs)
         self._verify_count("output", len(outputs), self.outputs)

@@ -129,7 +129,7 @@ class _Fusion:
         definition, kind = self._draft[number], self._types[source]
         affine = normalisation(self._draft, number) if definition.input[0] == source else None
         order = self._draft.arguments(number).string("order", "NCHW").upper()
-        if affine is None or not affine.is_finite or order not in ("NCHW", "NHWC"):
+        if affine is None or not affine.is_finite or order not in ("NCHW", "NHWC") or kind.rank < 2:
             return ()
         shape = [1] * kind.rank
         shape[1 if order == "NCHW" else -1] = affine.factor.size

@@ -1,5 +1,9 @@
 """The protobuf messages, generated from `dagexec.proto` by `make proto`. Wire-compatible with Caffe2's files."""
 
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
 from dagexec.core.proto.dagexec_pb2 import (
     Argument,
     BlobProto,
@@ -22,4 +26,12 @@ __all__ = [
     "TensorProto",
     "TensorProtos",
     "TensorShape",
+    "missing_fields",
 ]
+
+
+def missing_fields(message: Message) -> str:
+    """The required fields that a message lacks, as text; empty when it is complete. Such a one cannot be written."""
+    if message.IsInitialized():
+        return ""
+    return ", ".join(cast(Any, message).FindInitializationErrors()[:8])
