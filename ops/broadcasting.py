@@ -36,6 +36,19 @@ def broadcast_shape(call: OperatorCall, shapes: Sequence[tuple[int, ...]]) -> tu
     return tuple(result)
 
 
+def reduced_view(call: OperatorCall) -> tuple[int, ...]:
+    """The shape under which B, which a sum is to be like, is stretched to A: `axis` needs no `broadcast` there.
+
+    Raises ShapeError when B is not stretched to A's shape.
+    """
+    a, b, arguments = call.inputs[0].shape, call.inputs[1].shape, call.arguments
+    if arguments.bool("broadcast") or arguments.int("axis", -1) != -1 or arguments.string("axis_str", ""):
+        return _run_view(call, a, b, _run_start(call, len(a), len(b)))
+    if broadcast_shape(call, [a, b]) != a:
+        raise call.fail(f"B of shape {b} must broadcast to A's shape {a}")
+    return b
+
+
 def operand_views(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The output shape of a binary operator, and the shape under which its B broadcasts to that by NumPy's rule.
 

@@ -48,12 +48,23 @@ def convert(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
         np.copyto(target, source, casting="unsafe")
 
 
+def write_out(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Numbers in decimal, as C++'s `std::to_string` writes them: floats with six digits behind the point."""
+    form = "%f" if source.dtype.kind in "fV" else "%d"
+    numbers = source.astype(np.float64) if source.dtype.kind == "V" else source
+    target.reshape(-1)[:] = [(form % number).encode() for number in numbers.reshape(-1).tolist()]
+
+
+def require_convertible(call: OperatorCall, target: TypeMeta) -> None:
+    """Raise ShapeError where strings would have to be read as numbers."""
+    if call.inputs[0].meta is STRING and target is not STRING:
+        raise call.fail(f"string cannot be cast to {target}: strings are not read as numbers")
+
+
 def infer_cast(call: OperatorCall) -> list[TensorType]:
-    """The input's shape with the type `to`; strings are not converted."""
+    """The input's shape with the type `to`; strings are not read as numbers."""
     target = type_argument(call, "to")
-    source = call.inputs[0].meta
-    if (source is STRING) != (target is STRING):
-        raise call.fail(f"{source} cannot be cast to {target}: strings and numbers do not convert")
+    require_convertible(call, target)
     return [TensorType(call.inputs[0].shape, target)]
 
 
@@ -63,7 +74,9 @@ class Conversion(Operator):
     def prepare(self) -> Step:
         """One converting copy; a plain one when the type stays."""
         x, y = self.x(0), self.y(0)
-        return partial(np.copyto, y, x) if x.dtype == y.dtype else partial(convert, x, y)
+        if x.dtype == y.dtype:
+            return partial(np.copyto, y, x)
+        return partial(write_out if y.dtype.kind == "O" else convert, x, y)
 
 
 @operator(
@@ -72,7 +85,8 @@ class Conversion(Operator):
         inputs=(1, 1),
         outputs=(1, 1),
         infer=infer_cast,
-        doc="X with its elements converted to the type `to`: floats are cut towards zero, non-zero becomes true.",
+        doc="X with its elements converted to the type `to`: floats are cut towards zero, non-zero becomes true, "
+        "strings have the number in decimal, floats with six digits behind the point.",
         input_names=("X",),
         output_names=("Y",),
         args={
@@ -108,11 +122,9 @@ class HalfToFloat(Conversion):
 
 
 def infer_cast_like(call: OperatorCall) -> list[TensorType]:
-    """X's shape with the type of `like`; strings are not converted."""
-    source, target = call.inputs[0].meta, call.inputs[1].meta
-    if (source is STRING) != (target is STRING):
-        raise call.fail(f"{source} cannot be cast to {target}: strings and numbers do not convert")
-    return [TensorType(call.inputs[0].shape, target)]
+    """X's shape with the type of `like`; strings are not read as numbers."""
+    require_convertible(call, call.inputs[1].meta)
+    return [TensorType(call.inputs[0].shape, call.inputs[1].meta)]
 
 
 @operator(

@@ -274,12 +274,12 @@ class Min(VariadicOperator):
 
 
 def where_condition_view(call: OperatorCall) -> tuple[int, ...]:
-    """The shape under which C broadcasts; with enable_broadcast its one axis is X's first. Raises ShapeError."""
+    """The shape under which C broadcasts; with broadcast_on_rows its one axis is X's first. Raises ShapeError."""
     condition, x = call.inputs[0].shape, call.inputs[1].shape
-    if not call.arguments.bool("enable_broadcast"):
+    if not call.arguments.bool("broadcast_on_rows"):
         return condition
     if len(condition) != 1 or not x or condition[0] != x[0]:
-        raise call.fail(f"with enable_broadcast, C must have one axis, of X's {x[:1]} rows; found shape {condition}")
+        raise call.fail(f"with broadcast_on_rows, C must have one axis, of X's {x[:1]} rows; found shape {condition}")
     return (condition[0], *(1,) * (len(x) - 1))
 
 
@@ -299,7 +299,7 @@ def infer_where(call: OperatorCall) -> list[TensorType]:
         doc="Z = X where C is true, else Y. All three broadcast as in NumPy.",
         input_names=("C", "X", "Y"),
         output_names=("Z",),
-        args={"enable_broadcast": "1: C has an element for each row of X (default 0)"},
+        args={"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
     )
 )
 class Where(Operator):

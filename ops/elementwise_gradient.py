@@ -25,7 +25,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
 from dagexec.ops.blocks import Array, Scratch
 from dagexec.ops.broadcast_reduction import mask, reduced, select_passes
-from dagexec.ops.broadcasting import BROADCAST_ARGS, broadcast_shape, forward_call, operand_views
+from dagexec.ops.broadcasting import BROADCAST_ARGS, broadcast_shape, forward_call, operand_views, reduced_view
 from dagexec.ops.elementwise import infer_pow, quiet, where_condition_view
 from dagexec.ops.operand_gradients import Form, OperandGradients, Views, register_gradients, stretched_views
 from dagexec.ops.pointwise import scalar_pass
@@ -256,9 +256,7 @@ def infer_sum_reduce_like(call: OperatorCall) -> list[TensorType]:
     """The output has the shape of B, which must broadcast to that of A."""
     meta = call.require_types(0, *FLOAT_TYPES)
     call.require_types(1, *NUMBER_TYPES, BOOL)
-    shape, _ = operand_views(call)
-    if shape != call.inputs[0].shape:
-        raise call.fail(f"B of shape {call.inputs[1].shape} must broadcast to A's shape {call.inputs[0].shape}")
+    reduced_view(call)
     output = TensorType(call.inputs[1].shape, meta)
     if call.definition.output[0] == call.definition.input[0] and output != call.inputs[0]:
         raise call.fail(f"the output {output} cannot overwrite A, which is {call.inputs[0]}")
@@ -271,8 +269,8 @@ def infer_sum_reduce_like(call: OperatorCall) -> list[TensorType]:
         inputs=(2, 2),
         outputs=(1, 1),
         infer=infer_sum_reduce_like,
-        doc="C = the sum of A over the axes along which B is stretched to A's shape, as in NumPy or, with broadcast=1, "
-        "by Caffe2's older rule; C has the shape of B.",
+        doc="C = the sum of A over the axes along which B is stretched to A's shape, as in NumPy or, with broadcast=1 "
+        "or an axis, by Caffe2's older rule; C has the shape of B.",
         input_names=("A", "B"),
         output_names=("C",),
         args=BROADCAST_ARGS,
@@ -285,7 +283,7 @@ class SumReduceLike(Operator):
 
     def prepare(self) -> Step:
         """One sum."""
-        a, (_, view) = self.x(0), operand_views(self.call())
+        a, view = self.x(0), reduced_view(self.call())
         return reduced(self, a.shape, [a], self.y(0).reshape(stretched_views({"B": view}, a.shape)["B"]))
 
 
@@ -342,7 +340,7 @@ register_gradients(
     (("C", "X", "Y", "dZ"), ("dX", "dY")),
     "dX = dZ where C is true, else 0; dY = dZ where C is false, else 0; summed where stretched. X and Y are read for "
     "their shapes alone.",
-    {"enable_broadcast": "1: C has an element for each row of X (default 0)"},
+    {"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
     3,
 )
 

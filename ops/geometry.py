@@ -380,10 +380,10 @@ def _given(call: OperatorCall, plural: str, *others: str) -> list[str]:
     return [plural, *found] if plural in args and args.ints(plural) else found
 
 
-def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:
+def read_pads(call: OperatorCall, rank: int, least: int = 0) -> tuple[int, ...]:
     """The pads of an operator on `rank` spatial axes, heads and then tails, from one of the three spellings.
 
-    Raises ArgumentError for forms that contradict each other, a wrong number of entries, or one below 0.
+    Raises ArgumentError for forms that contradict each other, a wrong number of entries, or one below `least`.
     """
     args = call.arguments
     sides = PAD_SIDES
@@ -400,7 +400,7 @@ def read_pads(call: OperatorCall, rank: int) -> tuple[int, ...]:
         return (0,) * (2 * rank)
     if set(given) - allowed:
         raise ArgumentError(f"{call.label}: arguments {given} say the same thing; give one form")
-    return _checked(call, "pad", values, 2 * rank, 0)
+    return _checked(call, "pad", values, 2 * rank, least)
 
 
 def _checked(call: OperatorCall, name: str, values: list[int], count: int, least: int) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import element_count
-from dagexec.core.dtypes import BOOL, INT32, INT64, STRING, UINT8
-from dagexec.core.operator import Operator, Step
+from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
+from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.shape import copy_cost, integers_of
@@ -32,6 +32,37 @@ def check_indices(indices: Array, low: int, high: int, label: str) -> None:
     raise IndexError(f"{label}: index {flat[place]} at place {place} must be in [{low}, {high})")
 
 
+GATHER_ARGS = {
+    "match_outer": "1: the axes of INDICES before `axis` are DATA's, and each of their places has its own picks "
+    "(default 0)",
+    "wrap_indices": "as ONNX's Gather: 1: negative indices count from the end, 0: they are errors; an axis without "
+    "elements has no index. Without it as Caffe2's: negative ones count from the end on axis 0 only, and of an axis "
+    "without elements nothing is picked, whatever the indices: the output has DATA's shape",
+}
+
+
+def picked_shape(call: OperatorCall, axis: int) -> tuple[int, ...]:
+    """The shape of what input 1 picks from input 0 along `axis`. Raises ShapeError where they do not fit together."""
+    data, indices = call.inputs[0].shape, call.inputs[1].shape
+    if picks_nothing(call, data[axis]):
+        return data
+    if not call.arguments.bool("match_outer"):
+        return (*data[:axis], *indices, *data[axis + 1 :])
+    if indices[:axis] != data[:axis]:
+        raise call.fail(f"with match_outer, INDICES must begin with the axes {data[:axis]} of DATA, found {indices}")
+    return (*indices, *data[axis + 1 :])
+
+
+def picks_nothing(call: OperatorCall, size: int) -> bool:
+    """True where indices are not looked at, as the axis has no elements."""
+    return size == 0 and "wrap_indices" not in call.arguments
+
+
+def wraps(call: OperatorCall, axis: int) -> bool:
+    """True where negative indices count from the end of `axis`."""
+    return call.arguments.bool("wrap_indices", axis == 0)
+
+
 class GatherAlongAxis(Operator):
     """Slices of the data along an axis, picked by index."""
 
@@ -41,23 +72,39 @@ class GatherAlongAxis(Operator):
 
     def prepare(self) -> Step:
         """A check of the indices, then one `np.take` that need not check them again."""
-        data, indices, y = self.x(0), self.x(1), self.y(0)
+        data, indices, y, call = self.x(0), self.x(1), self.y(0), self.call()
         axis = self.axis()
-        size = data.shape[axis]
-        wrap = self.arguments.bool("wrap_indices")
-        low, label = (-size if wrap else 0), self.label
-        wide = indices if indices.dtype == np.int64 else self.scratch(indices.shape, np.int64)
+        size, wrap = data.shape[axis], wraps(call, axis)
+        check = partial(check_indices, indices, -size if wrap else 0, size, self.label)
+        if picks_nothing(call, size):
+            return nothing_to_do
         if y.size == 0:
-            return partial(check_indices, indices, low, size, label)
+            return check
+        if call.arguments.bool("match_outer"):
+            return in_sequence([check, *self._matched(axis, wrap=wrap)])
+        wide = indices if indices.dtype == np.int64 else self.scratch(indices.shape, np.int64)
         take = partial(np.take, data, wide, axis=axis, out=y, mode="wrap" if wrap else "clip")
 
         def gather() -> None:
-            check_indices(indices, low, size, label)
+            check()
             if wide is not indices:
                 np.copyto(wide, indices)
             take()
 
         return gather
+
+    def _matched(self, axis: int, *, wrap: bool) -> list[Step]:
+        """Indices as numbers of rows, of which DATA has `size` for each place of the axes before `axis`; one take."""
+        data, indices, y = self.x(0), self.x(1), self.y(0)
+        size, outer = data.shape[axis], element_count(data.shape[:axis])
+        rows = self.scratch((outer, indices.size // outer), np.int64)
+        first = np.arange(outer, dtype=np.int64)[:, np.newaxis] * size
+        return [
+            partial(np.copyto, rows, indices.reshape(rows.shape)),
+            *([partial(np.remainder, rows, size, out=rows)] if wrap else []),
+            partial(np.add, rows, first, out=rows),
+            partial(np.take, data.reshape(outer * size, -1), rows, axis=0, out=y.reshape(*rows.shape, -1), mode="clip"),
+        ]
 
 
 def gather_schema(
@@ -67,8 +114,7 @@ def gather_schema(
 
     def infer(call: OperatorCall) -> list[TensorType]:
         call.require_types(1, INT32, INT64)
-        shape, along = call.inputs[0].shape, axis(call)
-        return [TensorType((*shape[:along], *call.inputs[1].shape, *shape[along + 1 :]), call.inputs[0].meta)]
+        return [TensorType(picked_shape(call, axis(call)), call.inputs[0].meta)]
 
     return OpSchema(
         name,
@@ -78,7 +124,7 @@ def gather_schema(
         doc=doc,
         input_names=("DATA", "INDICES"),
         output_names=("OUTPUT",),
-        args={"wrap_indices": "1: negative indices count from the end (default 0: they are errors)"} | (args or {}),
+        args=GATHER_ARGS | (args or {}),
         cost=copy_cost,
     )
 
@@ -122,13 +168,13 @@ class BatchGather(GatherAlongAxis):
 
 
 def infer_one_hot(call: OperatorCall) -> list[TensorType]:
-    """A uint8 row of the given size per index."""
+    """A float32 row of the given size per index."""
     (count,) = call.require_rank(0, 1)
     call.require_types(0, INT32, INT64)
     sizes = integers_of(call, 1)
     if len(sizes) != 1 or sizes[0] < 0:
         raise call.fail(f"the row size must be one number of at least 0, found {list(sizes)}")
-    return [TensorType((count, sizes[0]), UINT8)]
+    return [TensorType((count, sizes[0]), FLOAT32)]
 
 
 @operator(
@@ -137,7 +183,7 @@ def infer_one_hot(call: OperatorCall) -> list[TensorType]:
         inputs=(2, 2),
         outputs=(1, 1),
         infer=infer_one_hot,
-        doc="A row per index, of the size in input 1, with a 1 at the index and 0 elsewhere (uint8).",
+        doc="A row per index, of the size in input 1, with a 1 at the index and 0 elsewhere (float32).",
         input_names=("indices", "index_size_tensor"),
         output_names=("one_hots",),
         cost=copy_cost,

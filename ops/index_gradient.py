@@ -11,20 +11,30 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
+from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, SparseGradient, gradient_of, no_gradient
-from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.blocks import Array, compute_dtype, convert, is_narrow
-from dagexec.ops.index import check_indices
+from dagexec.ops.index import GATHER_ARGS, check_indices, picked_shape, picks_nothing, wraps
 from dagexec.ops.shape import View, copy_cost, no_cost
 
 
-def adding_at(owner: Operator, indices: Array, values: Array, result: Array, axis: int, *, wrap: bool = False) -> Step:
+def adding_at(
+    owner: Operator,
+    indices: Array,
+    values: Array,
+    result: Array,
+    axis: int,
+    *,
+    wrap: bool = False,
+    matched: bool = False,
+) -> Step:
     """The step result = 0, then result[..., indices[i], ...] += values[..., i, ...] along `axis` for every i.
 
-    `indices` is a vector. With `wrap` negative ones count from the end. 16-bit floats are summed in float32.
+    `indices` is a vector; with `matched`, as many for each place of the axes before `axis`. With `wrap` negative ones
+    count from the end. 16-bit floats are summed in float32.
     """
     size, label = result.shape[axis], owner.label
     outer, inner = math.prod(result.shape[:axis]), math.prod(result.shape[axis + 1 :])
@@ -36,9 +46,10 @@ def adding_at(owner: Operator, indices: Array, values: Array, result: Array, axi
         steps.append(partial(np.multiply, indices, inner, out=rows, dtype=np.int64))
         if wrap:
             steps.append(partial(np.remainder, rows, size * inner, out=rows))
-        places = owner.scratch((outer, len(indices), inner), np.int64)
+        picks = rows.reshape(outer, -1, 1) if matched else rows.reshape(1, -1, 1)
+        places = owner.scratch((outer, picks.shape[1], inner), np.int64)
         corners = (np.arange(outer) * (size * inner))[:, None, None] + np.arange(inner)
-        steps.append(partial(np.add, corners, rows[:, None], out=places))
+        steps.append(partial(np.add, corners, picks, out=places))
         weights = values
         if total is not result:
             weights = owner.scratch(values.shape, total.dtype)
@@ -51,7 +62,7 @@ def _infer_sparse_to_dense(call: OperatorCall) -> list[TensorType]:
     """As many rows as the third input has, of the shape of a row of the values."""
     (count,) = call.require_rank(0, 1)
     call.require_types(0, INT32, INT64)
-    meta = call.require_types(1, *FLOAT_TYPES)
+    meta = call.require_types(1, *NUMBER_TYPES)
     values, like = call.inputs[1].shape, call.inputs[2].shape
     if not values or values[0] != count:
         raise call.fail(f"the values must have a row for each of {count} indices, found shape {values}")
@@ -89,8 +100,15 @@ def sparse_to_dense_gradient(request: GradientRequest) -> GradientOperators:
     return request.single("Gather", [request.dy(0), request.x(0)], [1])
 
 
-def _gather_axis(call: OperatorCall) -> int:
-    return 1 if call.definition.type.startswith("Batch") else call.axis("axis", 0, len(call.inputs[0].shape))
+def gathered_axis(call: OperatorCall) -> int:
+    """The axis that was picked along: argument `axis`, by default the first, or of a batch the second.
+
+    Raises ShapeError for an axis that the data has not.
+    """
+    batch, rank = call.definition.type.startswith("Batch"), len(call.inputs[0].shape)
+    if batch and rank < 2:
+        raise call.fail("the data must have at least 2 axes, the first of them the batch")
+    return call.axis("axis", 1 if batch else 0, rank)
 
 
 def _infer_gather(call: OperatorCall) -> list[TensorType]:
@@ -98,12 +116,7 @@ def _infer_gather(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *FLOAT_TYPES)
     call.require_same_type(0, 2)
     call.require_types(1, INT32, INT64)
-    shape = call.inputs[0].shape
-    if call.definition.type.startswith("Batch") and len(shape) < 2:
-        raise call.fail("the data must have at least 2 axes, the first of them the batch")
-    axis = _gather_axis(call)
-    picked = (*shape[:axis], *call.inputs[1].shape, *shape[axis + 1 :])
-    call.require_shape(2, picked, "dY: what picking from the data gives")
+    call.require_shape(2, picked_shape(call, gathered_axis(call)), "dY: what picking from the data gives")
     return [call.inputs[0]]
 
 
@@ -112,16 +125,15 @@ class GatheringGradient(Operator):
 
     def prepare(self) -> Step:
         """See `adding_at`."""
-        indices, dy = self.x(1).reshape(-1), self.x(2)
-        return adding_at(
-            self, indices, dy, self.y(0), _gather_axis(self.call()), wrap=self.arguments.bool("wrap_indices")
-        )
+        call, result = self.call(), self.y(0)
+        axis = gathered_axis(call)
+        if picks_nothing(call, result.shape[axis]):
+            return nothing_to_do
+        wrap, matched = wraps(call, axis), call.arguments.bool("match_outer")
+        return adding_at(self, self.x(1).reshape(-1), self.x(2), result, axis, wrap=wrap, matched=matched)
 
 
-for _name, _args in (
-    ("GatherGradient", {"axis": "the axis of DATA that was picked along (default 0)"}),
-    ("BatchGatherGradient", {}),
-):
+for _name, _default in (("GatherGradient", 0), ("BatchGatherGradient", 1)):
     operator(
         OpSchema(
             _name,
@@ -132,7 +144,7 @@ for _name, _args in (
             "the indices that picked it.",
             input_names=("DATA", "INDICES", "dY"),
             output_names=("dDATA",),
-            args={"wrap_indices": "1: negative indices count from the end (default 0)"} | _args,
+            args=GATHER_ARGS | {"axis": f"the axis of DATA that was picked along (default {_default})"},
             cost=memory_cost,
         )
     )(type(_name, (GatheringGradient,), {"__doc__": GatheringGradient.__doc__}))
@@ -181,7 +193,8 @@ def gather_gradient(request: GradientRequest) -> GradientOperators:
     if 0 not in request.wanted:
         return request.result([], {})
     dense = request.dx(0)
-    if request.arguments.int("axis", 0) != 0 or request.arguments.bool("wrap_indices"):
+    arguments = request.arguments
+    if arguments.int("axis", 0) != 0 or arguments.bool("wrap_indices") or arguments.bool("match_outer"):
         return request.single("GatherGradient", [request.x(0), request.x(1), request.dy(0)], [0])
     sparse = SparseGradient(f"{dense}_indices", f"{dense}_values")
     operators = [

@@ -6,14 +6,18 @@ the check, on any schedule: the first check that fails names an operator whose o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dagexec.core.errors import NonFiniteError
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.ops.blocks import Array
+
+NONE: Mapping[str, Array] = {}
 
 
 def infer_nan_check(call: OperatorCall) -> list[TensorType]:
@@ -24,11 +28,12 @@ def infer_nan_check(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "NanCheck",
-        inputs=(1, 1),
+        inputs=(1, UNBOUNDED),
         outputs=(1, 1),
         infer=infer_nan_check,
-        doc="Y = X; an error when X has a NaN or an infinity. Tensors of other than floats pass.",
-        input_names=("X",),
+        doc="Y = X; an error when X has a NaN or an infinity, that names those of the other inputs that have one, too. "
+        "Tensors of other than floats pass.",
+        input_names=("X", "others"),
         output_names=("Y",),
         args={"producer": "how the error names the operator that computed X (default: X itself)"},
         inplace=first_to_first,
@@ -46,22 +51,29 @@ class NanCheck(Operator):
         steps: list[Step] = []
         if x.dtype.kind in "fV":
             finite = self.scratch(x.shape, np.bool_)
-            steps.append(lambda: check_finite(x, finite, name, producer, self.label))
+            others = {blob.name: self.x(1 + index) for index, blob in enumerate(self.input_blobs[1:])}
+            steps.append(lambda: check_finite(x, finite, name, producer, self.label, others))
         if y is not x and not np.may_share_memory(x, y):
             steps.append(lambda: np.copyto(y, x))
         return in_sequence(steps)
 
 
-def check_finite(x: Array, finite: Array, name: str, producer: str, label: str) -> None:
-    """Raise NonFiniteError when array `x` of blob `name` has a NaN or an infinity; `finite` is memory to work in."""
+def check_finite(
+    x: Array, finite: Array, name: str, producer: str, label: str, others: Mapping[str, Array] = NONE
+) -> None:
+    """Raise NonFiniteError when array `x` of blob `name` has a NaN or an infinity; `finite` is memory to work in.
+
+    The message names those of the arrays `others`, by name of their blobs, that have one, too.
+    """
     np.isfinite(x, out=finite)
     if finite.all():
         return
     place = tuple(int(index) for index in np.argwhere(~finite)[0])
     count = finite.size - int(np.count_nonzero(finite))
+    bad = [repr(other) for other, array in others.items() if array.dtype.kind in "fV" and not np.isfinite(array).all()]
     raise NonFiniteError(
         f"{label}: {producer} made {count} of {finite.size} elements of blob {name!r} NaN or infinite, "
-        f"the first at {list(place)}: {x[place]}",
+        f"the first at {list(place)}: {x[place]}" + (f"; so have {', '.join(bad)}" if bad else ""),
         blob=name,
         producer=producer,
     )

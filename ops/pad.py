@@ -28,6 +28,7 @@ from dagexec.ops.pool.window import image_blocks
 
 Array = npt.NDArray[Any]
 
+MOST_PAD = (1 << 31) - 1
 _MODES = ("constant", "reflect", "edge")
 _MODE_HELP = "constant (default), reflect (mirror, without repeating the border pixel) or edge (repeat it)"
 _MODE_ARGS = {"mode": _MODE_HELP, "value": "what constant padding holds (default 0)"}
@@ -42,6 +43,11 @@ class Padding:
     heads: tuple[int, ...]
     tails: tuple[int, ...]
 
+    @property
+    def cuts(self) -> bool:
+        """True when some pixels are cut off."""
+        return min((*self.heads, *self.tails), default=0) < 0
+
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape after padding a tensor of `shape`."""
         return tuple(head + size + tail for head, size, tail in zip(self.heads, shape, self.tails, strict=True))
@@ -54,7 +60,7 @@ class Padding:
 def image_padding(call: OperatorCall) -> Padding:
     """PadImage's padding: the window arguments' pads on the two spatial axes. Raises ArgumentError or ShapeError."""
     call.require_rank(0, 4)
-    top, left, bottom, right = read_pads(call, 2)
+    top, left, bottom, right = read_pads(call, 2, least=-MOST_PAD)
     if channels_last(call):
         return Padding((0, top, left, 0), (0, bottom, right, 0))
     return Padding((0, 0, top, left), (0, 0, bottom, right))
@@ -66,7 +72,7 @@ def tensor_padding(call: OperatorCall) -> Padding:
     pads = call.arguments.ints("pads")
     if len(pads) != 2 * rank:
         raise ArgumentError(f"{call.label}: pads needs {2 * rank} entries (heads, then tails), found {pads}")
-    if any(abs(pad) >= 1 << 31 for pad in pads):
+    if any(abs(pad) > MOST_PAD for pad in pads):
         raise ArgumentError(f"{call.label}: pads are out of range: {pads}")
     return Padding(tuple(pads[:rank]), tuple(pads[rank:]))
 
@@ -162,7 +168,9 @@ def _gradient_schema(of: str, args: dict[str, str]) -> OpSchema:
 
 @operator(_gradient_schema("PadImage", _IMAGE_ARGS))
 class PadImageGradient(Operator):
-    """dX is the middle of dY, plus the borders of dY at the pixels that they show, in a fixed order."""
+    """dX is the middle of dY, plus the borders of dY at the pixels that they show, in a fixed order; 0 where X was
+    cut off.
+    """
 
     def prepare(self) -> Step:
         """16-bit types are summed in float32, some planes at a time."""
@@ -173,15 +181,18 @@ class PadImageGradient(Operator):
         dy, dx = (_planes(array, channels_last(call)) for array in (self.x(0), self.y(0)))
         work = compute_dtype(dx.dtype)
         regions = _regions(dx.shape, padding, mode)
+        clear: list[Step] = [partial(dx.fill, 0)] if padding.cuts else []
         if mode == "constant":
-            return _gather(self, regions[:1], dy, dx)
+            return in_sequence([*clear, _gather(self, regions[:1], dy, dx)])
         if work == dx.dtype:
-            return _gather(self, regions, dy, dx)
+            return in_sequence([*clear, _gather(self, regions, dy, dx)])
         blocks = image_blocks(len(dx), dx[0].size)
         wide = self.scratch((blocks[0].stop, *dx.shape[1:]), work)
         calls: list[Step] = []
         for block in blocks:
             total = wide[: block.stop - block.start]
+            if padding.cuts:
+                calls.append(partial(total.fill, 0))
             calls.append(_gather(self, regions, dy[block], total))
             calls.append(partial(np.copyto, dx[block], total, casting="same_kind"))
         return in_sequence(calls)
@@ -189,7 +200,7 @@ class PadImageGradient(Operator):
 
 @operator(_gradient_schema("Pad", _TENSOR_ARGS))
 class PadGradient(Operator):
-    """As PadImageGradient, on all axes; pixels that Pad cut off get 0."""
+    """As PadImageGradient, on all axes."""
 
     def prepare(self) -> Step:
         """16-bit types are summed in float32."""
@@ -200,7 +211,7 @@ class PadGradient(Operator):
         regions = _regions(dx.shape, padding, mode)
         work = compute_dtype(dx.dtype)
         total = dx if work == dx.dtype else self.scratch(dx.shape, work)
-        steps: list[Step] = [partial(total.fill, 0)] if min((*padding.heads, *padding.tails), default=0) < 0 else []
+        steps: list[Step] = [partial(total.fill, 0)] if padding.cuts else []
         steps.append(_gather(self, regions[:1] if mode == "constant" else regions, dy, total))
         if total is not dx:
             steps.append(partial(np.copyto, dx, total, casting="same_kind"))
@@ -298,7 +309,7 @@ def _pad_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
 _PAD_SCHEMAS = (
     _pad_schema(
         "PadImage",
-        "Y = X (N, C, H, W) with rows and columns added around each image.",
+        "Y = X (N, C, H, W) with rows and columns added around each image, or cut off where a pad is negative.",
         _IMAGE_ARGS,
     ),
     _pad_schema(

@@ -51,19 +51,19 @@ def all_axes(call: OperatorCall) -> tuple[Axes, bool]:
 
 
 def _reduced_count(call: OperatorCall) -> int:
-    rank, count = len(call.inputs[0].shape), call.arguments.int("num_reduce_dims", 1)
+    rank, count = len(call.inputs[0].shape), call.arguments.int("num_reduce_dim", 1)
     if not 0 <= count <= rank:
-        raise ArgumentError(f"{call.label}: argument 'num_reduce_dims' must be in [0, {rank}], found {count}")
+        raise ArgumentError(f"{call.label}: argument 'num_reduce_dim' must be in [0, {rank}], found {count}")
     return count
 
 
 def front_axes(call: OperatorCall) -> tuple[Axes, bool]:
-    """The first `num_reduce_dims` axes. Raises ArgumentError."""
+    """The first `num_reduce_dim` axes. Raises ArgumentError."""
     return tuple(range(_reduced_count(call))), False
 
 
 def back_axes(call: OperatorCall) -> tuple[Axes, bool]:
-    """The last `num_reduce_dims` axes. Raises ArgumentError."""
+    """The last `num_reduce_dim` axes. Raises ArgumentError."""
     rank = len(call.inputs[0].shape)
     return tuple(range(rank - _reduced_count(call), rank)), False
 
@@ -221,7 +221,7 @@ AXES_ARGS = {
     "axes": "axes to reduce, negative ones counted from the end (default all)",
     "keepdims": "1: reduced axes stay, with size 1 (default 1)",
 }
-COUNT_ARGS = {"num_reduce_dims": "how many axes are reduced (default 1)"}
+COUNT_ARGS = {"num_reduce_dim": "how many axes are reduced (default 1)"}
 
 
 def reduction_schema(
@@ -276,22 +276,22 @@ ReduceL2 = _define(
     "ReduceL2", L2Reduction, named_axes, "Root of the sum of squares over `axes`.", AXES_ARGS, FLOAT_TYPES
 )
 ReduceFrontSum = _define(
-    "ReduceFrontSum", SumReduction, front_axes, "Sum over the first `num_reduce_dims` axes.", COUNT_ARGS
+    "ReduceFrontSum", SumReduction, front_axes, "Sum over the first `num_reduce_dim` axes.", COUNT_ARGS
 )
 ReduceFrontMean = _define(
-    "ReduceFrontMean", MeanReduction, front_axes, "Mean over the first `num_reduce_dims` axes.", COUNT_ARGS, FLOAT_TYPES
+    "ReduceFrontMean", MeanReduction, front_axes, "Mean over the first `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
 )
 ReduceFrontMax = _define(
-    "ReduceFrontMax", MaxReduction, front_axes, "Maximum over the first `num_reduce_dims` axes.", COUNT_ARGS
+    "ReduceFrontMax", MaxReduction, front_axes, "Maximum over the first `num_reduce_dim` axes.", COUNT_ARGS
 )
 ReduceBackSum = _define(
-    "ReduceBackSum", SumReduction, back_axes, "Sum over the last `num_reduce_dims` axes.", COUNT_ARGS
+    "ReduceBackSum", SumReduction, back_axes, "Sum over the last `num_reduce_dim` axes.", COUNT_ARGS
 )
 ReduceBackMean = _define(
-    "ReduceBackMean", MeanReduction, back_axes, "Mean over the last `num_reduce_dims` axes.", COUNT_ARGS, FLOAT_TYPES
+    "ReduceBackMean", MeanReduction, back_axes, "Mean over the last `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
 )
 ReduceBackMax = _define(
-    "ReduceBackMax", MaxReduction, back_axes, "Maximum over the last `num_reduce_dims` axes.", COUNT_ARGS
+    "ReduceBackMax", MaxReduction, back_axes, "Maximum over the last `num_reduce_dim` axes.", COUNT_ARGS
 )
 ReduceTailSum = _define("ReduceTailSum", SumReduction, tail_axes, "Sum over all axes but the first.", {})
 RowwiseMax = _define(

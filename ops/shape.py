@@ -52,18 +52,23 @@ def integers_of(call: OperatorCall, index: int) -> tuple[int, ...]:
     return tuple(int(value) for value in call.known_value(index).reshape(-1))
 
 
-def distinct_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
-    """Argument `name` as axes of a tensor of `rank` axes, each once; negative counts from the end.
+def named_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
+    """Argument `name` as axes of a tensor of `rank` axes, as often as they are named; negative counts from the end.
 
-    Raises ShapeError for an axis out of range or given twice.
+    Raises ShapeError for an axis out of range.
     """
     axes = call.arguments.ints(name)
     for axis in axes:
         if not -rank <= axis < rank:
             raise call.fail(f"argument {name!r} must hold axes in [{-rank}, {rank - 1}], found {axis}")
-    found = tuple(axis % rank for axis in axes)
+    return tuple(axis % rank for axis in axes)
+
+
+def distinct_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
+    """As `named_axes`, and a ShapeError for an axis that is named twice."""
+    found = named_axes(call, name, rank)
     if len(set(found)) != len(found):
-        raise call.fail(f"argument {name!r} must name each axis once, found {axes}")
+        raise call.fail(f"argument {name!r} must name each axis once, found {call.arguments.ints(name)}")
     return found
 
 
@@ -216,9 +221,9 @@ class FlattenToVec(View):
 
 
 def infer_squeeze(call: OperatorCall) -> list[TensorType]:
-    """The shape without the axes `dims`, which must have size 1."""
+    """The shape without the axes `dims`, which must have size 1; one may be named more than once."""
     shape = call.inputs[0].shape
-    dropped = distinct_axes(call, "dims", len(shape))
+    dropped = named_axes(call, "dims", len(shape))
     for axis in dropped:
         if shape[axis] != 1:
             raise call.fail(f"axis {axis} to squeeze must have size 1, found {shape[axis]}")
@@ -235,10 +240,12 @@ class Squeeze(View):
 
 
 def infer_expand_dims(call: OperatorCall) -> list[TensorType]:
-    """The shape with axes of size 1 at `dims`, which count in the output."""
+    """The shape with axes of size 1 at `dims`, which count in the output; one may be named more than once."""
     shape = call.inputs[0].shape
-    rank = len(shape) + len(call.arguments.ints("dims"))
-    added = distinct_axes(call, "dims", rank)
+    rank = len(shape) + len(set(call.arguments.ints("dims")))
+    added = named_axes(call, "dims", rank)
+    if len(set(added)) != rank - len(shape):
+        raise call.fail(f"argument 'dims' names one axis from both ends: {call.arguments.ints('dims')}")
     rest = iter(shape)
     return [TensorType(tuple(1 if axis in added else next(rest) for axis in range(rank)), call.inputs[0].meta)]
 
@@ -346,7 +353,7 @@ class NHWC2NCHW(Operator):
 def infer_shape(call: OperatorCall) -> list[TensorType]:
     """An int64 vector, one size per axis asked for."""
     rank = len(call.inputs[0].shape)
-    axes = distinct_axes(call, "axes", rank)
+    axes = named_axes(call, "axes", rank)
     return [TensorType((len(axes) if "axes" in call.arguments else rank,), INT64)]
 
 

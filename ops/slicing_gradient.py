@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import GradientOperators, GradientRequest, fill_like, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
@@ -23,7 +23,7 @@ from dagexec.ops.slicing import SLICE_ARGS, TILE_ARGS, as_slices, slice_ranges, 
 
 def _infer_slice(call: OperatorCall) -> list[TensorType]:
     """The type of X; where the bounds are arguments, dY must be that slice of it."""
-    call.require_types(0, *FLOAT_TYPES)
+    call.require_types(0, *NUMBER_TYPES, BOOL)
     call.require_same_type(0, len(call.inputs) - 1)
     if len(call.inputs) == 3:
         raise call.fail("expected starts and ends as inputs 1 and 2, before dY, found one of them only")

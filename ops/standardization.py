@@ -65,14 +65,14 @@ def instance_grouping(call: OperatorCall) -> Grouping:
 
 
 def group_grouping(call: OperatorCall) -> Grouping:
-    """A group is `channels / num_groups` neighbouring channels of one image. Raises ShapeError or ArgumentError."""
+    """A group is `channels / group` neighbouring channels of one image. Raises ShapeError or ArgumentError."""
     shape = call.inputs[0].shape
     if len(shape) < 2:
         raise call.fail(f"X must have at least 2 axes, found {len(shape)}")
     axis = channel_axis(call)
-    groups = call.arguments.int("num_groups", 32)
+    groups = call.arguments.int("group", 32)
     if groups < 1 or shape[axis] % groups:
-        raise ArgumentError(f"{call.label}: 'num_groups' must divide the {shape[axis]} channels, found {groups}")
+        raise ArgumentError(f"{call.label}: 'group' must divide the {shape[axis]} channels, found {groups}")
     batch, width, pixels = shape[0], shape[axis] // groups, math.prod(shape[1:axis]) * math.prod(shape[axis + 1 :])
     if channels_last(call):
         return Grouping((batch, pixels, groups, width), (1, 3), (groups, width), (batch, groups))
@@ -217,7 +217,7 @@ class InstanceNorm(_Standardize):
         doc="Normalises groups of neighbouring channels of each image. Wu and He, 2018, arXiv:1803.08494.",
         input_names=("X", "scale", "bias"),
         output_names=("Y", "mean", "inv_std"),
-        args={"num_groups": "groups of channels (default 32)", "epsilon": EPSILON_HELP, "order": ORDER_HELP},
+        args={"group": "groups of channels (default 32)", "epsilon": EPSILON_HELP, "order": ORDER_HELP},
         inplace=no_inplace,
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
     )

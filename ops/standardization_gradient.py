@@ -60,11 +60,13 @@ def group_inputs(count: int) -> GradientInputs | None:
 
 
 def layer_inputs(count: int) -> GradientInputs | None:
-    """dY, Y, mean, std, X, [gamma, beta]; or dY, X, [gamma, beta]."""
+    """dY, Y, mean, std, X, [gamma, [beta]]; or dY, X, [gamma, [beta]]."""
     found = {
         2: GradientInputs(1, 0, None, None, None, None),
         4: GradientInputs(1, 0, 2, 3, None, None),
+        3: GradientInputs(1, 0, 2, None, None, None),
         5: GradientInputs(4, 0, None, None, 2, 3),
+        6: GradientInputs(4, 0, 5, None, 2, 3),
         7: GradientInputs(4, 0, 5, 6, 2, 3),
     }
     return found.get(count)
@@ -93,8 +95,9 @@ def infer_gradient(inputs_of: InputsOf, grouping: Callable[[OperatorCall], Group
                 call.require_shape(index, groups.statistics, "one element a group")
                 call.require_same_type(roles.x, index)
         results = [kind]
-        if roles.scale is not None and roles.bias is not None:
-            _require_affine(call, roles.scale, roles.bias, groups, grouping is layer_grouping)
+        if roles.scale is not None:
+            given = tuple(index for index in (roles.scale, roles.bias) if index is not None)
+            _require_affine(call, given, groups, grouping is layer_grouping)
             results += [call.inputs[roles.scale]] * 2
         if len(call.definition.output) != len(results):
             raise call.fail(f"there must be {len(results)} outputs, found {len(call.definition.output)}")
@@ -106,13 +109,16 @@ def infer_gradient(inputs_of: InputsOf, grouping: Callable[[OperatorCall], Group
 InferGradient = Callable[[OperatorCall], list[TensorType]]
 
 
-def _require_affine(call: OperatorCall, scale: int, bias: int, groups: Grouping, whole: bool) -> None:
-    """Raise ShapeError unless scale and bias have an element for each that the grouping says; `whole` for LayerNorm."""
+def _require_affine(call: OperatorCall, given: tuple[int, ...], groups: Grouping, whole: bool) -> None:
+    """Raise ShapeError unless scale and bias, the inputs `given`, have as many elements as the grouping says.
+
+    `whole` is for LayerNorm.
+    """
     count = int(np.prod(groups.affine, dtype=np.int64))
     if not whole:
-        require_channel_parameters(call, (scale, bias), count)
+        require_channel_parameters(call, given, count)
         return
-    for index in (scale, bias):
+    for index in given:
         if call.inputs[index].elements != count:
             name = call.definition.input[index]
             raise call.fail(f"input {name!r} must have {count} elements, found shape {call.inputs[index].shape}")
@@ -350,7 +356,7 @@ def group_norm_gradient(request: GradientRequest) -> GradientOperators:
 
 @gradient_of("LayerNorm")
 def layer_norm_gradient(request: GradientRequest) -> GradientOperators:
-    """LayerNormGradient(dY, Y, mean, std, X, [gamma, beta]) -> dX, [dgamma, dbeta].
+    """LayerNormGradient(dY, Y, mean, std, X, [gamma]) -> dX, [dgamma, dbeta], as Caffe2's.
 
     X stands in the place of Y, which is not read, so that Y may be overwritten.
     """
@@ -358,4 +364,4 @@ def layer_norm_gradient(request: GradientRequest) -> GradientOperators:
     kept = _kept(request)
     given = [request.x(0), *kept] if kept else []
     count = len(request.definition.input)
-    return request.single("LayerNormGradient", [request.dy(0), *given, *request.definition.input], range(count))
+    return request.single("LayerNormGradient", [request.dy(0), *given, *request.definition.input[:2]], range(count))

@@ -102,25 +102,49 @@ def _problem_of_gradient(case: Case, recorded: GradientCase, adjust: Adjust) -> 
         return "" if recorded.refused else f"{type(error).__name__}: {error}"
     if recorded.refused:
         return "Caffe2 refuses to run its gradient"
-    return _problem_of_blobs(workspace, recorded.values, case.unstable)
+    read = {name for definition in recorded.operators for name in definition.input}
+    return _problem_of_blobs(workspace, recorded.values, frozenset(recorded.values if case.unstable & read else ()))
 
 
 def _problem_of_maker(case: Case, recorded: GradientCase, adjust: Adjust) -> str:
     if recorded.refused:
         return ""  # there is nothing to compare with
-    (forward,) = case.net.op
+    (original,) = case.net.op
+    forward, names = _renamed(original)
+    after = _after_forward(case, recorded)
+    arrays = {new: after[old] for old, new in names.items() if old in after}
     given = [f"{name}_grad" if there else None for name, there in zip(forward.output, recorded.given, strict=True)]
-    wanted = [index for index, names in enumerate(recorded.inputs) if names]
+    arrays |= {f"{names[old]}_grad": recorded.output_gradients[f"{old}_grad"] for old in _given(original, recorded)}
+    wanted = [index for index, blobs in enumerate(recorded.inputs) if blobs]
     try:
         made = gradient(adjust(forward), given, wanted=wanted)
-        workspace = run_net(_net(made.operators), _after_forward(case, recorded), adjust)
+        workspace = run_net(_net(made.operators), arrays, adjust)
     except DagexecError as error:
         return f"{type(error).__name__}: {error}"
+    computed = {**after, **recorded.values}
     for index in wanted:
-        problem = _problem_of_values(workspace, made.inputs[index], recorded, index, case.inputs)
+        expected = [computed[name] for name in recorded.inputs[index]]
+        problem = _problem_of_values(workspace, made.inputs[index], expected, values=not case.unstable)
         if problem:
-            return f"input {forward.input[index]!r}: {problem}"
+            return f"input {original.input[index]!r}: {problem}"
     return ""
+
+
+def _renamed(definition: OperatorDef) -> tuple[OperatorDef, dict[str, str]]:
+    """The operator with plain names for its blobs, as the backward pass has them, and the names by the old ones.
+
+    Caffe2's tests differentiate gradient operators, too, where `x_grad` is the name of a blob of the forward operator.
+    """
+    names = {old: f"b{index}" for index, old in enumerate(dict.fromkeys([*definition.input, *definition.output]))}
+    renamed = OperatorDef()
+    renamed.CopyFrom(definition)
+    renamed.input[:] = [names[name] for name in definition.input]
+    renamed.output[:] = [names[name] for name in definition.output]
+    return renamed, names
+
+
+def _given(definition: OperatorDef, recorded: GradientCase) -> list[str]:
+    return [name for name, there in zip(definition.output, recorded.given, strict=True) if there]
 
 
 def _net(operators: Sequence[OperatorDef]) -> NetDef:
@@ -131,18 +155,15 @@ def _after_forward(case: Case, recorded: GradientCase) -> Arrays:
     return {**case.inputs, **case.outputs, **recorded.output_gradients}
 
 
-def _problem_of_values(
-    workspace: Workspace, found: Gradient | None, recorded: GradientCase, index: int, inputs: Arrays
-) -> str:
+def _problem_of_values(workspace: Workspace, found: Gradient | None, expected: Sequence[Array], *, values: bool) -> str:
     if found is None:
         return "no gradient, where Caffe2 has one"
-    names = recorded.inputs[index]
-    values = [recorded.values[name] for name in names if name in recorded.values]
-    if isinstance(found, SparseGradient) != (len(names) == 2):
-        return f"the gradient is {found}, where Caffe2's is {', '.join(names)}"
     blobs = [found.indices, found.values] if isinstance(found, SparseGradient) else [found]
-    pairs = zip(blobs, values, strict=len(values) == len(names))
-    return next((problem for name, value in pairs if (problem := problem_of(workspace.fetch_blob(name), value))), "")
+    if len(blobs) != len(expected):
+        return f"the gradient is {found}, where Caffe2's has {len(expected)} blobs"
+    pairs = zip(blobs, expected, strict=True)
+    problems = (problem_of(workspace.fetch_blob(name), value, values=values) for name, value in pairs)
+    return next(filter(None, problems), "")
 
 
 def _problem_of_blobs(workspace: Workspace, expected: Arrays, unstable: frozenset[str]) -> str:

@@ -336,7 +336,7 @@ def test_a_blob_is_read_in_the_shape_it_has_then_though_it_changes_within_a_run(
         op=[
             operator_def("Relu", ["x"], ["y"]),
             operator_def("Slice", ["y", "zero", "count"], ["part"]),
-            operator_def("ReduceFrontSum", ["x"], ["y"], num_reduce_dims=1),
+            operator_def("ReduceFrontSum", ["x"], ["y"], num_reduce_dim=1),
         ],
     )
     workspace = Workspace()

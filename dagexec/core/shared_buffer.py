@@ -1,8 +1,9 @@
 """SharedBuffer: working memory that the operators of a workspace take turns to use, instead of each having its own.
 
-`create_shared_buffer` puts one into a workspace, under a blob name for each device; child workspaces find their
-parent's. The operators that use it run one at a time. Whoever holds its lock waits for no other operator, only for the
-locks of tables under which no operator runs, so it cannot be part of a deadlock.
+A workspace has one for each device, under a blob name; child workspaces find their parent's. `create_shared_buffer`
+makes it, or else the first operator that asks for it. The operators that use it run one at a time. Whoever holds its
+lock waits for no other operator, only for the locks of tables under which no operator runs, so it cannot be part of a
+deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Context, Device, check_fits, make_context
-from dagexec.core.errors import DeviceError, MissingBlobError
+from dagexec.core.errors import DeviceError
 from dagexec.core.exclusive import StreamMutex, TurnLock
 from dagexec.core.runtime import runtime_of
 
@@ -31,6 +32,7 @@ Allocate = Callable[[Sequence[int], npt.DTypeLike], Array]
 _ALIGNMENT = 64  # bytes: a cache line
 
 _forced = [False]
+_making = threading.Lock()
 
 
 class SharedBuffer:
@@ -188,15 +190,15 @@ def create_shared_buffer(workspace: Workspace, device: str | Device = CPU) -> Sh
     return blob.value
 
 
-def find_shared_buffer(workspace: Workspace, device: Device, label: str) -> SharedBuffer:
-    """The shared buffer that an operator in `workspace` uses. Raises MissingBlobError when none was created."""
-    blob = workspace.get_blob_or_none(shared_buffer_name(device))
-    if blob is None or blob.value is None:
-        raise MissingBlobError(
-            f"{label}: shared_buffer=1 needs a shared buffer for {device} in the workspace, and there is none: "
-            f"call dagexec.create_shared_buffer(workspace, {str(device)!r}) before the net is created"
-        )
-    return blob.get(SharedBuffer)
+def find_shared_buffer(workspace: Workspace, device: Device) -> SharedBuffer:
+    """The shared buffer that an operator in `workspace` uses; where none was created, its outermost parent gets one."""
+    with _making:
+        blob = workspace.get_blob_or_none(shared_buffer_name(device))
+        if blob is not None and blob.value is not None:
+            return blob.get(SharedBuffer)
+        while workspace.parent is not None:
+            workspace = workspace.parent
+        return create_shared_buffer(workspace, device)
 
 
 def force_shared_buffer(enabled: bool = True) -> None:

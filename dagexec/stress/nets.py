@@ -413,7 +413,7 @@ class _Builder:
     def _sum_of_rows(self) -> None:
         x = self._source(lambda kind: kind.axes == (_WIDTH,))
         if x is not None:
-            self._add("ReduceFrontSum", [x], _VECTOR, arguments={"num_reduce_dims": 1})
+            self._add("ReduceFrontSum", [x], _VECTOR, arguments={"num_reduce_dim": 1})
 
     def _may_fail(self) -> None:
         x = self._floats()

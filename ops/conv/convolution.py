@@ -52,10 +52,10 @@ class ConvOperator(ImageOperator):
     engine: ClassVar[str] = ""
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
-        """Raises MissingBlobError when it is to use a shared buffer and none was created."""
+        """See `Operator`; it looks up the shared buffer that it is to use."""
         super().__init__(definition, workspace, index=index, net=net)
         if self.arguments.bool("shared_buffer") or shared_buffer_forced():
-            self.shared_buffer = find_shared_buffer(workspace, self.context.device, self.label)
+            self.shared_buffer = find_shared_buffer(workspace, self.context.device)
 
     @property
     def channels_last(self) -> bool:

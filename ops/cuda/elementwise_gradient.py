@@ -15,7 +15,7 @@ import numpy as np
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.ops import elementwise_gradient, variadic_gradient
-from dagexec.ops.broadcasting import operand_views
+from dagexec.ops.broadcasting import reduced_view
 from dagexec.ops.cuda.broadcast_reduction import reduced
 from dagexec.ops.cuda.expression import computed_scalar
 from dagexec.ops.cuda.operator import CudaOperator
@@ -126,7 +126,7 @@ class SumReduceLike(CudaOperator):
 
     def prepare(self) -> Step:
         """One sum."""
-        a, (_, view) = self.x(0), operand_views(self.call())
+        a, view = self.x(0), reduced_view(self.call())
         target = self.y(0).reshape(stretched_views({"B": view}, a.shape)["B"])
         return reduced(self, "sum", a.shape, {"a": a}, target)
 

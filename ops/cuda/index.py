@@ -10,22 +10,22 @@ from math import prod
 import numpy as np
 
 from dagexec.core.cuda.arrays import address
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type
 from dagexec.ops.cuda.kinds import on_cuda
 from dagexec.ops.cuda.operator import c_type_of
 from dagexec.ops.cuda.strided_copy import item_type
-from dagexec.ops.index import BatchGather, Gather, OneHot
+from dagexec.ops.index import BatchGather, Gather, OneHot, picks_nothing, wraps
 
 _GATHER = (
     INDICES
     + r"""
-struct gather_t { i64 size, wrap; divider count, inner; };
+struct gather_t { i64 size, wrap, matched; divider count, inner; };
 extern "C" __global__ void gather(const T* data, const J* indices, T* y, int* fault, gather_t g, i64 n) {
     FOR_EACH(i, n) {
         I rest = (I)i, within = split(rest, g.inner), at = split(rest, g.count);
-        i64 picked = indices[at];
+        i64 picked = indices[g.matched ? rest * (I)g.count.size + at : at];
         if (g.wrap && picked < 0) picked += g.size;
         T value = {};
         if (picked >= 0 && picked < g.size) value = data[(rest * (I)g.size + (I)picked) * (I)g.inner.size + within];
@@ -39,12 +39,12 @@ extern "C" __global__ void gather(const T* data, const J* indices, T* y, int* fa
 _ONE_HOT = (
     INDICES
     + r"""
-extern "C" __global__ void one_hot(const J* indices, unsigned char* y, int* fault, divider size, i64 n) {
+extern "C" __global__ void one_hot(const J* indices, float* y, int* fault, divider size, i64 n) {
     FOR_EACH(i, n) {
         I row = (I)i, column = split(row, size);
         i64 index = indices[row];
         if (index < 0 || index >= size.size) atomicExch(fault, 1);
-        y[i] = index == column;
+        y[i] = index == column ? 1.0f : 0.0f;
     }
 }
 """
@@ -64,16 +64,21 @@ class _CudaGather(CheckedOperator):
     def prepare(self) -> Step:
         """A thread for every item of the output."""
         data, indices, y = self.x(0), self.x(1), self.y(0)
-        axis, wrap = self.axis(), self.arguments.bool("wrap_indices")
+        axis, call = self.axis(), self.call()
+        wrap, matched = wraps(call, axis), call.arguments.bool("match_outer")
         size, inner, item = data.shape[axis], prod(data.shape[axis + 1 :]), int(data.itemsize)
         low = -size if wrap else 0
+        if picks_nothing(call, size):
+            return nothing_to_do
         if not y.size:
             return self.index_check(indices, low, size)
         while item < 16 and inner % 2 == 0 and not any(address(array) % (2 * item) for array in (data, y)):
             item, inner = 2 * item, inner // 2
         fault = self.index_fault_word(indices, low, size)
-        n = prod(data.shape[:axis]) * indices.size * inner
-        layout = by_value([size, int(wrap), *divider(indices.size), *divider(inner)])
+        outer = prod(data.shape[:axis])
+        count = indices.size // outer if matched else indices.size
+        n = outer * count * inner
+        layout = by_value([size, int(wrap), int(matched), *divider(count), *divider(inner)])
         kind = index_type(n, data.size)
         arguments = [data, indices, y, fault, layout, np.int64(n)]
         types = (item_type(item), c_type_of(indices))

@@ -6,17 +6,20 @@ One thread adds up what goes to a place, in the order of the indices: the same b
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.constants import zero_step
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.ops.cuda.constants import uploaded, zero_step
+from dagexec.ops.cuda.expression import elementwise
 from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.indices import INDICES, by_value, divider, index_type
 from dagexec.ops.cuda.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.operator import Array, c_type_of
 from dagexec.ops.cuda.sorted_indices import sorted_indices
-from dagexec.ops.index_gradient import GatheringGradient, SparseToDense
+from dagexec.ops.index import picks_nothing, wraps
+from dagexec.ops.index_gradient import GatheringGradient, SparseToDense, gathered_axis
 
 _ADD = (
     INDICES
@@ -41,14 +44,22 @@ extern "C" __global__ void add_at(
 
 
 def adding_at(
-    op: CheckedOperator, indices: Array, values: Array, result: Array, axis: int, *, wrap: bool = False
+    op: CheckedOperator,
+    indices: Array,
+    values: Array,
+    result: Array,
+    axis: int,
+    *,
+    wrap: bool = False,
+    fault: Any = None,
 ) -> Step:
     """The step result = 0, then result[..., indices[i], ...] += values[..., i, ...] along `axis` for every i.
 
-    With `wrap` negative indices count from the end. 16-bit floats are summed in float.
+    With `wrap` negative indices count from the end. 16-bit floats are summed in float. `fault` is the word for a bad
+    index, where the indices are made from those that are checked.
     """
     rows, inner = result.shape[axis], prod(result.shape[axis + 1 :])
-    fault = op.index_fault_word(indices, -rows if wrap else 0, rows)
+    fault = op.index_fault_word(indices, -rows if wrap else 0, rows) if fault is None else fault
     found = sorted_indices(op, indices, rows, fault, wrap=wrap)
     n = int(values.size)
     layout = by_value([rows, *divider(indices.size), *divider(inner)])
@@ -75,12 +86,26 @@ class _CudaGatherGradient(CheckedOperator):
 
     inputs_checked = (1,)
 
-    def axis(self) -> int:
-        """The axis of the data that was picked along."""
-        call = self.call()
-        return 1 if call.definition.type.startswith("Batch") else call.axis("axis", 0, self.x(0).ndim)
-
     def prepare(self) -> Step:
         """See `adding_at`."""
-        wrap = self.arguments.bool("wrap_indices")
-        return adding_at(self, self.x(1), self.x(2), self.y(0), self.axis(), wrap=wrap)
+        call, indices, values, result = self.call(), self.x(1), self.x(2), self.y(0)
+        axis = gathered_axis(call)
+        size, wrap = result.shape[axis], wraps(call, axis)
+        if picks_nothing(call, size):
+            return nothing_to_do
+        if not call.arguments.bool("match_outer"):
+            return adding_at(self, indices, values, result, axis, wrap=wrap)
+        outer, inner = prod(result.shape[:axis]), prod(result.shape[axis + 1 :])
+        low = -size if wrap else 0
+        rows = self.scratch((outer, indices.size // outer), np.int64)
+        number = elementwise(
+            self,
+            "matched_row",
+            {"picked": indices.reshape(rows.shape), "first": uploaded(self, np.arange(outer)[:, None] * size)},
+            {"row": rows},
+            "row = picked < low || picked >= size ? i64(-1) : first + picked + (picked < 0 ? size : i64(0));",
+            {"low": np.int64(low), "size": np.int64(size)},
+        )
+        fault = self.index_fault_word(indices, low, size)
+        flat = values.reshape(rows.size, inner), result.reshape(outer * size, inner)
+        return in_sequence([number, adding_at(self, rows.reshape(-1), *flat, 0, fault=fault)])

@@ -173,12 +173,9 @@ gradient_after_inputs("CrossEntropy", (0,))
 
 
 def infer_make_two_class(call: OperatorCall) -> list[TensorType]:
-    """Two columns."""
+    """One more axis, of size 2."""
     meta = call.require_types(0, *FLOAT_TYPES)
-    shape = call.inputs[0].shape
-    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):
-        raise call.fail(f"X must have shape (N,) or (N, 1), found {shape}")
-    return [TensorType((shape[0], 2), meta)]
+    return [TensorType((*call.inputs[0].shape, 2), meta)]
 
 
 @operator(
@@ -187,7 +184,8 @@ def infer_make_two_class(call: OperatorCall) -> list[TensorType]:
         inputs=(1, 1),
         outputs=(1, 1),
         infer=infer_make_two_class,
-        doc="Y[i] = (1 - X[i], X[i]): the probabilities of both classes, from that of the second.",
+        doc="Y[i] = (1 - X[i], X[i]): the probabilities of both classes, from that of the second. Y has one more axis "
+        "than X, of size 2.",
         input_names=("X",),
         output_names=("Y",),
     )
@@ -197,31 +195,26 @@ class MakeTwoClass(Operator):
 
     def prepare(self) -> Step:
         """Two columns."""
-        x, y = self.x(0).reshape(-1), self.y(0)
+        x, y = self.x(0).reshape(-1), self.y(0).reshape(-1, 2)
         return in_sequence([partial(np.subtract, np.ones((), x.dtype), x, out=y[:, 0]), partial(np.copyto, y[:, 1], x)])
 
 
 def infer_make_two_class_gradient(call: OperatorCall) -> list[TensorType]:
-    """One element a row."""
-    meta = call.require_types(0, *FLOAT_TYPES)
-    rows, columns = call.require_rank(0, 2)
-    if columns != 2:
-        raise call.fail(f"dY must have 2 columns, found {columns}")
-    if len(call.inputs) == 1:
-        return [TensorType((rows,), meta)]
-    if call.inputs[1].elements != rows:
-        raise call.fail(f"X must have {rows} elements, one a row of dY, found shape {call.inputs[1].shape}")
-    return [TensorType(call.inputs[1].shape, meta)]
+    """The shape of dY without its last axis, of size 2."""
+    meta, shape = call.require_types(0, *FLOAT_TYPES), call.inputs[0].shape
+    if not shape or shape[-1] != 2:
+        raise call.fail(f"the last axis of dY must have size 2, found shape {shape}")
+    return [TensorType(shape[:-1], meta)]
 
 
 @operator(
     OpSchema(
         "MakeTwoClassGradient",
-        inputs=(1, 2),
+        inputs=(1, 1),
         outputs=(1, 1),
         infer=infer_make_two_class_gradient,
-        doc="dX[i] = dY[i, 1] - dY[i, 0], of shape (N,), or that of X where it is given.",
-        input_names=("dY", "X"),
+        doc="dX[i] = dY[i, 1] - dY[i, 0].",
+        input_names=("dY",),
         output_names=("dX",),
     )
 )
@@ -230,11 +223,11 @@ class MakeTwoClassGradient(Operator):
 
     def prepare(self) -> Step:
         """A difference of columns."""
-        dy = self.x(0)
+        dy = self.x(0).reshape(-1, 2)
         return partial(np.subtract, dy[:, 1], dy[:, 0], out=self.y(0).reshape(-1))
 
 
 @gradient_of("MakeTwoClass")
 def make_two_class_gradient(request: GradientRequest) -> GradientOperators:
-    """MakeTwoClassGradient(dY, X) -> dX."""
-    return request.single("MakeTwoClassGradient", [request.dy(0), request.x(0)], [0])
+    """MakeTwoClassGradient(dY) -> dX."""
+    return request.single("MakeTwoClassGradient", [request.dy(0)], [0])

@@ -93,7 +93,7 @@ def infer_weighted_sum_gradient(call: OperatorCall) -> list[TensorType]:
     expected = 2 * count if on_weights else count
     if len(call.definition.output) != expected:
         raise call.fail(f"expected {expected} outputs, found {len(call.definition.output)}")
-    return list(call.inputs[1:]) if on_weights else list(call.inputs[1::2])
+    return [*call.inputs[1::2], *call.inputs[2::2]] if on_weights else list(call.inputs[1::2])
 
 
 @operator(
@@ -105,7 +105,7 @@ def infer_weighted_sum_gradient(call: OperatorCall) -> list[TensorType]:
         doc="The gradients of WeightedSum: dX_i = w_i dY, and with grad_on_w dw_i, the sum of X_i dY.",
         input_names=("dY", "X_0", "w_0", "X_1", "w_1"),
         output_names=("dX_0", "dX_1"),
-        args={"grad_on_w": "1: the outputs are dX_0, dw_0, dX_1, dw_1, ... (default 0)"},
+        args={"grad_on_w": "1: behind the dX_i there are dw_0, dw_1, ... (default 0)"},
         inplace=first_to_first,
         cost=_gradient_cost,
     )
@@ -118,14 +118,13 @@ class WeightedSumGradient(Operator):
         dy, on_weights = self.x(0), self.arguments.bool("grad_on_w")
         weights = [np.zeros((), dy.dtype) for _ in range(len(self.input_blobs) // 2)]
         sources = [self.x(2 * k + 2).reshape(-1) for k in range(len(weights))]
-        stride = 2 if on_weights else 1
         steps: list[Step] = []
         for k, weight in enumerate(weights):
-            steps.insert(0, partial(np.multiply, dy, weight, out=self.y(stride * k)))
+            steps.insert(0, partial(np.multiply, dy, weight, out=self.y(k)))
         if on_weights:
             flat = dy.reshape(-1)
             for k in range(len(weights)):
-                target = self.y(2 * k + 1).reshape(-1)
+                target = self.y(len(weights) + k).reshape(-1)
                 steps.insert(0, partial(_dot, flat, self.x(2 * k + 1).reshape(-1), target))
 
         def differentiate() -> None:
@@ -146,7 +145,7 @@ def weighted_sum_gradient(request: GradientRequest) -> GradientOperators:
     """WeightedSumGradient; the weights have gradients when `grad_on_w` is 1."""
     count, on_weights = len(request.definition.input), request.arguments.bool("grad_on_w")
     inputs = [request.dy(0), *request.definition.input]
-    of_inputs = list(range(count)) if on_weights else list(range(0, count, 2))
+    of_inputs = [*range(0, count, 2), *(range(1, count, 2) if on_weights else ())]
     outputs = [request.dx(index) for index in of_inputs]
     gradients: dict[int, Gradient] = dict(zip(of_inputs, outputs, strict=True))
     return request.result([request.operator("WeightedSumGradient", inputs, outputs)], gradients)

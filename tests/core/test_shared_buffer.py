@@ -1,4 +1,4 @@
-"""The shared buffer: made by an explicit call, found through parents, grown on demand, one user at a time."""
+"""The shared buffer: made by a call or by its first user, found through parents, grown on demand, one user at once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import pytest
 
 from dagexec import Workspace, create_shared_buffer
 from dagexec.core.device import CPU
-from dagexec.core.errors import DeviceError, MissingBlobError, ResourceError
+from dagexec.core.errors import DeviceError, ResourceError
 from dagexec.core.operator import Step
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, find_shared_buffer, shared_buffer_name, shared_step
 
 
-def test_a_workspace_without_a_buffer_says_how_to_make_one() -> None:
-    with pytest.raises(MissingBlobError, match=r"Conv 'y'.*call dagexec.create_shared_buffer\(workspace, 'cpu'\)"):
-        find_shared_buffer(Workspace(), CPU, "Conv 'y'")
+def test_the_first_operator_to_ask_for_one_makes_it_for_all_children_of_the_outermost_workspace() -> None:
+    parent = Workspace()
+    buffer = find_shared_buffer(Workspace(Workspace(parent)), CPU)
+    assert find_shared_buffer(Workspace(parent), CPU) is buffer
+    assert create_shared_buffer(parent) is buffer
 
 
 def test_creating_it_again_keeps_the_buffer_and_its_lock() -> None:
@@ -35,11 +37,11 @@ def test_a_child_uses_its_parents_buffer_unless_it_has_its_own() -> None:
     parent = Workspace()
     child = Workspace(parent)
     buffer = create_shared_buffer(parent)
-    assert find_shared_buffer(child, CPU, "Conv") is buffer
+    assert find_shared_buffer(child, CPU) is buffer
     own = create_shared_buffer(child)
     assert own is not buffer
-    assert find_shared_buffer(child, CPU, "Conv") is own
-    assert find_shared_buffer(parent, CPU, "Conv") is buffer
+    assert find_shared_buffer(child, CPU) is own
+    assert find_shared_buffer(parent, CPU) is buffer
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -147,9 +147,9 @@ def test_steps_for_another_shape_have_a_word_of_their_own(net_class: type[BaseNe
     with cuda_devices():
         workspace = rows_at(GOOD)
         with made(net_class, gathering(), workspace) as net:
-            for indices in (GOOD, np.array([1]), GOOD + 9, np.array([1]), np.array([-3]), GOOD, GOOD + 4):
+            for indices in (GOOD, np.array([1]), GOOD + 9, np.array([1]), np.array([-5]), GOOD, GOOD + 4):
                 workspace.feed_blob("i", indices)
-                wrong = [value for value in indices if not 0 <= value < 4]
+                wrong = [value for value in indices if not -4 <= value < 4]
                 if wrong:
                     with pytest.raises(OperatorError, match=f"index {wrong[0]} at place"):
                         net.run()
@@ -318,7 +318,7 @@ def test_where_the_bad_value_is_gone_the_error_says_less() -> None:
         [gather] = [one for one in net.operators if isinstance(one, CheckedOperator)]
         gather._check_indices = lambda *_: None  # type: ignore[method-assign]
 
-    assert str(explained_late(forget).__cause__).endswith("an index was not in [0, 4)")
+    assert str(explained_late(forget).__cause__).endswith("an index was not in [-4, 4)")
 
 
 def test_indices_that_the_net_computes_are_kept_until_they_can_be_told() -> None:

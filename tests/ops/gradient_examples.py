@@ -106,8 +106,8 @@ def _reductions() -> Iterator[tuple[str, Example]]:
     for name in ("ReduceL2", "ReduceL1", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd", "ReduceSum"):
         yield name, _example(_apart(2, 3, 2), axes=[1], keepdims=0)
     for name in ("Max", "Mean", "Sum"):
-        yield f"ReduceBack{name}", _example(_apart(2, 3, 2), num_reduce_dims=2)
-        yield f"ReduceFront{name}", _example(_apart(2, 3, 2), num_reduce_dims=1)
+        yield f"ReduceBack{name}", _example(_apart(2, 3, 2), num_reduce_dim=2)
+        yield f"ReduceFront{name}", _example(_apart(2, 3, 2), num_reduce_dim=1)
     for name in ("ColwiseMax", "RowwiseMax"):
         yield name, _example(_apart(2, 3, 4))
     for name in ("SumElements", "SumSqrElements", "AveragedLoss"):
@@ -184,7 +184,7 @@ def _normalizations() -> Iterator[tuple[str, Example]]:
     yield "SpatialBN", Example([image, four, four, four, two], wanted=(0, 1, 2), arguments={"is_test": 1})
     saved: dict[str, Any] = {"outputs": 3, "statistics": (1, 2)}
     yield "InstanceNorm", Example([image, four, four], **saved)
-    yield "GroupNorm", Example([image, four, four], **saved, arguments={"num_groups": 2})
+    yield "GroupNorm", Example([image, four, four], **saved, arguments={"group": 2})
     yield "LayerNorm", Example([_normal(2, 4), four, two], **saved)
     yield "ElementwiseLinear", _example(_normal(2, 4), four, two)
     yield "AffineChannel", _example(image, four, two, is_learnable=1)

@@ -278,11 +278,11 @@ def test_where_selects_by_element_and_broadcasts_all_three(shapes: Any) -> None:
     np.testing.assert_array_equal(z.ravel(), expected)
 
 
-def test_where_with_enable_broadcast_selects_rows() -> None:
+def test_where_with_broadcast_on_rows_selects_rows() -> None:
     x, y = sample(0, 2, 3), sample(1, 2, 3)
-    [z] = run_operator("Where", [np.array([True, False]), x, y], enable_broadcast=1)
+    [z] = run_operator("Where", [np.array([True, False]), x, y], broadcast_on_rows=1)
     np.testing.assert_array_equal(z, [x[0], y[1]])
     with pytest.raises(ShapeError, match=r"C must have one axis.*found shape \(3,\)"):
-        run_operator("Where", [np.ones(3, bool), x, y], enable_broadcast=1)
+        run_operator("Where", [np.ones(3, bool), x, y], broadcast_on_rows=1)
     with pytest.raises(ShapeError, match="'x0' must be one of bool, found float32"):
         run_operator("Where", [x, x, y])

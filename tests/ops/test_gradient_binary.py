@@ -234,7 +234,7 @@ def test_base_of_an_integer_power_has_a_gradient() -> None:
         ((2, 3), (2, 3), (2, 3), {}),
         ((2, 3), (3,), (2, 1), {}),
         ((3,), (2, 3), (), {}),
-        ((2,), (2, 3, 2), (2, 3, 2), {"enable_broadcast": 1}),
+        ((2,), (2, 3, 2), (2, 3, 2), {"broadcast_on_rows": 1}),
     ],
 )
 @pytest.mark.parametrize("wanted", [[1, 2], [1], [2]])
@@ -270,8 +270,10 @@ def test_sum_reduce_like_sums_to_the_other_shape(shapes: list[Shape], leading: l
 
 def test_sum_reduce_like_by_the_older_rule() -> None:
     a = numbers((2, 3, 4), 0)
-    [found] = run_operator("SumReduceLike", [a, np.zeros(3)], broadcast=1, axis=1)
-    np.testing.assert_allclose(found, a.sum((0, 2)))
+    spellings: list[dict[str, int | str]] = [{"broadcast": 1, "axis": 1}, {"axis": 1}, {"axis_str": "C"}]
+    for arguments in spellings:
+        [found] = run_operator("SumReduceLike", [a, np.zeros(3)], **arguments)
+        np.testing.assert_allclose(found, a.sum((0, 2)))
 
 
 @pytest.mark.parametrize("op_type", [*BINARY, "Max", "Mean"])

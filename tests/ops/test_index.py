@@ -54,12 +54,43 @@ def test_gather_takes_rows_by_default_also_of_strings() -> None:
     assert y.tolist() == [[b"c"], [b"a"]]
 
 
-def test_gather_wraps_negative_indices_only_when_asked() -> None:
+@pytest.mark.parametrize("arguments", [{}, {"wrap_indices": 1}])
+def test_gather_wraps_negative_indices_on_axis_0_unless_told_otherwise(arguments: dict[str, int]) -> None:
     data, indices = numbered((3, 2)), np.array([-1, -3, 2], np.int32)
-    [y] = run_operator("Gather", [data, indices], wrap_indices=1)
+    [y] = run_operator("Gather", [data, indices], **arguments)
     assert y.tolist() == [[4, 5], [0, 1], [4, 5]]
     with pytest.raises(OperatorError, match=r"Gather 'y0'.*index -1 at place 0 must be in \[0, 3\)"):
-        run_operator("Gather", [data, indices])
+        run_operator("Gather", [data, indices], wrap_indices=0)
+
+
+def test_gather_wraps_negative_indices_on_another_axis_only_when_asked() -> None:
+    data, indices = numbered((2, 3)), np.array([-1, -3])
+    [y] = run_operator("Gather", [data, indices], axis=1, wrap_indices=1)
+    assert y.tolist() == [[2, 0], [5, 3]]
+    with pytest.raises(OperatorError, match=r"Gather 'y0'.*index -1 at place 0 must be in \[0, 3\)"):
+        run_operator("Gather", [data, indices], axis=1)
+    with pytest.raises(OperatorError, match=r"BatchGather 'y0'.*index -1 at place 0 must be in \[0, 3\)"):
+        run_operator("BatchGather", [data, indices])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 2), (2, 3, 4), (2, 3, 1, 1)], ids=str)
+@pytest.mark.parametrize("axis", [1, 2])
+def test_with_match_outer_each_place_before_the_axis_has_its_own_picks(axis: int, shape: tuple[int, ...]) -> None:
+    data = numbered(shape)
+    indices = np.random.default_rng(0).integers(0, shape[axis], size=(*shape[:axis], 2, 3))
+    [y] = run_operator("Gather", [data, indices], axis=axis, match_outer=1)
+    expected = [data[outer][indices[outer]] for outer in itertools.product(*map(range, shape[:axis]))]
+    np.testing.assert_array_equal(y, np.array(expected).reshape(y.shape))
+    assert y.shape == (*shape[:axis], 2, 3, *shape[axis + 1 :])
+    [wrapped] = run_operator("Gather", [data, indices - shape[axis]], axis=axis, match_outer=1, wrap_indices=1)
+    np.testing.assert_array_equal(wrapped, y)
+
+
+def test_with_match_outer_the_indices_must_begin_with_the_axes_of_the_data() -> None:
+    with pytest.raises(ShapeError, match=r"INDICES must begin with the axes \(2,\) of DATA, found \(3, 1\)"):
+        run_operator("BatchGather", [numbered((2, 3)), np.zeros((3, 1), np.int64)], match_outer=1)
+    with pytest.raises(OperatorError, match=r"index 3 at place 1 must be in \[0, 3\)"):
+        run_operator("BatchGather", [numbered((2, 3)), np.array([[0], [3]])], match_outer=1)
 
 
 @pytest.mark.parametrize(("wrap", "bad", "low"), [(0, 3, 0), (1, 3, -3), (1, -4, -3), (0, 2**40, 0)])
@@ -83,9 +114,14 @@ def test_a_net_runs_again_after_an_index_out_of_range() -> None:
 
 def test_indices_into_nothing_are_out_of_range_even_when_nothing_is_copied() -> None:
     with pytest.raises(OperatorError, match=r"index 0 at place 0 must be in \[0, 0\)"):
-        run_operator("Gather", [np.zeros((0, 2), np.float32), np.array([0])])
-    with pytest.raises(OperatorError, match=r"index 7 at place 0 must be in \[0, 2\)"):
+        run_operator("Gather", [np.zeros((0, 2), np.float32), np.array([0])], wrap_indices=0)
+    with pytest.raises(OperatorError, match=r"index 7 at place 0 must be in \[-2, 2\)"):
         run_operator("Gather", [np.zeros((2, 0), np.float32), np.array([7])])
+
+
+def test_from_an_axis_without_elements_nothing_is_picked_as_in_caffe2() -> None:
+    [y] = run_operator("Gather", [np.zeros((0, 2), np.float32), np.array([5, 3, 1])])
+    assert y.shape == (0, 2)
 
 
 def test_gather_refuses_indices_that_are_no_integers() -> None:
@@ -109,7 +145,7 @@ def test_batch_gather_picks_the_same_from_every_batch_element() -> None:
 def test_one_hot_has_a_single_one_in_each_row(size: int, data: st.DataObject) -> None:
     indices = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
     [y] = run_operator("OneHot", [np.array(indices, np.int64), np.array([size], np.int64)])
-    assert y.dtype == np.uint8
+    assert y.dtype == np.float32
     assert y.tolist() == [[int(column == index) for column in range(size)] for index in indices]
 
 

@@ -122,6 +122,25 @@ def test_indices_have_no_gradient() -> None:
     assert gradient(operator_def("TopK", ["x"], ["v", "i"]), [None, "g"]).inputs == (None,)
 
 
+def test_integers_are_added_up_by_index_too() -> None:
+    values = np.array([[1], [2], [2**62]])
+    [y] = run_operator("SparseToDense", [np.array([1, 1, 0]), values, np.zeros(3)])
+    np.testing.assert_array_equal(y, np.array([[2**62], [3], [0]]), strict=True)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_with_match_outer_each_place_has_the_gradients_of_its_own_picks(axis: int) -> None:
+    data, indices = np.ones((2, 3, 4, 2)), np.random.default_rng(0).integers(0, 3, size=(2, 3, 2)[: axis + 1])
+    check_gradient("Gather", [data, indices], wanted=[0], axis=axis, match_outer=1)
+    dy = np.random.default_rng(1).standard_normal((*indices.shape, *data.shape[axis + 1 :])).astype(np.float32)
+    arguments = {"axis": axis, "match_outer": 1}
+    of_gather, of_batch = (
+        run_operator(f"{name}GatherGradient", [data.astype(np.float32), indices, dy], **arguments)[0]
+        for name in ("", "Batch")
+    )
+    np.testing.assert_array_equal(of_gather, of_batch)
+
+
 def test_bad_indices_are_refused_before_anything_is_written() -> None:
     with pytest.raises(OperatorError, match=r"index 3 at place 1 must be in \[0, 3\)"):
         run_operator("SparseToDense", [np.array([0, 3]), np.ones((2, 1)), np.ones(3)])

@@ -112,6 +112,20 @@ def test_pad_image_takes_one_pad_for_all_sides() -> None:
     np.testing.assert_array_equal(y[0, 0], [[0, 0, 0, 0], [0, 0, 1, 0], [0, 2, 3, 0], [0, 0, 0, 0]])
 
 
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_negative_pads_cut_off_rows_and_columns_whose_gradient_is_0(order: str) -> None:
+    x = numbered((2, 3, 4, 5))
+    arguments: Named = {"pads": [-1, 2, 0, -3], "order": order, "value": 7.0}
+    (y,) = run_operator("PadImage", [ordered(x, order)], **arguments)
+    expected = np.pad(x[:, :, 1:, :2], [(0, 0), (0, 0), (0, 0), (2, 0)], constant_values=7.0)
+    np.testing.assert_array_equal(y, ordered(expected, order))
+    for dtype in FLOATS:
+        (dx,) = run_operator("PadImageGradient", [ordered(expected, order).astype(dtype)], **arguments)
+        kept = np.zeros(x.shape)
+        kept[:, :, 1:, :2] = x[:, :, 1:, :2]
+        np.testing.assert_array_equal(dx.astype(np.float64), ordered(kept, order))
+
+
 # The gradient.
 
 ImageCase = tuple[tuple[int, int, int, int], list[int], str, str]
@@ -265,7 +279,7 @@ REFUSED: list[tuple[str, Named, type[DagexecError], str]] = [
     ("Pad", {"pads": [0] * 8, "value": float("nan")}, ArgumentError, "'value' is not a number"),
     ("PadImage", {"pad": 3, "mode": "reflect"}, ArgumentError, "reflect needs pads less than the size 3, found 3"),
     ("PadImage", {"pads": [1, 1]}, ArgumentError, r"pads needs 4 entries .*found \[1, 1\]"),
-    ("PadImage", {"pad": -1}, ArgumentError, r"at least 0 .*found \[-1, -1, -1, -1\]"),
+    ("PadImage", {"pad": -2}, ArgumentError, "pads -2 and -2 cut off more than the 3 there are"),
     ("PadImage", {"pad": 1, "pads": [1] * 4}, ArgumentError, "'pads', 'pad'.* same thing"),
     ("PadImage", {"pad": 1, "order": "HWC"}, ArgumentError, "NCHW or NHWC, found 'HWC'"),
     ("PadImageGradient", {"pads": [2, 0, 2, 0]}, ShapeError, "pads 2 and 2 are more than the 3 of axis 2 of dY"),
@@ -274,7 +288,7 @@ REFUSED: list[tuple[str, Named, type[DagexecError], str]] = [
     ("PadImageGradient", {"pads": [2, 0, 1, 0], "mode": "edge"}, ArgumentError, "edge has no pixel"),
     ("PadImageGradient", {"pad": 1, "mode": "wrap"}, ArgumentError, "mode must be one of constant.* found 'wrap'"),
     ("PadImageGradient", {"pads": [1, 1]}, ArgumentError, r"pads needs 4 entries .*found \[1, 1\]"),
-    ("PadImageGradient", {"pad": -1}, ArgumentError, r"at least 0 .*found \[-1, -1, -1, -1\]"),
+    ("PadImageGradient", {"pad": -(1 << 31)}, ArgumentError, r"must be at least -2147483647"),
     ("PadImageGradient", {"pad": 1, "order": "HWC"}, ArgumentError, "NCHW or NHWC, found 'HWC'"),
 ]
 

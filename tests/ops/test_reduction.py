@@ -136,17 +136,17 @@ def test_reductions_refuse_bad_axes_and_types() -> None:
 @pytest.mark.parametrize("what", ["Sum", "Mean", "Max"])
 def test_front_and_back_reductions_take_so_many_axes(what: str, count: int) -> None:
     x, function = sample(0, 2, 3, 4), OF_LIST[f"Reduce{what}"]
-    [front] = run_operator(f"ReduceFront{what}", [x], num_reduce_dims=count)
+    [front] = run_operator(f"ReduceFront{what}", [x], num_reduce_dim=count)
     np.testing.assert_allclose(front, by_list(function, x, tuple(range(count)), False), rtol=1e-5, atol=1e-6)
-    [back] = run_operator(f"ReduceBack{what}", [x], num_reduce_dims=count)
+    [back] = run_operator(f"ReduceBack{what}", [x], num_reduce_dim=count)
     np.testing.assert_allclose(back, by_list(function, x, tuple(range(3 - count, 3)), False), rtol=1e-5, atol=1e-6)
 
 
 def test_front_and_back_reductions_by_default_take_one_axis_and_refuse_too_many() -> None:
     assert run_operator("ReduceFrontSum", [sample(0, 2, 3, 4)])[0].shape == (3, 4)
     assert run_operator("ReduceBackSum", [sample(0, 2, 3, 4)])[0].shape == (2, 3)
-    with pytest.raises(ArgumentError, match=r"'num_reduce_dims' must be in \[0, 2\], found 3"):
-        run_operator("ReduceFrontMax", [sample(0, 2, 3)], num_reduce_dims=3)
+    with pytest.raises(ArgumentError, match=r"'num_reduce_dim' must be in \[0, 2\], found 3"):
+        run_operator("ReduceFrontMax", [sample(0, 2, 3)], num_reduce_dim=3)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])

@@ -52,7 +52,7 @@ def test_reductions_over_any_axes_equal_differences(
 @pytest.mark.parametrize("kind", ["Sum", "Mean", "Max"])
 @pytest.mark.parametrize("side", ["Front", "Back"])
 def test_reductions_of_leading_or_trailing_axes_equal_differences(side: str, kind: str, count: int) -> None:
-    check_gradient(f"Reduce{side}{kind}", [distinct((2, 3, 2))], num_reduce_dims=count)
+    check_gradient(f"Reduce{side}{kind}", [distinct((2, 3, 2))], num_reduce_dim=count)
 
 
 @pytest.mark.parametrize("op_type", ["RowwiseMax", "ColwiseMax"])

@@ -42,6 +42,11 @@ def test_slice_gradients_equal_differences(arguments: dict[str, Any]) -> None:
     check_gradient("Slice", [numbers((2, 5))], **arguments)
 
 
+def test_integers_are_put_back_too() -> None:
+    [dx] = run_operator("SliceGradient", [np.zeros(4, np.int32), np.array([5, 6], np.int32)], starts=[1], ends=[3])
+    np.testing.assert_array_equal(dx, np.array([0, 5, 6, 0], np.int32), strict=True)
+
+
 def test_a_slice_by_inputs_follows_their_values_in_every_run() -> None:
     check_gradient("Slice", [numbers((4, 3)), np.array([1, 0]), np.array([3, 2])], wanted=[0])
     workspace = Workspace()

@@ -58,7 +58,7 @@ def test_instance_and_group_norm_standardise_each_group(
     if instance:
         groups = channels
     else:
-        arguments["num_groups"] = groups
+        arguments["group"] = groups
     found = run_operator("InstanceNorm" if instance else "GroupNorm", [given_x, scale, bias], 3, **arguments)
     expected = by_group(x, groups, scale, bias, 0.01)
     np.testing.assert_allclose(np.moveaxis(found[0], -1, 1) if last else found[0], expected[0], rtol=1e-4, atol=1e-5)
@@ -108,8 +108,8 @@ def test_a_batch_without_elements_gives_one() -> None:
 
 def test_bad_groups_parameters_and_ranks_are_refused() -> None:
     x = sample(0, 2, 6, 3)
-    with pytest.raises(ArgumentError, match="'num_groups' must divide the 6 channels, found 4"):
-        run_operator("GroupNorm", [x, sample(1, 6), sample(2, 6)], num_groups=4)
+    with pytest.raises(ArgumentError, match="'group' must divide the 6 channels, found 4"):
+        run_operator("GroupNorm", [x, sample(1, 6), sample(2, 6)], group=4)
     with pytest.raises(ShapeError, match=r"'x1' must have shape \(6,\).*found \(3,\)"):
         run_operator("InstanceNorm", [x, sample(1, 3), sample(2, 6)])
     with pytest.raises(ShapeError, match="X must have at least 3 axes, found 2"):

@@ -33,7 +33,7 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("LRN", [X], {"size": 3, "alpha": 0.1, "beta": 0.5, "order": "NHWC"}),
     ("LayerNorm", [X], {}),
     ("InstanceNorm", [X, X[0, :, 0, 0], X[0, :, 0, 0]], {}),
-    ("GroupNorm", [X, X[0, 0, 0], X[0, 0, 0]], {"num_groups": 10, "order": "NHWC"}),
+    ("GroupNorm", [X, X[0, 0, 0], X[0, 0, 0]], {"group": 10, "order": "NHWC"}),
     ("SpatialBN", [X, *[X[0, :, 0, 0]] * 4], {"is_test": 1}),
     ("PRelu", [X, X[0, :, 0, 0]], {}),
     ("Dropout", [X], {"is_test": 1}),

@@ -9,7 +9,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.errors import NonFiniteError, OperatorError
 from dagexec.training.numerics import with_nan_checks
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, run_operator
 
 
 def _net(device: str) -> NetDef:
@@ -55,3 +55,10 @@ def test_integers_pass() -> None:
     workspace.feed_blob("x", np.array([1, 2], np.int64))
     workspace.run_net_once(with_nan_checks(NetDef(name="n", op=[operator_def("Copy", ["x"], ["y"])])))
     np.testing.assert_array_equal(workspace.fetch_blob("y"), [1, 2])
+
+
+def test_a_check_of_several_tensors_is_of_the_first_and_names_the_others_that_are_bad() -> None:
+    x, bad = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
+    np.testing.assert_array_equal(run_operator("NanCheck", [x, bad, np.arange(2)])[0], x)
+    with pytest.raises(OperatorError, match=r"blob 'x0' NaN or infinite, the first at \[1\]: nan; so have 'x2'"):
+        run_operator("NanCheck", [bad, x, bad])

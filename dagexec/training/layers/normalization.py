@@ -54,7 +54,7 @@ class NormalizationLayers(ModelBuilder):
     @layer
     def group_norm(self, blob_in: str, blob_out: str, dim_in: int, groups: int = 32, *, epsilon: float = 1e-5) -> str:
         """Groups of neighbouring channels of each image: scale `<out>_s`, shift `<out>_b` (Wu and He 2018)."""
-        arguments: dict[str, ArgumentValue] = {"num_groups": groups, "epsilon": epsilon, **self._order_argument()}
+        arguments: dict[str, ArgumentValue] = {"group": groups, "epsilon": epsilon, **self._order_argument()}
         return self._standardized("GroupNorm", blob_in, blob_out, [dim_in], arguments)
 
     @layer

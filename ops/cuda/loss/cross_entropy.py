@@ -74,7 +74,7 @@ class _CudaMakeTwoClass(CudaOperator):
 
     def prepare(self) -> Step:
         """Two columns."""
-        x, y = self.x(0).reshape(-1), self.y(0)
+        x, y = self.x(0).reshape(-1), self.y(0).reshape(-1, 2)
         outputs = {"no": y[:, 0], "yes": y[:, 1]}
         return elementwise(self, "two_class", {"x": x}, outputs, "no = A(1) - x; yes = x;")
 
@@ -85,6 +85,6 @@ class _CudaMakeTwoClassGradient(CudaOperator):
 
     def prepare(self) -> Step:
         """A difference of columns."""
-        dy = self.x(0)
+        dy = self.x(0).reshape(-1, 2)
         inputs = {"no": dy[:, 0], "yes": dy[:, 1]}
         return elementwise(self, "two_class_gradient", inputs, {"dx": self.y(0).reshape(-1)}, "dx = yes - no;")

@@ -45,13 +45,14 @@ class CudaWeightedSumGradient(CudaOperator):
         """A sum of products for each weight, then a product for each tensor."""
         dy, on_weights = self.x(0), self.arguments.bool("grad_on_w")
         steps: list[Step] = []
-        for k in range(len(self.input_blobs) // 2):
+        count = len(self.input_blobs) // 2
+        for k in range(count):
             inputs = _least_axes({"dy": dy, "weight": self.x(2 * k + 2)})
-            dx = self.y(2 * k if on_weights else k)
+            dx = self.y(k)
             steps.insert(0, elementwise(self, "weighted", inputs, {"dx": dx}, "dx = dy * (A)weight;"))
         if on_weights:
-            for k in range(len(self.input_blobs) // 2):
+            for k in range(count):
                 inputs = {"dy": dy.reshape(-1), "x": self.x(2 * k + 1).reshape(-1)}
-                target = self.y(2 * k + 1).reshape(1)
+                target = self.y(count + k).reshape(1)
                 steps.insert(0, reduced(self, "dot", (dy.size,), inputs, target, "value = x * dy;"))
         return in_sequence(steps)
