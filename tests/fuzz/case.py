@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
@@ -16,9 +17,10 @@ import onnx
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
-from dagexec.core.proto import BlobProto, NetDef
+from dagexec.core.proto import BlobProto, MetaNetDef, NetDef
 from dagexec.core.storage.blob_file import INTEGRITY_KEY, integrity_of
 from dagexec.core.storage.blob_proto import encode_string
+from dagexec.frontend.predictor import META_NET_DEF
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_json_bytes, damaged_zip
 from tests.fuzz.messages import Vocabulary, damage_message
 from tests.fuzz.seeds import Kind, Seed
@@ -26,7 +28,8 @@ from tests.fuzz.seeds import Kind, Seed
 M = TypeVar("M", bound=Message)
 
 _SHARES: dict[Kind, int] = {
-    "onnx": 42, "caffe2": 30, "checkpoint": 6, "minidb": 5, "lmdb": 5, "npz": 4, "safetensors": 4, "choices": 4,
+    "onnx": 42, "caffe2": 28, "predictor": 2, "checkpoint": 6, "minidb": 5, "lmdb": 5, "npz": 4, "safetensors": 4,
+    "choices": 4,
 }  # fmt: skip
 """Cases of each kind in a hundred."""
 
@@ -66,8 +69,8 @@ class Cases:
             self._seeds[seed.kind].append(seed)
         self._kinds = list(kinds) or list(_SHARES)
         self._onnx = Vocabulary(_parsed(self._seeds["onnx"], onnx.ModelProto, ".onnx"))
-        self._nets = Vocabulary(_parsed(self._seeds["caffe2"], NetDef, ".pb"))
-        self._blobs = Vocabulary(_blobs(self._seeds["minidb"]))
+        nets, blobs = _parsed(self._seeds["caffe2"], NetDef, ".pb"), _blobs(self._seeds["minidb"])
+        self._caffe2 = Vocabulary(itertools.chain[Message](nets, blobs))
 
     def case(self, number: int) -> Case:
         """The case of `number`."""
@@ -88,11 +91,11 @@ class Cases:
         if name.endswith(".onnx"):
             return _damaged_message(rng, content, onnx.ModelProto, self._onnx)
         if name.endswith(".pb"):
-            return _damaged_message(rng, content, NetDef, self._nets)
+            return _damaged_message(rng, content, NetDef, self._caffe2)
         if name.endswith(".pbtxt"):
             return self._damaged_text(rng, content)
-        if name.endswith(".minidb"):
-            return _damaged_records(rng, content, self._blobs)
+        if name.endswith((".minidb", ".mdl")):
+            return _damaged_records(rng, content, self._caffe2)
         if name.endswith(".npz"):
             return damaged_zip(rng, content)
         if name.endswith(".json"):
@@ -107,7 +110,7 @@ class Cases:
             text_format.Parse(content.decode(), net)
         except (text_format.ParseError, UnicodeDecodeError):
             return damaged_bytes(rng, content)
-        damage_message(rng, net, self._nets)
+        damage_message(rng, net, self._caffe2)
         return text_format.MessageToString(net).encode()
 
 
@@ -187,7 +190,9 @@ def _damaged_blob(rng: random.Random, value: bytes, vocabulary: Vocabulary) -> b
         blob = BlobProto.FromString(value)
     except DecodeError:
         return damaged_bytes(rng, value)
-    if blob.content.startswith(b"{"):  # the state of a checkpoint
+    if blob.name == META_NET_DEF:
+        blob.content = _damaged_message(rng, blob.content, MetaNetDef, vocabulary)
+    elif blob.content.startswith(b"{"):  # the state of a checkpoint
         try:
             blob.content = json.dumps(damaged_json(rng, json.loads(blob.content))).encode()
         except (ValueError, RecursionError):

@@ -25,20 +25,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dagexec.core.arguments import make_argument
 from dagexec.core.errors import DagexecError
-from dagexec.core.proto import NetDef
+from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.storage import Mode, open_database
 from dagexec.core.storage.blob_file import write_blobs
 from dagexec.core.workspace import Workspace
 from dagexec.training.backward import add_gradient_operators
 from dagexec.training.checkpoint import save_checkpoint
 from dagexec.training.safetensors_file import export_safetensors
-from tests.frontend import test_onnx_operators, test_onnx_quantized
+from tests.frontend import test_onnx_operators, test_onnx_quantized, test_predictor
 from tests.fuzz.use import plausible_choices
 from tests.ops.gradient_examples import Example, examples
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
-Kind = Literal["onnx", "caffe2", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices"]
+Kind = Literal["onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices"]
 
 _LARGEST = 60_000
 """Bytes: larger models of the onnx package are left out, as each case would take long."""
@@ -210,6 +210,9 @@ def _caffe2_seeds() -> Iterator[Seed]:
                     yield _caffe2(f"{name}-gradient" if gradients else name, *_nets(op_type, example, gradients))
     yield _caffe2("training", *_training_net())
     yield _caffe2("text", *_training_net(), text=True)
+    for name, operator in _io_operators().items():
+        yield _caffe2(name, NetDef(), NetDef(name=name, op=[operator], external_input=["x"]), {"x": np.ones(3)})
+    yield Seed("predictor", "exported", "model.mdl", {"model.mdl": test_predictor.file_of(test_predictor.exported())})
     fixtures = Path(__file__).resolve().parents[1] / "fixtures" / "caffe2"
     for folder in ("group_depthwise", "nhwc", "train_adam", "train_sgd"):
         files = {path.name: path.read_bytes() for path in sorted((fixtures / folder).glob("*.pb"))}
@@ -246,7 +249,7 @@ def _nets(op_type: str, example: Example, gradients: bool) -> tuple[NetDef, NetD
     return init, predict, dict(zip(names[:1], arrays[:1], strict=True))
 
 
-def _filled(name: str, array: Array) -> Any:
+def _filled(name: str, array: Array) -> OperatorDef:
     return operator_def(_FILLS[array.dtype.name], [], [name], shape=list(array.shape), values=array.ravel().tolist())
 
 
@@ -277,6 +280,17 @@ def _training_net() -> tuple[NetDef, NetDef, dict[str, Array]]:
     net.arg.append(make_argument("note", "text"))
     net.external_output.append("loss")
     return init, net, {"x": np.ones((2, 4), np.float32)}
+
+
+def _io_operators() -> dict[str, OperatorDef]:
+    """Operators that would write files here and elsewhere, and read some; a model from a file may not."""
+    return {
+        "writes": operator_def("Save", ["x"], [], db="written.minidb", db_type="minidb", absolute_path=1),
+        "writes outside": operator_def("Save", ["x"], [], db="../written.minidb", db_type="minidb"),
+        "reads": operator_def("Load", [], ["y"], db="predict_net.pb", db_type="minidb", absolute_path=1),
+        "opens": operator_def("CreateDB", [], ["y"], db="predict_net.pb", db_type="minidb"),
+        "looks": operator_def("DBExists", [], ["y"], db_name="predict_net.pb", db_type="minidb"),
+    }
 
 
 def _read(path: Path) -> dict[str, bytes]:

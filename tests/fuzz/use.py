@@ -253,6 +253,7 @@ def _use_choices(path: Path, feeds: Mapping[str, Array], rng: random.Random, pha
 _USES: dict[str, Callable[[Path, Mapping[str, Array], random.Random, Phase], str]] = {
     "onnx": _use_model,
     "caffe2": _use_model,
+    "predictor": _use_model,
     "checkpoint": _use_checkpoint,
     "minidb": _use_database,
     "lmdb": _use_database,
