@@ -22,9 +22,10 @@ import numpy.typing as npt
 from dagexec.compilation import CompileOptions, compile_model
 from dagexec.core import processor
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import check_fits, element_count
+from dagexec.core.device import element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.errors import FeedError
+from dagexec.core.host_memory import check_fits
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.executor import Executor, compile

@@ -22,7 +22,7 @@ from dagexec.core import processor, teams
 from dagexec.core.choices import choices
 from dagexec.core.deadline import Deadline
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DeviceError, LateError, SchemaError, SettingError
+from dagexec.core.errors import DeviceError, LateError, ResourceError, SchemaError, SettingError
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
@@ -36,7 +36,7 @@ from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass, layouts
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
 from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
-from dagexec.tuning.bench import Bench, random_inputs
+from dagexec.tuning.bench import Bench, random_inputs, stand_ins
 from dagexec.tuning.choosing import Choice, Wishes, choose_schedule, from_text, to_text, with_threads
 from dagexec.tuning.layouts import estimated_layout, fastest_layout, fingerprint
 from dagexec.tuning.runner import Trial
@@ -190,6 +190,8 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
         return _for_device(model, options)
     try:
         return _Compilation(model, options).result()
+    except MemoryError as error:
+        raise ResourceError(f"net {model.name!r}: compilation: the system refuses memory: {error}") from error
     finally:
         teams.leave()
 
@@ -237,7 +239,7 @@ class _Compilation:
             self._model = _with_kept(initialised(model), options)
         self._tuning = _tuning_seconds(options)
         self._deadline = Deadline(self._tuning)
-        self._inputs = random_inputs(self._model, options.shapes or {})
+        self._inputs = stand_ins(self._model, options.shapes or {})
         self._bench: Bench | None = None
         self._laid_out: dict[str, PassReport] = {}
         self._origin = "known"
@@ -367,7 +369,13 @@ class _Compilation:
         if self._deadline.is_over or self._inputs is None or not all(map(is_known, self._model.net.op)):
             return None
         if self._bench is None:
-            self._bench = Bench(self._inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._tell_tuning)
+            try:
+                inputs = random_inputs(self._model, self._options.shapes or {})
+            except ResourceError as error:
+                logger.warning("%s; not measured", error)
+                return None
+            assert inputs is not None
+            self._bench = Bench(inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._tell_tuning)
         return self._bench
 
     def _tell_tuning(self, stage: str) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from dagexec.core.arithmetic import arithmetic_context
 from dagexec.core.device import CPU, Device
+from dagexec.core.errors import ResourceError
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
@@ -90,7 +91,10 @@ class Replica:
                 transfers.settle()
             transfers = self.transfers = None  # its memory may be needed
             for name, array in feeds.items():
-                self.workspace.feed_blob(name, array)
+                try:
+                    self.workspace.feed_blob(name, array)
+                except ResourceError as error:
+                    raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
             if self.net.on_host:
                 transfers = self.transfers = self._found(feeds)
         if transfers is not None:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.errors import FeedError
+from dagexec.core.errors import FeedError, ResourceError
+from dagexec.core.host_memory import check_fits
 from dagexec.core.native import join
 from dagexec.core.operator import Move, Step, nothing_to_do
 from dagexec.core.tensor import Tensor, binding_epoch
@@ -29,6 +30,9 @@ Signature = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 
 LEAST_BYTES_MOVED = 1 << 15
 """Below this a copy is faster than having the steps pointed elsewhere and back."""
+
+LEAST_BYTES_CHECKED = 1 << 20
+"""Below this nobody asks whether memory suffices for a result."""
 
 LONGEST_JOINED = 1e-3
 """Estimated seconds after which a run looks up whether it is to stop."""
@@ -78,8 +82,8 @@ class Transfers:
     """
 
     __slots__ = (
-        "_aimed", "_copies", "_epoch", "_inputs", "_names", "_net", "_outputs", "_preparation", "_targets", "copied",
-        "fed", "in_sequence", "signature", "steps",
+        "_aimed", "_copies", "_epoch", "_inputs", "_large", "_names", "_net", "_outputs", "_preparation", "_targets",
+        "copied", "fed", "in_sequence", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -108,6 +112,7 @@ class Transfers:
         ):
             self.copied = tuple(outputs)
             self._copies = [(place.name, place.array) for place in places if place is not None]
+        self._large = sum(array.nbytes for _, array in self._copies) >= LEAST_BYTES_CHECKED
 
     def in_place(self) -> bool:
         """True while the net is prepared, and its inputs are where they were, as when these were made."""
@@ -170,7 +175,7 @@ class Transfers:
                 check_result(self._net.name, name, place.array, target)
             if place.moves:
                 if target is None:
-                    target = np.empty(place.array.shape, place.array.dtype)
+                    target = _new_result(self._net.name, name, place.array)
                 elif not _is_plain(target):
                     continue
                 self._aimed[name] = target
@@ -183,7 +188,7 @@ class Transfers:
             for name, array in self._copies:
                 target = None if out is None else out.get(name)
                 if target is None:
-                    results[name] = array.copy()
+                    results[name] = _copied(self._net.name, name, array, None) if self._large else array.copy()
                 else:
                     target[...] = array
                     results[name] = target
@@ -196,7 +201,11 @@ class Transfers:
                 continue
             place = self._outputs[name]
             target = None if out is None else out.get(name)
-            results[name] = deliver(self._net, name, target) if place is None else _copied(place.array, target)
+            results[name] = (
+                deliver(self._net, name, target)
+                if place is None
+                else _copied(self._net.name, name, place.array, target)
+            )
         return results
 
     def settle(self) -> None:
@@ -277,14 +286,25 @@ def deliver(net: BaseNet, name: str, target: Array | None) -> Array:
     tensor = net.workspace.get_blob(name).get(Tensor)
     array = tensor.array if net.on_host else tensor.fetch()
     check_result(net.name, name, array, target)
-    return _copied(array, target)
+    return _copied(net.name, name, array, target)
 
 
-def _copied(array: Array, target: Array | None) -> Array:
+def _copied(net: str, name: str, array: Array, target: Array | None) -> Array:
     if target is None:
-        return array.copy()
+        target = _new_result(net, name, array)
     target[...] = array
     return target
+
+
+def _new_result(net: str, name: str, like: Array) -> Array:
+    """An array for a result. Raises ResourceError when memory does not suffice."""
+    what = f"net {net!r}: result {name!r} of shape {like.shape}, for the caller"
+    if like.nbytes >= LEAST_BYTES_CHECKED:
+        check_fits(like.nbytes, what)
+    try:
+        return np.empty(like.shape, like.dtype)
+    except MemoryError:
+        raise ResourceError(f"{what} needs {like.nbytes:,} bytes; the system refuses them") from None
 
 
 def _is_plain(array: Array) -> bool:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.device import element_count
 from dagexec.core.dtypes import FLOAT32, STRING
 from dagexec.core.errors import FeedError
+from dagexec.core.host_memory import check_fits
 from dagexec.core.model import Model
 
 Array = npt.NDArray[Any]
@@ -41,5 +43,7 @@ def zero_feeds(model: Model, shapes: Shapes | None = None) -> dict[str, Array]:
                 f'give it: warm_start={{"{name}": (1, 3, 224, 224)}}'
             )
         dtype = info.dtype or FLOAT32
+        what = f"net {model.name!r}: warm start: input {name!r} of shape {shape}"
+        check_fits(element_count(shape) * dtype.itemsize, what)
         feeds[name] = np.full(shape, b"", np.object_) if dtype is STRING else np.zeros(shape, dtype.numpy)
     return feeds

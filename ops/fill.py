@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import check_fits, element_count
+from dagexec.core.device import element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, FLOAT64, INT16, INT32, INT64, STRING, UINT8, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
@@ -74,7 +74,6 @@ def filler_schema(
         kind = TensorType(fill_shape(call), meta if isinstance(meta, TypeMeta) else meta(call))
         if check is not None:
             check(call, kind.shape)
-        check_fits(kind.nbytes, f"{call.label}: a {kind.meta} tensor of shape {kind.shape}")
         if call.inputs and call.definition.input[0] == call.definition.output[0] and kind != call.inputs[0]:
             raise call.fail(f"in place the output must have the input's shape and type, found {kind}")
         return [kind]

@@ -263,12 +263,22 @@ class BaseNet(ABC):
             if not self._preparations:
                 raise
         self._forget_preparations()
+        self._let_go_of_arenas()
         return make()
 
     def _forget_preparations(self) -> None:
         """Let go of all steps and their memory."""
         self._preparations.clear()
         self._current = None
+
+    def _let_go_of_arenas(self) -> None:
+        """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
+        for operator in self.operators:
+            operator.working_arrays = []
+            for blob in operator.output_blobs:
+                storage = blob.value.storage() if isinstance(blob.value, Tensor) else None
+                if self.keep is not None and storage is not None and not storage.writable:
+                    blob.tensor().clear()
 
     def _own_tensors(self) -> frozenset[int]:
         return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.deadline import check_deadline
-from dagexec.core.device import check_fits
 from dagexec.core.errors import DagexecError, LateError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
+from dagexec.core.host_memory import check_fits
 from dagexec.core.operator import Move, Operator, Step, nothing_to_do
 from dagexec.core.schema import TensorType
 from dagexec.core.shared_buffer import SharedBuffer
@@ -326,9 +326,10 @@ def _inferred(
         if len(types) != len(operator.output_blobs):
             raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
         if not (index in graph.views and _is_packed(operator.input_blobs[0])):
-            nbytes = _bytes_of(types, operator.label) + (0 if in_one_plan else nbytes)
+            needed = _bytes_of(types, operator)
+            nbytes = needed if in_one_plan else nbytes + needed
             beside = "" if in_one_plan else "with the outputs of the operators before it, "
-            check_fits(nbytes, f"{operator.label}: {beside}the net")
+            check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
         known.update(zip(map(id, operator.output_blobs), types, strict=True))
         inferred.append(Inferred(call, types))
     return inferred
@@ -378,16 +379,27 @@ def _naming(label: str, net: str) -> Iterator[None]:
         yield
     except DagexecError:
         raise
+    except MemoryError as error:
+        raise ResourceError(f"{label}: the system refuses memory: {error}") from error
     except Exception as error:
         raise operator_failure(net, label, error, threading.current_thread().name) from error
 
 
-def _bytes_of(types: Sequence[TensorType], label: str) -> int:
-    """Bytes of the outputs of the operator named `label`. Raises ResourceError when that is no number of bytes."""
-    try:
-        return sum(kind.nbytes for kind in types)
-    except ResourceError as error:
-        raise ResourceError(f"{label}: {error}") from None
+def _named(operator: Operator, types: Sequence[TensorType]) -> str:
+    """The outputs with their types, for messages."""
+    named = (f"{blob.name!r} {kind}" for blob, kind in zip(operator.output_blobs, types, strict=True))
+    return f"output {', '.join(named)}"
+
+
+def _bytes_of(types: Sequence[TensorType], operator: Operator) -> int:
+    """Bytes that outputs of these types take beside those they have. Raises ResourceError when that is no number."""
+    nbytes = 0
+    for kind, blob in zip(types, operator.output_blobs, strict=True):
+        try:
+            nbytes += blob.value.growth(kind.nbytes) if isinstance(blob.value, Tensor) else kind.nbytes
+        except ResourceError as error:
+            raise ResourceError(f"{operator.label}: output {blob.name!r}: {error}") from None
+    return nbytes
 
 
 _UNKNOWN_SECONDS = 10e-6  # priority of an operator whose shapes are not known

@@ -26,7 +26,6 @@ import pytest
 
 import dagexec
 from dagexec import NetDef
-from dagexec.core import device as core_device
 from dagexec.core import dtypes, registry
 from dagexec.core.errors import (
     ClosedError,
@@ -46,6 +45,7 @@ from dagexec.core.sim import Fault, SimRuntime, simulated
 from dagexec.scheduler import drain
 from dagexec.scheduler.run import Run
 from dagexec.stress.devices import Holdings, lost
+from tests.memory_limits import leave
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[np.float32]
@@ -336,7 +336,7 @@ def test_memory_that_does_not_suffice_for_a_shape_is_an_error_before_anything_ru
 ) -> None:
     with host.compile() as executor:
         with beside(executor, acts):
-            monkeypatch.setattr(core_device, "memory_bytes", lambda: 100_000)
+            leave(monkeypatch, 100_000)
             with pytest.raises(ResourceError, match=r"needs [\d,]+ bytes; this machine has 100,000"):
                 executor.run(feed(rows=5_000), timeout=PATIENCE)
             monkeypatch.undo()

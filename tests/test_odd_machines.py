@@ -138,37 +138,51 @@ print(compiled.num_workers, max(compiled.report.schedule.schedule.threads))
 
 
 class ControlGroup:
-    """A control group of this machine that grants one core."""
+    """A control group of this machine, with a limit."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Mapping[str, str]) -> None:
+        """`limits` gives what is written to the first of these files that there is."""
         self._folder = folder
+        self._limits = limits
 
     def __enter__(self) -> Path:
         self._folder.mkdir()
-        if (self._folder / "cpu.max").exists():
-            (self._folder / "cpu.max").write_text("100000 100000")
-        else:
-            (self._folder / "cpu.cfs_quota_us").write_text("100000")
+        file = next((file for file in self._limits if (self._folder / file).exists()), None)
+        if file is None:
+            raise FileNotFoundError(f"{self._folder}: none of {list(self._limits)}")
+        (self._folder / file).write_text(self._limits[file])
         return self._folder
 
     def __exit__(self, *_exc: object) -> None:
         self._folder.rmdir()
 
 
-@pytest.fixture
-def one_core_group() -> Iterator[Path]:
-    """The folder of a control group with a quota of one core; skips where none can be made."""
+def limited_group(controller: str, limits: Mapping[str, str]) -> Iterator[Path]:
+    """The folder of a control group; skips where none can be made."""
     name = f"dagexec-test-{os.getpid()}"
     with ExitStack() as stack:
-        for parent in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
+        for parent in (Path("/sys/fs/cgroup") / controller, Path("/sys/fs/cgroup")):
             try:
-                folder = stack.enter_context(ControlGroup(parent / name))
+                folder = stack.enter_context(ControlGroup(parent / name, limits))
             except OSError:
                 (parent / name).is_dir() and (parent / name).rmdir()
                 continue
             yield folder
             return
         pytest.skip("no control group can be made here")
+
+
+@pytest.fixture
+def one_core_group() -> Iterator[Path]:
+    """A control group with a quota of one core."""
+    yield from limited_group("cpu", {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"})
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group with 300 MiB of memory."""
+    nbytes = str(300 << 20)
+    yield from limited_group("memory", {"memory.max": nbytes, "memory.limit_in_bytes": nbytes})
 
 
 class TestQuota:
@@ -187,11 +201,50 @@ class TestQuota:
         (tmp_path / "cpu.max").write_text("150000 100000")
         found = report(
             ("chosen",),
-            before="import pathlib; from dagexec.core import processor\n"
-            f"processor._CGROUPS = pathlib.Path({str(tmp_path)!r})",
+            before="import pathlib; from dagexec.core import control_groups\n"
+            f"control_groups._ROOT = pathlib.Path({str(tmp_path)!r})",
         )
         assert found["cores"] == 1
         assert found["chosen"] == {"workers": 1, "threads": 1}
+
+
+TOO_LARGE = """
+import numpy as np, dagexec
+from dagexec.core.errors import ResourceError
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.dtypes import FLOAT32
+net = dagexec.NetDef(name="n")
+operator = net.op.add(type="Tile", input=["x"], output=["y"])
+operator.arg.add(name="tiles", i=400)
+operator.arg.add(name="axis", i=0)
+model = Model("n", net, None, {}, {"x": InputInfo(FLOAT32, (None,))}, ("y",))
+with dagexec.compile(model) as executor:
+    try:
+        executor.run({"x": np.ones(1 << 18, np.float32)})  # 400 MiB
+    except ResourceError as error:
+        print(error)
+    print(len(executor.run({"x": np.ones(1 << 15, np.float32)})["y"]))  # 50 MiB
+"""
+
+
+class TestMemory:
+    def test_in_a_control_group_a_net_that_does_not_fit_is_refused_and_nothing_is_killed(
+        self, small_group: Path
+    ) -> None:
+        join = f"import os\nopen('{small_group}/cgroup.procs', 'w').write(str(os.getpid()))"
+        printed, _ = python(join + TOO_LARGE)
+        refused, elements = printed.splitlines()
+        assert "Tile 'y' (operator 0) of net 'n': output 'y' float32[104857600] needs 419,430,400 bytes" in refused
+        assert f"the control group {small_group} (limit 314,572,800) has" in refused
+        assert int(elements) == 400 << 15
+
+    @needs_linux
+    def test_with_a_limited_address_space_likewise(self) -> None:
+        limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))"
+        printed, _ = python(limit + TOO_LARGE, environment={"OPENBLAS_NUM_THREADS": "1"})
+        refused, elements = printed.splitlines()
+        assert "the address space of this process (limit 1,073,741,824) has" in refused
+        assert int(elements) == 400 << 15
 
 
 def openmp_runtimes() -> dict[str, Path]:

@@ -6,7 +6,6 @@ of device registers a context factory, and a copy function for each pair of kind
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,13 +17,13 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import STRING, TypeMeta
 from dagexec.core.errors import DeviceError, ResourceError
+from dagexec.core.host_memory import aligned_bytes
 from dagexec.core.proto import DeviceOption
 
 _KIND_NUMBERS = {"cpu": 0, "cuda": 1, "sim": 20901}
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
 _MOST_ELEMENTS = (1 << 63) - 1
 _MOST_INDEX = (1 << 31) - 1  # as a DeviceOption holds it
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +113,7 @@ class CPUContext(Context):
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """New host memory, aligned to a cache line."""
-        check_fits(nbytes, "an allocation")
-        try:
-            raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        except MemoryError:
-            raise ResourceError(f"an allocation of {nbytes:,} bytes: the system refuses it") from None
-        offset = -raw.ctypes.data % _ALIGNMENT
-        return raw[offset : offset + nbytes]
+        return aligned_bytes(nbytes, "an allocation")
 
     def free(self, buffer: npt.NDArray[np.uint8]) -> None:
         """Nothing to do: host memory goes when the last array on it goes."""
@@ -169,18 +162,6 @@ def copy_between(destination: Device, source: Device) -> CopyFunction:
     if copy is None:
         raise DeviceError(f"no copy from {source} to {destination} is registered")
     return copy
-
-
-def memory_bytes() -> int:
-    """Bytes of physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def check_fits(nbytes: int, what: str) -> None:
-    """Raise ResourceError when `nbytes` exceeds the machine's physical memory; `what` names it in the message."""
-    limit = memory_bytes()
-    if nbytes > limit:
-        raise ResourceError(f"{what} needs {nbytes:,} bytes; this machine has {limit:,}")
 
 
 def element_count(shape: tuple[int, ...]) -> int:

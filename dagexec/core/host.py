@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPUContext, Device, memory_bytes
+from dagexec.core.device import CPUContext, Device
 from dagexec.core.errors import DeviceError, ShapeError
 from dagexec.core.event import HostEvent
 from dagexec.core.forking import ProcessLock
+from dagexec.core.host_memory import physical_bytes
 from dagexec.core.runtime import (
     DeviceRuntime,
     Event,
@@ -237,5 +238,5 @@ class HostRuntime(DeviceRuntime):
                 launches=sum(stream.launches for stream in streams),
                 allocated_bytes=0,
                 peak_bytes=0,
-                limit_bytes=memory_bytes(),
+                limit_bytes=physical_bytes(),
             )

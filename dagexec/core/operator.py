@@ -21,10 +21,11 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
 from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import CPU, Context, Device, check_fits, make_context
+from dagexec.core.device import CPU, Context, Device, make_context
 from dagexec.core.dtypes import STRING
 from dagexec.core.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
 from dagexec.core.exclusive import LibraryState, library_state
+from dagexec.core.host_memory import check_fits
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor

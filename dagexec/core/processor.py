@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dagexec.core.control_groups import control_groups
+
 _FLOAT32_BITS = 32
 _DEFAULT_CACHE = 32 << 20
 _DEFAULT_CORE_CACHE = 1 << 20
 _UNITS = {"K": 10, "M": 20, "G": 30}
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -108,24 +108,7 @@ def available_cores() -> int:
 @cache
 def cpu_quota() -> float:
     """Cores that the control groups of this process grant it, as of the first call; infinity without a limit."""
-    return min((quota for folder in _control_groups() for quota in _quotas(folder)), default=math.inf)
-
-
-def _control_groups() -> Iterator[Path]:
-    """The folders of the control groups this process is in and of those around them, versions 2 and 1."""
-    yield _CGROUPS
-    yield _CGROUPS / "cpu"
-    try:
-        lines = _MEMBERSHIP.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = _CGROUPS / controllers if controllers else _CGROUPS
-        group = Path(path.lstrip("/"))
-        yield from (root / part for part in (group, *group.parents) if ".." not in part.parts)
+    return min((quota for folder in control_groups("cpu") for quota in _quotas(folder)), default=math.inf)
 
 
 def _quotas(folder: Path) -> Iterator[float]:

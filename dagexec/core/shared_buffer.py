@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Context, Device, check_fits, make_context
+from dagexec.core.device import CPU, Context, Device, make_context
 from dagexec.core.errors import DeviceError
 from dagexec.core.exclusive import StreamMutex, TurnLock
+from dagexec.core.host_memory import check_fits
 from dagexec.core.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class SharedBuffer:
 
         Raises ResourceError, naming `what`, when the machine cannot hold it.
         """
-        check_fits(nbytes, what)
+        check_fits(max(0, nbytes - self._memory.nbytes), what)
         with self._announce:
             self._needed = max(self._needed, nbytes)
 

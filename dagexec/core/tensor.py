@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from dagexec.core import dtypes
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import CPU, Context, Device, array_on, check_fits, copy_between, element_count, make_context
+from dagexec.core.device import CPU, Context, Device, array_on, copy_between, element_count, make_context
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ShapeError
 from dagexec.core.forking import ProcessLock
+from dagexec.core.host_memory import check_fits
 
 Shape = tuple[int, ...]
 Derived = TypeVar("Derived")
@@ -160,17 +161,21 @@ class Tensor:
             return previous
         owned = owned and self.is_packed
         count = element_count(shape)
-        check_fits(count * meta.itemsize, f"a {meta} tensor of shape {shape}")
         needed = count if meta is STRING else count * meta.itemsize
         keep = previous is not None and not owned and self.meta is meta and previous.size == count
         storage = self._storage
         holds_strings = self.meta is STRING
         if storage is None or not owned or storage.capacity < needed or holds_strings != (meta is STRING):
+            check_fits(count * meta.itemsize, f"a {meta} tensor of shape {shape}")
             storage = self._allocate(needed, meta)
         self._bind(storage, array_on(storage.buffer, shape, meta), meta)
         if keep and previous is not None:
             self._context.copy_within(self.array, previous.reshape(shape))
         return self.array
+
+    def growth(self, nbytes: int) -> int:
+        """Bytes that the tensor would hold beside those it does, had it to hold `nbytes`."""
+        return max(0, nbytes - self.capacity) if self._owns_memory() and self.meta is not STRING else nbytes
 
     def clear(self) -> None:
         """Let go of content and memory: the tensor is empty again."""
@@ -277,7 +282,11 @@ class Tensor:
             copy_between(self.device, CPU)(target, source)
 
     def fetch(self) -> npt.NDArray[Any]:
-        """A copy of the values as a NumPy array of the host that owns its memory. Waits until the device has it."""
+        """A copy of the values as a NumPy array of the host that owns its memory. Waits until the device has it.
+
+        Raises ResourceError when memory does not suffice.
+        """
+        check_fits(self.nbytes, f"a copy of a {self.meta} tensor of shape {self.shape}")
         if self.device == CPU:
             return np.array(self.array, copy=True, order="C")
         found = np.empty(self.shape, self.meta.numpy)

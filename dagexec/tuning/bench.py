@@ -22,8 +22,10 @@ import numpy.typing as npt
 
 from dagexec.core.choices import measuring, postponed
 from dagexec.core.deadline import Deadline, held_to
-from dagexec.core.dtypes import BOOL, FLOAT32, STRING
-from dagexec.core.errors import LateError, RunTimeoutError
+from dagexec.core.device import element_count
+from dagexec.core.dtypes import FLOAT32, STRING
+from dagexec.core.errors import LateError, ResourceError, RunTimeoutError
+from dagexec.core.host_memory import check_fits
 from dagexec.core.model import Model
 from dagexec.core.processor import available_cores
 from dagexec.core.threads import new_gate
@@ -68,12 +70,12 @@ class Measures(Protocol):
         """What scheduling costs on this machine."""
 
 
-def random_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
-    """Standard normal floats, zeros for all else, for every input the net needs; None where a shape is unknown.
+def stand_ins(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
+    """Arrays with the shape and dtype of every input the net needs, which take no memory: one element, repeated.
 
-    `shapes` are used where given; else the model's own, with 1 for an axis of any size.
+    `shapes` are used where given; else the model's own, with 1 for an axis of any size. None where one is unknown.
+    Raises ResourceError for more elements than an array can have.
     """
-    random = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
     for name in sorted(model.needed_inputs()):
         info = model.inputs[name]
@@ -82,13 +84,31 @@ def random_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str
             return None
         sizes = tuple(1 if size is None else size for size in shape)
         meta = info.dtype or FLOAT32
-        if meta is STRING:
-            inputs[name] = np.full(sizes, b"", np.object_)
-        elif meta.is_float:
-            inputs[name] = random.standard_normal(sizes, np.float32).astype(meta.numpy)
-        else:
-            inputs[name] = np.zeros(sizes, bool if meta is BOOL else meta.numpy)
+        element: Array = np.full((), b"", np.object_) if meta is STRING else np.zeros((), meta.numpy)
+        try:
+            element_count(sizes)
+            inputs[name] = np.broadcast_to(element, sizes)
+        except (ResourceError, ValueError) as error:
+            raise ResourceError(f"net {model.name!r}: input {name!r} of shape {sizes}: {error}") from None
     return inputs
+
+
+def random_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
+    """What measuring feeds: standard normal floats, zeros for all else. Shapes as for `stand_ins`.
+
+    Raises ResourceError when memory does not suffice.
+    """
+    found = stand_ins(model, shapes)
+    if found is None:
+        return None
+    random = np.random.default_rng(0)
+    for name, array in found.items():
+        check_fits(array.nbytes, f"net {model.name!r}: input {name!r} of shape {array.shape}")
+        if model.inputs[name].dtype is not STRING and (model.inputs[name].dtype or FLOAT32).is_float:
+            found[name] = random.standard_normal(array.shape, np.float32).astype(array.dtype, copy=False)
+        else:
+            found[name] = array.copy()
+    return found
 
 
 class Bench:

@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
 from dagexec.core.errors import DagexecError, UnsupportedFeatureError
+from dagexec.core.host_memory import aligned_bytes
 from dagexec.core.native import NativeCall, declare
 from dagexec.ops.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.onednn.binding import Library
@@ -503,6 +503,4 @@ def _dtype(meta: TypeMeta) -> int:
 
 def aligned_empty(nbytes: int) -> Array:
     """Bytes on a cache line, for weights and other memory of a primitive."""
-    buffer = np.empty(nbytes + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
-    return buffer[start : start + nbytes]
+    return aligned_bytes(nbytes, "memory of a primitive")

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Context, check_fits
+from dagexec.core.device import CPU, Context
+from dagexec.core.host_memory import address_space_is_limited, check_fits, promise
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.placement import Integers, aligned, smallest_gap
 
@@ -59,8 +60,10 @@ class Arena:
         self._members = np.array(members, np.intp)
         self._extents: list[int] = []
         extent = int((offsets + self.sizes).max(initial=0))
-        self._blocks = [self._allocate(extent)]
-        self._extents.append(extent)
+        self._blocks: list[Array] = []
+        self._reserved: set[int] = set()  # blocks that may grow
+        self._add_block(extent)
+        self._grow(0, extent, "the arena of a memory plan")
 
     @property
     def extent(self) -> int:
@@ -78,13 +81,18 @@ class Arena:
         size = aligned(nbytes)
         block, offset = self._find_room(operator, size)
         if block == len(self._blocks):
-            self._extents.append(0)
-            self._blocks.append(self._allocate(size))
+            self._add_block(size)
         grown = max(self._extents[block], offset + size) - self._extents[block]
-        check_fits(self.extent + grown, f"the arena of a memory plan, with working memory of {nbytes:,} bytes,")
-        self._extents[block] += grown
+        self._grow(block, grown, f"working memory of {nbytes:,} bytes in the arena of a memory plan")
         self._note(WorkingMemory(operator, block, offset, nbytes))
         return self._context.host_view(self._blocks[block][offset : offset + nbytes])
+
+    def _grow(self, block: int, nbytes: int, what: str) -> None:
+        """Use `nbytes` more bytes behind those that are used of a block."""
+        if block in self._reserved:  # other memory was checked when it was allocated
+            check_fits(nbytes, what)
+            promise(self._blocks[block], nbytes, self._extents[block])
+        self._extents[block] += nbytes
 
     def _note(self, given: WorkingMemory) -> None:
         """Remember what was given; a second time in an array, to search in."""
@@ -117,21 +125,24 @@ class Arena:
         room = np.concatenate((room, beside[:, _SIZE]))
         return smallest_gap(starts, room, size)
 
-    def _allocate(self, nbytes: int) -> Array:
-        check_fits(self.extent + nbytes, "the arena of a memory plan")
+    def _add_block(self, nbytes: int) -> None:
+        """One more block with room for `nbytes`, none of them used yet."""
         reserved = reserve(nbytes) if self._context.device == CPU else None
-        return self._context.allocate(nbytes) if reserved is None else reserved
+        if reserved is not None:
+            self._reserved.add(len(self._blocks))
+        self._blocks.append(self._context.allocate(nbytes) if reserved is None else reserved)
+        self._extents.append(0)
 
 
 def reserve(nbytes: int) -> Array | None:
-    """Host memory of `nbytes` bytes and addresses behind; None where they are not to be had.
+    """Host memory of `nbytes` bytes and addresses behind; None where they are not to be had, or are counted.
 
     It begins on a page, and pages are taken when they are touched first.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or address_space_is_limited():
         return None
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
         return np.frombuffer(mmap.mmap(-1, nbytes + _SPARE, flags=flags), np.uint8)
-    except OSError:
+    except (OSError, OverflowError):
         return None

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import Context, Device, array_on, check_fits
+from dagexec.core.device import Context, Device, array_on
 from dagexec.core.errors import ResourceError
+from dagexec.core.host_memory import check_fits
 from dagexec.core.operator import Operator
 from dagexec.core.tensor import Storage
 from dagexec.scheduler.memory.arena import Arena
@@ -55,7 +56,8 @@ class MemoryPlan:
             for device, members in self._members.items():
                 self._offsets.update(zip(members, map(int, placed[device].offsets), strict=True))
                 offsets = placed[device].offsets
-                check_fits(placed[device].extent + self.own_bytes, f"net {name!r}: {self._needs()}")
+                if device.kind != "cuda":  # which has memory of its own
+                    check_fits(placed[device].extent + self.own_bytes, f"net {name!r}: {self._needs()}")
                 sizes = [self.buffers[number].nbytes for number in members]
                 context = self.buffers[members[0]].context
                 self._arenas[device] = Arena(context, offsets, sizes, self.lifetimes, members)

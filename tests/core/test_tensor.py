@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dagexec.core import device
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import ALL_TYPES, FLOAT32, FLOAT64, INT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ResourceError, ShapeError
 from dagexec.core.tensor import Tensor, binding_epoch
+from tests.memory_limits import leave
 
 Array = npt.NDArray[Any]
 
@@ -295,7 +295,7 @@ def test_only_a_tensor_with_memory_of_its_own_can_be_constant() -> None:
 
 
 def test_what_must_fit_is_the_bytes_of_the_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "memory_bytes", lambda: 4000)
+    leave(monkeypatch, 4000)
     assert Tensor().resize((10, 100), FLOAT32).nbytes == 4000
     with pytest.raises(ResourceError, match=r"tensor of shape \(11, 91\) needs 4,004 bytes; this machine has 4,000"):
         Tensor().resize((11, 91), FLOAT32)

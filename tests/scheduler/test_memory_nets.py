@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace, zoo
 from dagexec.comparison import random_feeds
-from dagexec.core import device
+from dagexec.core import host_memory
 from dagexec.core.errors import MissingBlobError, OperatorError, ResourceError
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
@@ -28,6 +28,7 @@ from dagexec.scheduler.memory import MemoryPlan, arena
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.preparation import CheckedStep
 from dagexec.scheduler.simple import SimpleNet
+from tests.memory_limits import leave
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
@@ -349,7 +350,7 @@ def test_memory_that_does_not_suffice_is_refused_with_the_numbers_of_the_plan(mo
     workspace.feed_blob("x", np.ones(1000, np.float32))
     definition = NetDef(name="n", op=[relu("x", "a"), relu("a", "b"), relu("b", "c"), relu("c", "d")])
     with SimpleNet(definition, workspace, keep=frozenset()) as net:
-        monkeypatch.setattr(device, "memory_bytes", lambda: 8000)
+        leave(monkeypatch, 8000)
         with pytest.raises(ResourceError, match=r"net 'n': its memory plan takes 8,064 bytes for 4 buffers \(16,128 "):
             net.run()
         monkeypatch.undo()
@@ -434,8 +435,12 @@ def test_working_memory_larger_than_the_room_behind_the_buffers_gets_a_block_of_
 def test_working_memory_that_the_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     definition, workspace = two_users()
     with SimpleNet(definition, workspace, keep=frozenset({"xy", "zy"})) as net:
-        monkeypatch.setattr(device, "memory_bytes", lambda: 9000)
-        with pytest.raises(ResourceError, match=r"working memory of 4,000 bytes, needs 12,096 bytes"):
+        monkeypatch.setattr(host_memory, "_LEAST_LISTED", 0)
+        leave(monkeypatch, 8100)
+        with pytest.raises(
+            ResourceError,
+            match=r"working memory of 4,000 bytes in the arena .* needs 4,032 bytes; this machine has 4,004",
+        ):
             net.run()
         monkeypatch.undo()
         net.run()

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core import device
 from dagexec.core.errors import DagexecError, ResourceError, ShapeError
 from dagexec.core.tensor import Tensor
 from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.net import BaseNet
 from dagexec.scheduler.preparation import CheckedStep
 from dagexec.scheduler.simple import SimpleNet
+from tests.memory_limits import leave
 from tests.ops.running import operator_def
 
 
@@ -145,7 +145,7 @@ def test_a_net_that_would_not_fit_in_memory_is_refused_before_anything_is_touche
 ) -> None:
     workspace = workspace_with(x=np.ones((1000,), np.float32))
     net_def = NetDef(name="n", op=[operator_def("Relu", [f"{'x' if i == 0 else i}"], [f"{i + 1}"]) for i in range(4)])
-    monkeypatch.setattr(device, "memory_bytes", lambda: 10_000)
+    leave(monkeypatch, 10_000)
     with (
         SimpleNet(net_def, workspace) as net,
         pytest.raises(ResourceError, match=r"Relu '3' \(operator 2\) of net 'n'.*needs 12,000 bytes.*has 10,000"),

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from dagexec.core.device import check_fits
 from dagexec.core.dtypes import STRING, TypeMeta
 from dagexec.core.errors import StorageError
+from dagexec.core.host_memory import check_fits
 from dagexec.core.proto import BlobProto
 from dagexec.core.storage.tensor_proto import Segment, decode_tensor, encode_tensor
 from dagexec.core.storage.wire import LENGTH, WireError, fields, length_field

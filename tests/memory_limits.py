@@ -1,0 +1,14 @@
+"""A machine with little memory, for tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagexec.core import host_memory
+from dagexec.core.host_memory import Limit, Promises
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Until `monkeypatch` is undone, the machine has `nbytes` bytes left, of which nothing was promised before."""
+    monkeypatch.setattr(host_memory, "limits", lambda: iter([Limit(nbytes, "this machine")]))
+    monkeypatch.setattr(host_memory, "_promises", Promises())
