@@ -119,7 +119,7 @@ def test_results_between_operators_count(monkeypatch: pytest.MonkeyPatch, optimi
 
 def test_working_memory_counts_beside_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """The columns of a convolution by im2col take 25 times its image, and are touched by the run only."""
-    conv = operator_def("Conv", ["x", "w"], ["y"], kernel=5, pad=2, engine="EIGEN")
+    conv = operator_def("Conv", ["x", "w"], ["y"], kernel=5, pad=2)
     workspace = Workspace()
     workspace.feed_blob("x", np.ones((1, 16, 128, 128), np.float32))
     workspace.feed_blob("w", np.ones((16, 16, 5, 5), np.float32))
