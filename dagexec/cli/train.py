@@ -64,6 +64,13 @@ def train_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in DIR, if there is one.")
     ] = False,
+    ignore_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-damaged",
+            help="With --resume: begin anew where there are checkpoints in DIR and all are damaged. Default: an error.",
+        ),
+    ] = False,
     stop_on_nan: Annotated[
         bool, typer.Option("--stop-on-nan", help="Stop at the operator that makes the first NaN.")
     ] = False,
@@ -104,6 +111,7 @@ def train_command(
             checkpoints=checkpoint,
             checkpoint_steps=checkpoint_steps,
             resume=resume,
+            ignore_damaged=ignore_damaged,
             stop_on_nan=stop_on_nan,
             world=world,
             allow_io=allow_io,

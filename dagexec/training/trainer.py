@@ -32,6 +32,7 @@ from dagexec.training.data import BatchLoader
 from dagexec.training.data_parallel import find_places
 from dagexec.training.data_parallel.parallelizing import REDUCTIONS
 from dagexec.training.distributed import on_first_rank
+from dagexec.training.folder_lock import FolderLock
 from dagexec.training.parallel_steps import ParallelSteps
 from dagexec.training.steps import LocalSteps
 from dagexec.training.task import TrainingTask
@@ -78,11 +79,14 @@ class Trainer:
         checkpoints: Path | None = None,
         checkpoint_steps: int | None = None,
         resume: bool = False,
+        ignore_damaged: bool = False,
         stop_on_nan: bool = False,
         world: CommonWorld | None = None,
         allow_io: bool = False,
     ) -> None:
-        """Make the parameters, or with `resume` take them from the newest checkpoint, if there is one.
+        """Make the parameters, or with `resume` take them from the newest checkpoint that is whole, if there is one.
+
+        Where there are checkpoints and all of them are damaged, that is a StorageError unless `ignore_damaged`.
 
         Without `resume` there must be none, so that a training begun anew does not mix with an earlier one. One of
         another model, seed, batch size or number of samples is refused: the order of the samples depends on them.
@@ -136,12 +140,13 @@ class Trainer:
                 seed=seed,
                 allow_io=allow_io,
             )
+        self._lock: FolderLock | None = None
         try:
             if checkpoints is not None:
-                self._begin_in(checkpoints, resume)
+                self._begin_in(checkpoints, resume, ignore_damaged)
             self.steps.start()
         except BaseException:
-            self.steps.close()
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -153,8 +158,10 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Release the nets."""
+        """Release the nets, and the folder of the checkpoints."""
         self.steps.close()
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def epoch(self) -> int:
@@ -220,26 +227,26 @@ class Trainer:
             on_first_rank(self._world, partial(self._write, self._checkpoints))
         self._saved = self.step
 
-    def _begin_in(self, folder: Path, resume: bool) -> None:
+    def _begin_in(self, folder: Path, resume: bool, ignore_damaged: bool) -> None:
         """Take the newest checkpoint in the folder, or see to it that one can be written there."""
+        if self._world is None or self._world.rank == 0:
+            self._lock = _locked(folder)
+        there = list_checkpoints(folder)
         found = latest_checkpoint(folder) if resume else None
+        if found is None and resume and there and not ignore_damaged:
+            raise StorageError(
+                f"{folder}: none of its {len(there)} checkpoint(s) is whole, the newest is {there[0].name} (the log "
+                f"says what is wrong); ignore_damaged=True (--ignore-damaged) begins anew"
+            )
         if found is not None:
             expected = self.steps.checkpoint_blobs()
             loaded = load_checkpoint(self.steps.workspace, found, expected=expected, check=self._check_settings)
             self.step = self._saved = loaded.step
-        elif not resume and (there := list_checkpoints(folder)):
+        elif not resume and there:
             raise StorageError(
                 f"{folder}: holds checkpoints of an earlier training, the newest {there[0].name}: resume it, or begin "
                 f"in another folder"
             )
-        if self._world is not None and self._world.rank != 0:
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{folder}: checkpoints cannot be written there: {error.strerror}") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise StorageError(f"{folder}: checkpoints cannot be written there: permission denied")
 
     def _settings(self) -> dict[str, str]:
         """What decides which samples a step sees, besides its number."""
@@ -287,3 +294,14 @@ class Trainer:
 
     def _epoch_of(self, step: int) -> int:
         return (step - 1) // self.task.steps_per_epoch + 1
+
+
+def _locked(folder: Path) -> FolderLock:
+    """The folder, made if need be, held against other trainings. Raises StorageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder}: checkpoints cannot be written there: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"{folder}: checkpoints cannot be written there: permission denied")
+    return FolderLock(folder)
