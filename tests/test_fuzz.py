@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from dagexec.core.errors import ShapeError
+import dagexec
+from dagexec.core.errors import DagexecError, ShapeError
 from tests.fuzz import worker
 from tests.fuzz.case import Cases
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_zip
@@ -142,3 +144,13 @@ def test_what_is_damaged_is_taken_while_it_is_whole() -> None:
     counts = {word: int(count) for word, count in re.findall(r"(\w+) (\d+)(?:,|$)", found.stdout)}
     assert found.returncode == 0, found.stdout + found.stderr
     assert counts["ok"] > 0.9 * sum(counts.values())
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((Path(__file__).parent / "fuzz" / "regressions").iterdir()), ids=lambda path: path.name
+)
+def test_a_file_that_once_failed_is_taken_or_refused(folder: Path) -> None:
+    """It is compiled: what the file asks for is not fed here."""
+    [path] = folder.iterdir()
+    with suppress(DagexecError), dagexec.compile(path) as executor:
+        assert executor.outputs
