@@ -33,6 +33,7 @@ _CODE = bytes.fromhex(
     "4889e8 4883c408 5d 5b c3"  # 1: return rbp, the rows left
 )
 
+_ROW_BYTES = 48
 _ALL_BITS = 0xFFFFFFFF
 """Of a result, those that count: all for a status, none for a function that returns nothing."""
 
@@ -48,6 +49,7 @@ class NativeCall:
             have the same; None for nothing.
         failure: makes what is raised when it returns something else.
         keeps: whatever has to live as long as the step.
+        settle: called when it returns something else, in place of raising `failure`: the row goes on when it returns.
     """
 
     function: int
@@ -55,6 +57,7 @@ class NativeCall:
     before: tuple[int, int] | None
     failure: Callable[[], Exception]
     keeps: object
+    settle: Callable[[], None] | None = None
 
 
 _ATTRIBUTE = "native_call"
@@ -120,8 +123,13 @@ def _joined(code: _Code, calls: Sequence[NativeCall]) -> Step:
 
     def step() -> None:
         left = code(address, count)
-        if left:
-            raise kept[1][count - left].failure()
+        while left:
+            call = kept[1][count - left]
+            if call.settle is None:
+                raise call.failure()
+            call.settle()
+            left -= 1
+            left = code(address + _ROW_BYTES * (count - left), left) if left else 0
 
     return step
 

@@ -56,7 +56,14 @@ def in_sequence(steps: Sequence[Step]) -> Step:
         for step in needed:
             step()
 
+    run_all.parts = tuple(needed)  # type: ignore[attr-defined]
     return run_all
+
+
+def parts_of(step: Step) -> tuple[Step, ...]:
+    """The steps that `in_sequence` made `step` of, in order, down to those that it did not make."""
+    parts: tuple[Step, ...] = getattr(step, "parts", ())
+    return tuple(inner for part in parts for inner in parts_of(part)) if parts else (step,)
 
 
 def packed_copy(tensor: Tensor) -> Array:

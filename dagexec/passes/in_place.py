@@ -2,16 +2,21 @@
 
 It touches half the memory then. Only operators that compute each element from the one at its place may, where their
 schemas allow it; and only where all other readers of the input come before in any case, so that nobody waits for it.
+What oneDNN computes with maxima keeps its input, to compute it again where there is a NaN.
 """
 
 from __future__ import annotations
 
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
+from dagexec.ops.onednn.post_ops import drops_nan
+from dagexec.ops.post_ops import PostOp
 from dagexec.passes.draft import Draft
-from dagexec.passes.fusion import FUSED_CHAIN
+from dagexec.passes.fusion import FUSED_CHAIN, post_ops_of
 from dagexec.passes.ordering import Ordering
-from dagexec.passes.post_operations import OF_SEVERAL, UNARY, Types
+from dagexec.passes.post_operations import OF_SEVERAL, UNARY, Types, unary_links
 from dagexec.passes.rewriting import Pass, Rewritten
 from dagexec.passes.types import infer_types
 
@@ -43,8 +48,17 @@ def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     definition = draft[number]
     if definition.type not in _ELEMENTWISE or len(definition.output) != 1 or not draft.is_free(number):
         return False
+    if "ONEDNN" in definition.engine.split(",") and drops_nan(_functions(definition)):
+        return False
     inplace = schema_of(definition.type).inplace
     return any(inplace(index, 0) for index in range(len(definition.input)))
+
+
+def _functions(definition: OperatorDef) -> list[PostOp]:
+    """What an element-wise operator does, as post-ops, as far as they may concern NaN."""
+    if definition.type in ("Max", "Min"):
+        return [PostOp(definition.type.lower())]
+    return post_ops_of(definition) or [link.post_op for link in unary_links(definition, FLOAT32)]
 
 
 def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]) -> str | None:

@@ -10,11 +10,13 @@ layers the one is taken that ends later, and where neither can wait the sum stay
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
+from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.post_ops import SUM
 from dagexec.passes.activation_fusion import fuse_activations
 from dagexec.passes.draft import Draft, copied
@@ -22,9 +24,10 @@ from dagexec.passes.fusion import FUSED_PRODUCT, described, fused, has_room, lay
 from dagexec.passes.ordering import Ordering
 from dagexec.passes.post_operations import Types, operand_links
 from dagexec.passes.rewriting import Pass, Rewritten
-from dagexec.passes.types import infer_types
+from dagexec.passes.types import BlobType, infer_types
 
 _SUMS = frozenset({"Add", "Sum"})
+_LARGE = 1 << 20  # bytes of a tensor: those that do not stay in the cache of a core
 _SLACK = 1e-9  # seconds by which sums of floats may differ
 
 
@@ -49,7 +52,7 @@ def apply(model: Model) -> Rewritten:
             fused_layers.append(layer)
             ordering.edited(layer)
     if ordering is not None:
-        _work_in_place(draft, [number for number in fused_layers if number in draft], ordering)
+        _work_in_place(draft, [number for number in fused_layers if number in draft], types, ordering)
     return draft.finish()
 
 
@@ -137,7 +140,7 @@ def _steps(arguments: Arguments) -> set[int]:
     return found
 
 
-def _work_in_place(draft: Draft, layers: list[int], ordering: Ordering) -> None:
+def _work_in_place(draft: Draft, layers: list[int], types: Types, ordering: Ordering) -> None:
     """Turn `add` into `sum` where the operand's last use is here; all blobs are single up to now."""
     chosen = []
     for number in layers:
@@ -145,6 +148,8 @@ def _work_in_place(draft: Draft, layers: list[int], ordering: Ordering) -> None:
         if len(operands) == 1:
             name = draft[number].input[operands[0]]
             once = list(draft[number].input).count(name) == 1
+            if _is_kept(draft, number, types.get(name)):
+                continue
             if once and ordering.may_be_overwritten(name, number):
                 chosen.append((number, operands[0]))
     names = {draft[number].input[index]: draft[number].output[0] for number, index in chosen}
@@ -156,6 +161,18 @@ def _work_in_place(draft: Draft, layers: list[int], ordering: Ordering) -> None:
         while new in names:
             new = names[new]
         draft.rename(old, new)
+
+
+def _is_kept(draft: Draft, layer: int, addend: BlobType | None) -> bool:
+    """True when `layer` reads what it adds as an operand although it might write over it.
+
+    Behind Relu or the like oneDNN has to compute it again where there is a NaN. In place the addend is looked at before
+    (`ops.onednn.keeping_nan`), which costs more than another buffer while tensors are small. Winograd's algorithms
+    know no operand.
+    """
+    if not drops_nan(post_ops_of(draft[layer])) or _is_for_winograd(draft, layer):
+        return False
+    return addend is None or any(math.prod(shape) * addend.meta.itemsize < _LARGE for shape in addend.shapes)
 
 
 def _summing(definition: OperatorDef, index: int) -> OperatorDef:

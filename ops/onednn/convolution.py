@@ -16,7 +16,8 @@ from dagexec.ops.geometry import Axis
 from dagexec.ops.layout import NHWC, image_order
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
-from dagexec.ops.onednn.post_ops import append_post_ops
+from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
+from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DST,
@@ -32,7 +33,7 @@ from dagexec.ops.onednn.primitive import (
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Candidate
 from dagexec.ops.onednn.winograd import TAPS, Layer, candidates, finish
 from dagexec.ops.onednn.winograd_kernels import LANES
-from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
+from dagexec.ops.post_ops import SUM, PostOp, post_op_passes, read_post_ops
 
 
 class ForwardConvolution(ConvolutionFamily):
@@ -47,7 +48,7 @@ class ForwardConvolution(ConvolutionFamily):
         x, y, order = self.x(0), self.y(0), self.result_order(call)
         if not x.size:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
-        post_ops = self.post_ops(call)
+        post_ops, later = self.split_post_ops(self.post_ops(call))
         require_accurate(self.onednn, post_ops, self.label)
         parameters = {WEIGHTS: grouped(self.x(1), call.arguments.int("group", 1), window.channels_last)}
         inputs = {SRC: 0, WEIGHTS: 1}
@@ -84,7 +85,35 @@ class ForwardConvolution(ConvolutionFamily):
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in given}
         self.offer(assembled, inputs, {DST: 0})
-        return in_sequence(assembled.steps)
+        if not later:
+            return in_sequence(assembled.steps)
+        self.output_moves = {}
+        operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
+        return in_sequence([*assembled.steps, post_op_passes(self, later, y, y, operands_later)])
+
+    def drops_nan(self) -> bool:
+        """Where post-ops of the primitive do."""
+        return drops_nan(self.split_post_ops(self.post_ops(self.call()))[0])
+
+    @property
+    def sees_nan(self) -> bool:
+        """Also where it adds in place, but for Winograd's algorithms, by which a NaN reaches results beside it."""
+        return super().sees_nan or (self._summand is not None and is_seen(self.onednn, self.threads))
+
+    @property
+    def _summand(self) -> int | None:
+        """The number of the input to which the result is added in place; None where it may not be forgotten."""
+        call = self.call()
+        found = [one.input for one in self.post_ops(call) if one.kind == SUM]
+        plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in conv_window(call)[1])
+        return found[0] if len(found) == 1 and not plain else None
+
+    def kept(self, step: Step) -> Step:
+        """As in the base, or in place."""
+        summand = self._summand
+        if summand is None:
+            return super().kept(step)
+        return keeping_nan_in_place(self, step, self.onednn, self.threads, summand)
 
     def composed(
         self,

@@ -6,7 +6,7 @@ first link: of 64 elements on one core, 0.8 us for one function and 1.9 us for 3
 more. A lone sum of two tensors of one shape costs 0.9 us and NumPy's 0.4, but 0.5 in a row of native calls
 (`dagexec.core.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
 
-oneDNN's max, min, clip and relu may give the other operand for a NaN, where NumPy's give NaN.
+oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keeping_nan`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dagexec.ops.broadcasting import operand_views
 from dagexec.ops.layout import BLOCKS, NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, operand_descriptor
+from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.onednn.primitive import (
     DST,
     FORWARD_INFERENCE,
@@ -101,6 +101,10 @@ class Chain(OneDNNOperator):
     @abstractmethod
     def links(self) -> tuple[Array, list[PostOp], Operands]:
         """What the chain starts from, of the output's shape, its links, and the operands that they name."""
+
+    def drops_nan(self) -> bool:
+        """See `post_ops.DROPS_NAN`."""
+        return drops_nan(self.links()[1])
 
     def prepare_primitive(self) -> Step:
         """As many primitives as the links need, in place after the first."""

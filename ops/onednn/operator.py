@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,8 +20,10 @@ from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
+from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.plain_order import in_plain_order
+from dagexec.ops.onednn.post_ops import DROPS_NAN
 from dagexec.ops.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -37,6 +39,7 @@ from dagexec.ops.onednn.primitive import (
     aligned_empty,
     describe,
 )
+from dagexec.ops.post_ops import SUM, PostOp
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
@@ -96,6 +99,7 @@ class OneDNNOperator(Operator):
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
 
     _asks = False  # during has_kernel
+    _is_unseen = False  # compiled code, not generated: its comparisons may leave no trace
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
@@ -111,13 +115,17 @@ class OneDNNOperator(Operator):
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
-        self.shared_buffer = self._buffer_by_default
+        self.shared_buffer, self._is_unseen = self._buffer_by_default, False
         if self.prefers_default():
             return super().prepare()  # type: ignore[safe-super]
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
+            if self.drops_nan() and not self.sees_nan:
+                raise UnsupportedFeatureError(f"{self.label}: oneDNN would give a number for NaN")
             step = self.prepare_primitive()
+            if self.drops_nan():
+                step = self.kept(step)
             self.shared_buffer = None  # which primitives do without
             return step
         except UnsupportedFeatureError as reason:
@@ -126,6 +134,29 @@ class OneDNNOperator(Operator):
             logger.info("%s: the default engine computes it: %s", self.label, reason)
             self.input_moves, self.output_moves = {}, {}
             return super().prepare()  # type: ignore[safe-super]
+
+    def kept(self, step: Step) -> Step:
+        """`step` with what keeps NaN."""
+        if self._is_unseen:
+            return scanning(self, step)
+        return keeping_nan(self, step, self.onednn, self.threads)
+
+    def drops_nan(self) -> bool:
+        """True where oneDNN may give a number for NaN, so that `keeping_nan` has to stand behind the step."""
+        return False
+
+    @property
+    def sees_nan(self) -> bool:
+        """True where it can be seen that oneDNN has met a NaN, and the inputs are still there then."""
+        in_place = not set(self.definition.input).isdisjoint(self.definition.output)
+        return not in_place and is_seen(self.onednn, self.threads)
+
+    def split_post_ops(self, post_ops: Sequence[PostOp]) -> tuple[Sequence[PostOp], Sequence[PostOp]]:
+        """Those of the primitive, and those that NumPy does behind it: from the first on that would drop NaN unseen."""
+        first = next((place for place, one in enumerate(post_ops) if one.kind in DROPS_NAN), len(post_ops))
+        if self.sees_nan or any(one.kind == SUM for one in post_ops[first:]):
+            return post_ops, ()
+        return post_ops[:first], post_ops[first:]
 
     def prefers_default(self) -> bool:
         """True where the default engine is known to be faster."""
@@ -188,6 +219,7 @@ class OneDNNOperator(Operator):
     def bound(self, description: PrimitiveDescriptor, arguments: Arguments) -> BoundPrimitive:
         """The primitive on `arguments`, and on working memory as it needs it."""
         self.answer(lambda: not description.is_reference)
+        self._is_unseen = "jit" not in description.name
         nbytes = description.scratchpad_bytes
         if nbytes:
             scratchpad = (description.descriptor(SCRATCHPAD_MD), self.working_memory(nbytes))

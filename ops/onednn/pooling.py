@@ -1,6 +1,6 @@
 """Pooling by oneDNN: MaxPool and AveragePool, windows of 1 to 3 axes and the whole image, in every order; gradients.
 
-oneDNN's maximum of a window with a NaN is that of its other pixels, or NaN; NumPy's is NaN.
+oneDNN's maximum of a window with a NaN is that of its other pixels, or NaN; see `keeping_nan`.
 
 oneDNN's own gradient of a maximum goes to one pixel a window, Caffe2's to all that equal it: so only the comparisons
 and sums of the default engine's passes are oneDNN's, and the results are the same.
@@ -121,6 +121,10 @@ class MaximumPooling(Pooling, MaxPooling):
     """The maximum of each window."""
 
     metas = (FLOAT32, BFLOAT16, FLOAT16, INT8, UINT8, INT32)
+
+    def drops_nan(self) -> bool:
+        """Always."""
+        return True
 
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, None]:
         """The maximum of the pixels; padding never wins."""

@@ -5,7 +5,7 @@ The numbers of functions are those of `dnnl_alg_kind_t` in the C headers of oneD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
@@ -43,6 +43,14 @@ ELTWISE: Mapping[str, Callable[[float, float], tuple[int, float, float]]] = {
 
 BINARY = {"add": 0x1FFF0, "mul": 0x1FFF1, "max": 0x1FFF2, "min": 0x1FFF3, "div": 0x1FFF4, "sub": 0x1FFF5}
 """By kind, the algorithm of a binary primitive or post-op."""
+
+DROPS_NAN = frozenset({"relu", "clip", "hardsigmoid", "exp", "max", "min"})
+"""Those that oneDNN 3.1 computes by maxima and minima that give a number for NaN; the others keep it."""
+
+
+def drops_nan(post_ops: Iterable[PostOp]) -> bool:
+    """True when one of them gives a number for NaN."""
+    return any(one.kind in DROPS_NAN for one in post_ops)
 
 
 def operand_descriptor(library: Library, operand: Array, rank: int, order: str, label: str) -> Descriptor:

@@ -20,7 +20,7 @@ from dagexec.ops import fused_product, product
 from dagexec.ops.layout import NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
-from dagexec.ops.onednn.post_ops import BINARY, append_post_ops
+from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DST,
@@ -31,7 +31,7 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
-from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
+from dagexec.ops.post_ops import SUM, PostOp, post_op_passes, read_post_ops
 
 STREAMED_BYTES = 3 << 20
 """Weights of more bytes than this are taken not to be in a cache when the layer runs."""
@@ -52,7 +52,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         y = self.y(0).reshape(rows, len(weights))
         if 0 in (inner, y.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
-        post_ops = read_post_ops(self.call())
+        post_ops, later = self.split_post_ops(read_post_ops(self.call()))
         require_accurate(self.onednn, post_ops, self.label)
         attributes = self.attributes()
         operands = {op.input: self._rows_of(op.input, y) for op in post_ops if op.kind in BINARY}
@@ -80,9 +80,9 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                     matmul,
                 )
             )
-            if is_moved:
+            if is_moved and not later:
                 self.offer_moves(assembled.bound, offered, {0: DST})
-            return in_sequence(assembled.steps)
+            return in_sequence([*assembled.steps, self._finished(later)])
         layout, source, target, bias = (self.packed(array) for array in (weights, x, y, self.x(2)))
         wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(w.dtype))
         if rows < _PACKED_ROWS:
@@ -93,9 +93,18 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         memory, pack = self.parameter(1, weights, layout, packed)
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
         bound = self.bound(found, arguments)
-        if is_moved:
+        if is_moved and not later:
             self.offer_moves(bound, offered, {0: DST})
-        return in_sequence([pack, bound.step])
+        return in_sequence([pack, bound.step, self._finished(later)])
+
+    def drops_nan(self) -> bool:
+        """Where post-ops of the primitive do."""
+        return drops_nan(self.split_post_ops(read_post_ops(self.call()))[0])
+
+    def _finished(self, post_ops: Sequence[PostOp]) -> Step:
+        """What is left to do behind the primitive."""
+        operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0}
+        return post_op_passes(self, post_ops, self.y(0), self.y(0), operands)
 
     def _rows_of(self, index: int, y: Array) -> Array:
         """Operand `index` as a matrix that broadcasts to `y`."""

@@ -31,6 +31,13 @@ ALGORITHMS: Mapping[type[Operator], int] = {
 class Reducing(OneDNNOperator):
     """Base of the reductions."""
 
+    def drops_nan(self) -> bool:
+        """Extremes do."""
+        return self._algorithm() in (_MAX, _MIN)
+
+    def _algorithm(self) -> int:
+        return next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
+
     def prepare_primitive(self) -> Step:
         """One reduction, of neighbouring axes as one. oneDNN has fast code where the last axes are reduced."""
         x = self.x(0)
@@ -38,12 +45,11 @@ class Reducing(OneDNNOperator):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to reduce")
         assert isinstance(self, reduction.Reduction)
         axes, _ = type(self).axes(self.call())
-        algorithm = next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
         shape, kept = merged(x.shape, axes)
         source, target = self.packed(x.reshape(shape)), self.packed(self.y(0).reshape(kept))
         attributes = self.attributes()
         tensors = (source, target, 0.0, 0.0, attributes)
-        found = self.describe_fast("reduction", self.onednn.engine, algorithm, *tensors)
+        found = self.describe_fast("reduction", self.onednn.engine, self._algorithm(), *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
         self.offer_moves(bound, {0: SRC}, {0: DST})
         return bound.step

@@ -16,6 +16,10 @@ SOFTMAX, LOG_SOFTMAX = 0x30000, 0x30001
 class _Normalising(OneDNNOperator):
     algorithm: ClassVar[int]
 
+    def drops_nan(self) -> bool:
+        """The largest of a row is found by maxima."""
+        return True
+
     def prepare_primitive(self) -> Step:
         """One softmax along the middle axis of outer x group x inner."""
         outer, group, inner = softmax.grouping(self.call())

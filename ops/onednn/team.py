@@ -90,6 +90,12 @@ def _team(library: Library) -> tuple[int, int, int, int] | None:
     return parallel, number, count, code
 
 
+def parallel_function(library: Library) -> int | None:
+    """The address of `GOMP_parallel`, by which a function is called by every thread of the team; None without."""
+    team = _team(library)
+    return None if team is None else team[0]
+
+
 @cache
 def _code() -> int | None:
     """The address of the code that a thread of the team runs."""

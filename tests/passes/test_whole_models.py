@@ -129,5 +129,5 @@ def test_what_is_left_is_what_has_to_be_computed(case: Case) -> None:
 def test_residual_networks_add_in_place(case: Case) -> None:
     if case.name in ("resnet50", "zoo:resnet50"):
         added = [text for one in case.result.net.op for argument in one.arg for text in argument.strings]
-        assert sum(text.startswith(b"sum:") for text in added) == 16
-        assert not any(text.startswith(b"add:") for text in added)
+        assert sum(text.startswith(b"sum:") for text in added) == 7  # large ones: behind others Relu may ask for both
+        assert sum(text.startswith(b"add:") for text in added) == 9

@@ -1,0 +1,179 @@
+"""NaN stays NaN in operators that oneDNN computes with maxima, minima and comparisons, which give a number for it.
+
+The processor says after a step whether one of them has met a NaN (`dagexec.core.invalid_operations`). Then, and only
+then, the default engine computes the operator again, and rows of the results in which that finds a NaN that is missing,
+or misses one, are taken from it. So finite values cost nothing, and a row's bytes do not depend on those beside it.
+
+It takes inputs that are still there after the step. An operator that adds to what the output held looks at that first,
+and remembers it only if it is not finite (`keeping_nan_in_place`); others that work in place are not for oneDNN.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+
+from dagexec.core.invalid_operations import Watch, can_be_seen
+from dagexec.core.native import NativeCall, native_call
+from dagexec.core.operator import Move, Operator, Step, parts_of
+from dagexec.ops.blocks import Array
+from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.plain_order import plain_twin
+from dagexec.ops.onednn.team import parallel_function
+
+logger = logging.getLogger("dagexec")
+
+
+def is_seen(library: Library, threads: int) -> bool:
+    """True where the work of `library` with so many threads is done by threads whose flags can be looked at."""
+    return library.openmp is not None and can_be_seen() and (threads == 1 or parallel_function(library) is not None)
+
+
+def keeping_nan(operator: Operator, step: Step, library: Library, threads: int) -> Step:
+    """`step`, which `operator` has just prepared, and what it takes to keep NaN. Only where `is_seen`.
+
+    Raises UnsupportedFeatureError where the default engine could not compute it again.
+    """
+    if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
+        return step
+    again = Recomputation(operator)
+    watch = Watch(parallel_function(library) if threads > 1 else None)
+    alone = native_call(step)
+    if alone is not None:
+        return watch.guarded(alone, _threads_of(alone, threads), again.run)
+    watched = _watched(step, watch, threads)
+
+    def run_all() -> None:
+        for part in watched:
+            part()
+        if watch.note[0]:
+            watch.note[0] = 0
+            again.run()
+
+    return run_all
+
+
+def keeping_nan_in_place(operator: Operator, step: Step, library: Library, threads: int, index: int) -> Step:
+    """As `keeping_nan`, for an operator that adds to what output 0, which is input `index`, held.
+
+    Where that was finite, each NaN of the result comes from the other summand, which is computed again without it.
+    """
+    again = Recomputation(operator)
+    watch = Watch(parallel_function(library) if threads > 1 else None)
+    watched = _watched(step, watch, threads)
+    result = operator.y(0)
+    flat = result.reshape(-1)
+
+    def run_all() -> None:
+        held = None if _is_finite(flat) else result.copy()
+        for part in watched:
+            part()
+        if not watch.note[0]:
+            return
+        watch.note[0] = 0
+        again.inputs[index] = exact = np.zeros_like(result) if held is None else held
+        again.compute([exact])
+        if held is None:
+            result[np.isnan(exact)] = np.nan
+        else:
+            _corrected(result, exact)
+
+    return run_all
+
+
+def scanning(operator: Operator, step: Step) -> Step:
+    """`step`, which `operator` has just prepared, for code that no flag tells of: it looks for NaN in input 0."""
+    if not _is_float(operator.x(0)):
+        return step
+    again = Recomputation(operator)
+
+    def run_all() -> None:
+        step()
+        flat = again.inputs[0].reshape(-1)
+        if not _is_finite(flat):
+            again.run()
+
+    return run_all
+
+
+def _watched(step: Step, watch: Watch, threads: int) -> list[Step]:
+    """The parts of `step`, each of them watched."""
+    return [
+        watch.around(part, threads) if call is None else watch.guarded(call, _threads_of(call, threads), None)
+        for part, call in ((part, native_call(part)) for part in parts_of(step))
+    ]
+
+
+def _threads_of(call: NativeCall, threads: int) -> int:
+    """The threads of a primitive, which it says before it begins; of other calls as many as the operator has."""
+    return threads if call.before is None else call.before[1]
+
+
+class Recomputation:
+    """An operator of the default engine on the arrays of another, made when it is needed.
+
+    Attributes:
+        inputs: the arrays that are read.
+    """
+
+    def __init__(self, operator: Operator) -> None:
+        """`operator` has prepared its step; the moves that it offers are followed.
+
+        Raises UnsupportedFeatureError for an operand whose axes do not say what it is in NCHW.
+        """
+        self._call = operator.call()
+        self.inputs = [operator.x(index) for index in range(len(operator.input_blobs))]
+        self._results = [operator.y(index) for index in range(len(operator.output_blobs))]
+        self._label = operator.label
+        self._said = False
+        plain_twin(self._call, self.inputs, self._results, "")
+        for moves, arrays in ((operator.input_moves, self.inputs), (operator.output_moves, self._results)):
+            for index, move in moves.items():
+                moves[index] = partial(_moved, move, arrays, index)
+
+    def run(self) -> None:
+        """Correct the results."""
+        exact = [np.empty_like(result) for result in self._results]
+        self.compute(exact)
+        rows = sum(_corrected(*pair) for pair in zip(self._results, exact, strict=True) if _is_float(pair[0]))
+        if rows and not self._said:
+            self._said = True
+            logger.info("%s: a maximum met NaN: %d row(s) of the result are the default engine's", self._label, rows)
+
+    def compute(self, results: list[Array]) -> None:
+        """Write to `results` what the default engine computes."""
+        twin = plain_twin(self._call, self.inputs, results, "")
+        for step in (*twin.before, twin.operator.bind(twin.operator.infer()), *twin.after):
+            step()
+
+
+def _moved(move: Move, arrays: list[Array], index: int, array: Array) -> None:
+    arrays[index] = array
+    move(array)
+
+
+def _corrected(result: Array, right: Array) -> int:
+    """Take rows from `right` that have a NaN where those of `result` have none, or the other way round: how many."""
+    differs = np.isnan(result) != np.isnan(right)
+    if result.ndim == 0:
+        np.copyto(result, right, where=differs)
+        return int(differs)
+    rows = differs.reshape(len(differs), -1).any(axis=1)
+    result[rows] = right[rows]
+    return int(rows.sum())
+
+
+def _is_finite(flat: Array) -> bool:
+    """False when there is a NaN or an infinity, and where float32 is too large for its square."""
+    if flat.dtype == np.float32:
+        return math.isfinite(np.dot(flat, flat))
+    least = 0x7C00 if flat.dtype == np.float16 else 0x7F80
+    return int((flat.view(np.uint16) & 0x7FFF).max()) < least
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
