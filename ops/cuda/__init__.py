@@ -3,6 +3,7 @@
 from dagexec.ops.cuda import (
     activation,
     activation_gradient,
+    array_function,
     batch_norm,
     bits,
     buckets,
@@ -59,6 +60,7 @@ from dagexec.ops.cuda import (
 __all__ = [
     "activation",
     "activation_gradient",
+    "array_function",
     "batch_norm",
     "bits",
     "buckets",

@@ -45,7 +45,7 @@ OPERATORS = [name for name in registered_operators() if operator_module(name).st
 
 
 def test_the_operators_of_the_project_are_found() -> None:
-    assert len(OPERATORS) > 380
+    assert len(OPERATORS) > 480
 
 
 @pytest.mark.parametrize("operator_type", OPERATORS)

@@ -68,6 +68,10 @@ CALLS: list[tuple[str, list[np.ndarray], int, dict[str, Any]]] = [
     ("Range", [np.array([1.5]), np.array([-3.0]), np.array([-0.5])], 1, {}),
     ("LengthsRangeFill", [np.array([2, 0, 3], np.int32)], 1, {}),
     ("Summarize", [IMAGE], 1, {}),
+    ("SparseLengthsMean", [floats(4, 3), np.array([0, 3, 3]), np.array([2, 0, 1], np.int32)], 1, {}),
+    ("BooleanMask", [floats(4, 3), np.array([True, False, True, True])], 2, {}),
+    ("FloatToFused4BitRowwiseQuantized", [floats(4, 6)], 1, {}),
+    ("SegmentIdsToLengths", [np.array([0, 0, 2])], 1, {}),
 ]
 
 
