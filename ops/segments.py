@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import check_fits
 from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, INT32, INT64, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import (
@@ -24,6 +23,7 @@ from dagexec.core.gradient import (
     no_gradient,
     not_differentiable,
 )
+from dagexec.core.host_memory import check_fits
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.array_function import array_function
 from dagexec.ops.blocks import Array, compute_dtype
