@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT_TYPES, INT64, NUMBER_TYPES, TypeMeta
+from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
 from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
@@ -74,6 +74,34 @@ def tail_axes(call: OperatorCall) -> tuple[Axes, bool]:
     if not rank:
         raise call.fail("X must have at least 1 axis, found a scalar")
     return tuple(range(1, rank)), False
+
+
+def has_lengths(call: OperatorCall, without: int) -> bool:
+    """True with an input behind the first `without`: how many elements of X, from the first on, go into each of Y.
+
+    Raises ShapeError or ArgumentError unless it has an integer for each element of Y, and one axis is reduced.
+    """
+    if len(call.inputs) == without:
+        return False
+    call.require_types(without, INT32, INT64)
+    count = _reduced_count(call)
+    if count != 1:
+        raise ArgumentError(f"{call.label}: with lengths, argument 'num_reduce_dim' must be 1, found {count}")
+    return True
+
+
+def require_lengths(call: OperatorCall, index: int, output: tuple[int, ...]) -> None:
+    """Raise ShapeError unless input `index` has as many elements as the output."""
+    if call.inputs[index].elements != math.prod(output):
+        shape = call.inputs[index].shape
+        raise call.fail(f"expected a length for each of {math.prod(output)} elements of Y, found shape {shape}")
+
+
+def check_lengths(lengths: Array, most: int, label: str) -> None:
+    """Raise IndexError, naming the operator `label`, unless 0 <= lengths <= most."""
+    bad = lengths[(lengths < 0) | (lengths > most)]
+    if bad.size:
+        raise IndexError(f"{label}: length {bad[0]} must be in [0, {most}]")
 
 
 def one_axis_of_three(axis: int) -> AxesReader:
@@ -156,6 +184,74 @@ class MinReduction(Reduction):
         return [reduce_pass(np.minimum, x, total, axes)]
 
 
+class PrefixReduction(Reduction):
+    """Base of the reductions of leading or trailing axes, which may be of the first elements only: see `has_lengths`.
+
+    As in Caffe2 the first element of all counts even where the length is 0, and a mean is divided by the length.
+    """
+
+    def prepare(self) -> Step:
+        """With lengths, what lies behind them is replaced by what changes no result."""
+        if len(self.input_blobs) == 1:
+            return super().prepare()
+        x, y = self.x(0), self.y(0)
+        axes, _ = type(self).axes(self.call())
+        shape, work = output_shape(x.shape, axes, True), compute_dtype(y.dtype)
+        size, lengths = x.shape[axes[0]], self.x(1).reshape(shape)
+        prefix, inside = self.scratch(x.shape, work), self.scratch(x.shape, np.bool_)
+        total = self.scratch(shape, work)
+        first = np.moveaxis(inside, axes[0], 0)[:1]
+        return in_sequence(
+            [
+                partial(check_lengths, lengths, size, self.label),
+                partial(np.less, places_along(axes[0], x.shape), lengths, out=inside),
+                partial(np.copyto, first, True),
+                partial(prefix.fill, self.neutral(work)),
+                partial(np.copyto, prefix, x, where=inside),
+                *self.prefix_passes(prefix, total, axes, lengths),
+                partial(np.copyto, y.reshape(shape), total, casting="same_kind"),
+            ]
+        )
+
+    def neutral(self, dtype: np.dtype[Any]) -> float:
+        """What changes no result."""
+        return 0
+
+    def prefix_passes(self, prefix: Array, total: Array, axes: Axes, lengths: Array) -> list[Step]:
+        """The NumPy calls that reduce the first elements, the others being neutral."""
+        return self.passes(prefix, total, axes, 1)
+
+
+def places_along(axis: int, shape: tuple[int, ...]) -> Array:
+    """0, 1, 2, ... along `axis` of a tensor of `shape`; the other axes have size 1."""
+    return np.arange(shape[axis]).reshape([-1 if one == axis else 1 for one in range(len(shape))])
+
+
+class PrefixSum(PrefixReduction, SumReduction):
+    """Sum, also of the first elements only."""
+
+
+class PrefixMean(PrefixReduction, MeanReduction):
+    """Mean, also of the first elements only."""
+
+    def prefix_passes(self, prefix: Array, total: Array, axes: Axes, lengths: Array) -> list[Step]:
+        """The sum, divided by the lengths; by 0 it is infinite."""
+
+        def divide() -> None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                np.divide(total, lengths, out=total, casting="same_kind")
+
+        return [reduce_pass(np.add, prefix, total, axes), divide]
+
+
+class PrefixMax(PrefixReduction, MaxReduction):
+    """Maximum, also of the first elements only."""
+
+    def neutral(self, dtype: np.dtype[Any]) -> float:
+        """The least number."""
+        return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
+
+
 class ProductReduction(Reduction):
     """Product."""
 
@@ -225,9 +321,16 @@ COUNT_ARGS = {"num_reduce_dim": "how many axes are reduced (default 1)"}
 
 
 def reduction_schema(
-    name: str, doc: str, axes: AxesReader, args: dict[str, str], metas: tuple[TypeMeta, ...], *, extreme: bool
+    name: str,
+    doc: str,
+    axes: AxesReader,
+    args: dict[str, str],
+    metas: tuple[TypeMeta, ...],
+    *,
+    extreme: bool,
+    prefixes: bool,
 ) -> OpSchema:
-    """The schema of a reduction; an `extreme` has no value over no elements."""
+    """The schema of a reduction; an `extreme` has no value over no elements, `prefixes` may have lengths."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
         meta = call.require_types(0, *metas)
@@ -235,17 +338,19 @@ def reduction_schema(
         call.arguments.bool("average")
         shape = call.inputs[0].shape
         output = TensorType(output_shape(shape, reduced, keep), meta)
+        if has_lengths(call, 1):
+            require_lengths(call, 1, output.shape)
         if extreme and output.elements and 0 in shape:
             raise call.fail("there is no extreme over an axis without elements")
         return [output]
 
     return OpSchema(
         name,
-        inputs=(1, 1),
+        inputs=(1, 2 if prefixes else 1),
         outputs=(1, 1),
         infer=infer,
-        doc=doc,
-        input_names=("X",),
+        doc=doc + (" With lengths it is over the first so many elements only." if prefixes else ""),
+        input_names=("X", "lengths")[: 2 if prefixes else 1],
         output_names=("Y",),
         args=args,
         cost=reduction_cost,
@@ -263,7 +368,9 @@ def _define(
     """Register reduction `name`: what `base` computes, over `axes`."""
     members = {"axes": staticmethod(axes), "__doc__": doc, "__module__": __name__}
     extreme = issubclass(base, MaxReduction | MinReduction)
-    return operator(reduction_schema(name, doc, axes, args, metas, extreme=extreme))(type(name, (base,), members))
+    prefixes = issubclass(base, PrefixReduction)
+    schema = reduction_schema(name, doc, axes, args, metas, extreme=extreme, prefixes=prefixes)
+    return operator(schema)(type(name, (base,), members))
 
 
 ReduceSum = _define("ReduceSum", SumReduction, named_axes, "Sum over `axes`.", AXES_ARGS)
@@ -276,22 +383,20 @@ ReduceL2 = _define(
     "ReduceL2", L2Reduction, named_axes, "Root of the sum of squares over `axes`.", AXES_ARGS, FLOAT_TYPES
 )
 ReduceFrontSum = _define(
-    "ReduceFrontSum", SumReduction, front_axes, "Sum over the first `num_reduce_dim` axes.", COUNT_ARGS
+    "ReduceFrontSum", PrefixSum, front_axes, "Sum over the first `num_reduce_dim` axes.", COUNT_ARGS
 )
 ReduceFrontMean = _define(
-    "ReduceFrontMean", MeanReduction, front_axes, "Mean over the first `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
+    "ReduceFrontMean", PrefixMean, front_axes, "Mean over the first `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
 )
 ReduceFrontMax = _define(
-    "ReduceFrontMax", MaxReduction, front_axes, "Maximum over the first `num_reduce_dim` axes.", COUNT_ARGS
+    "ReduceFrontMax", PrefixMax, front_axes, "Maximum over the first `num_reduce_dim` axes.", COUNT_ARGS
 )
-ReduceBackSum = _define(
-    "ReduceBackSum", SumReduction, back_axes, "Sum over the last `num_reduce_dim` axes.", COUNT_ARGS
-)
+ReduceBackSum = _define("ReduceBackSum", PrefixSum, back_axes, "Sum over the last `num_reduce_dim` axes.", COUNT_ARGS)
 ReduceBackMean = _define(
-    "ReduceBackMean", MeanReduction, back_axes, "Mean over the last `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
+    "ReduceBackMean", PrefixMean, back_axes, "Mean over the last `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
 )
 ReduceBackMax = _define(
-    "ReduceBackMax", MaxReduction, back_axes, "Maximum over the last `num_reduce_dim` axes.", COUNT_ARGS
+    "ReduceBackMax", PrefixMax, back_axes, "Maximum over the last `num_reduce_dim` axes.", COUNT_ARGS
 )
 ReduceTailSum = _define("ReduceTailSum", SumReduction, tail_axes, "Sum over all axes but the first.", {})
 RowwiseMax = _define(

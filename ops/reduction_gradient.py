@@ -30,10 +30,14 @@ from dagexec.ops.reduction import (
     AxesReader,
     all_axes,
     back_axes,
+    check_lengths,
     front_axes,
+    has_lengths,
     named_axes,
     one_axis_of_three,
     output_shape,
+    places_along,
+    require_lengths,
     tail_axes,
 )
 
@@ -73,9 +77,28 @@ class ReductionGradient(Operator):
             if name != "X":
                 arrays[name] = arrays[name].reshape(kept)
         target = self.scratch(dx.shape, compute_dtype(dx.dtype)) if is_narrow(dx.dtype) else dx
-        count = math.prod(dx.shape[axis] for axis in axes)
-        steps += self.passes(arrays, target, axes, count)
+        if len(self.input_blobs) > len(self.names):
+            steps += self._of_prefixes(arrays, target, axes)
+        else:
+            steps += self.passes(arrays, target, axes, math.prod(dx.shape[axis] for axis in axes))
         return in_sequence(steps if target is dx else [*steps, convert(target, dx)])
+
+    def _of_prefixes(self, arrays: dict[str, Array], dx: Array, axes: Axes) -> list[Step]:
+        """The gradient as of all elements, divided by the lengths for a mean, and 0 behind them."""
+        size, lengths = dx.shape[axes[0]], self.x(len(self.names)).reshape(output_shape(dx.shape, axes, True))
+        places, behind = places_along(axes[0], dx.shape), self.scratch(dx.shape, np.bool_)
+        divisors = self.scratch(lengths.shape, dx.dtype)
+        mean: list[Step] = [
+            partial(np.maximum, lengths, 1, out=divisors, casting="unsafe"),
+            partial(np.divide, dx, divisors, out=dx),
+        ]
+        return [
+            partial(check_lengths, lengths, size, self.label),
+            *self.passes(arrays, dx, axes, 1),
+            *(mean if isinstance(self, MeanGradient) else []),
+            partial(np.greater_equal, places, lengths, out=behind),
+            partial(np.copyto, dx, 0, where=behind),
+        ]
 
     def read(self) -> tuple[str, ...]:
         """Which of the inputs are read; of the others only the shape matters."""
@@ -191,25 +214,29 @@ class ProductGradient(ReductionGradient):
 
 
 def _schema(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str, ...], doc: str) -> OpSchema:
+    prefixes = args is COUNT_ARGS
+
     def infer(call: OperatorCall) -> list[TensorType]:
         kind = call.inputs[names.index("X")]
         call.require_types(names.index("X"), *FLOAT_TYPES)
-        call.require_same_type()
+        call.require_same_type(*range(len(names)))
         reduced, keep = axes(_of_input(call, names))
         call.arguments.bool("average")
         shape = output_shape(kind.shape, reduced, keep)
         for index, one in enumerate(names):
             if one != "X":
                 call.require_shape(index, shape, f"{one}: what the reduction of X gives")
+        if prefixes and has_lengths(replace(call, inputs=(kind, *call.inputs[len(names) :])), 1):
+            require_lengths(call, len(names), shape)
         return [kind]
 
     return OpSchema(
         name,
-        inputs=(len(names), len(names)),
+        inputs=(len(names), len(names) + prefixes),
         outputs=(1, 1),
         infer=infer,
         doc=f"Gradient of {name.removesuffix('Gradient')}, whose arguments it takes: {doc}",
-        input_names=names,
+        input_names=(*names, "lengths") if prefixes else names,
         output_names=("dX",),
         args=args,
         cost=memory_cost,
@@ -228,7 +255,8 @@ def _define(
     @gradient_of(of)
     def maker(request: GradientRequest) -> GradientOperators:
         blobs = {"X": request.x(0), "Y": request.y(0), "dY": request.dy(0)}
-        return request.single(name, [blobs[one] for one in names], [0])
+        lengths = request.definition.input[1:]
+        return request.single(name, [*(blobs[one] for one in names), *lengths], [0])
 
 
 _WHOLE = ("dY", "X", "Y")

@@ -17,7 +17,8 @@ def registered_kinds(base: type[Any]) -> list[type[Operator]]:
     Only dagexec's own of the default engine, whatever other engines or a caller have made from them by now.
     """
     found: list[type[Operator]] = [base] if "schema" in vars(base) and _is_default(base) else []
-    return found + [kind for child in base.__subclasses__() for kind in registered_kinds(child)]
+    below = (kind for child in base.__subclasses__() for kind in registered_kinds(child))
+    return list(dict.fromkeys([*found, *below]))
 
 
 def _is_default(kind: type[Operator]) -> bool:

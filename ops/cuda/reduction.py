@@ -6,10 +6,14 @@ for it; 16-bit floats are summed in float.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, in_sequence
 from dagexec.ops import reduction
+from dagexec.ops.cuda.faults import CheckedOperator
 from dagexec.ops.cuda.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.operator import Array, CudaOperator
 from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
@@ -21,6 +25,25 @@ __device__ inline double squared(double x) { return x * x; }
 template <class I> __device__ inline u64 squared(I x) { return (u64)x * (u64)x; }
 """
 """Squares, in the type of the element so that they overflow as the host's; those of integers wrap."""
+
+
+class PrefixOperator(CheckedOperator):
+    """A reduction or its gradient, the last input of which may be lengths: see `reduction.has_lengths`."""
+
+    @property
+    def inputs_checked(self) -> Sequence[int]:
+        """The lengths, where they are given."""
+        return [index for index in range(len(self.input_blobs)) if self.schema.input_names[index] == "lengths"]
+
+    def lengths_check(self, lengths: Array, most: int) -> Step:
+        """A step that does nothing but check that the lengths are in [0, most]."""
+        explain = partial(self._check_lengths, lengths, most)
+        fault = self.fault_word(explain, IndexError(f"{self.label}: a length was not in [0, {most}]"))
+        return self.values_check(lengths, 0, most + 1, fault)
+
+    def _check_lengths(self, lengths: Array, most: int) -> None:
+        reduction.check_lengths(self.fetched(lengths), most, self.label)
+
 
 _FOUND = "y = (A)total0.total;"
 _FORMS: dict[type[Reduction], tuple[str, Phase, str]] = {
@@ -45,7 +68,7 @@ def total_step(owner: CudaOperator, name: str, x: Array, y: Array, absorb: str, 
 
 
 @on_cuda(*registered_kinds(Reduction))
-class _CudaReduction(CudaOperator):
+class _CudaReduction(PrefixOperator):
     """A reduction; the axes are the host operator's.
 
     Attributes:
@@ -63,7 +86,20 @@ class _CudaReduction(CudaOperator):
         if self.arguments.bool("average") and x.size:
             name, last = f"average_{name}", "y = (A)(total0.total / (W)w.length);"
         kept = y.reshape(output_shape(x.shape, axes, True))
+        if len(self.input_blobs) > 1:
+            return self._of_prefixes(form, x, kept, axes)
         return by_groups(self, name, x.shape, axes, Groups([phase], last=last, helpers=_SQUARED), {"x": x}, {"y": kept})
+
+    def _of_prefixes(self, form: type[Reduction], x: Array, y: Array, axes: tuple[int, ...]) -> Step:
+        """A check of the lengths, and one reduction that leaves out what lies behind them."""
+        name, phase, last = _FORMS[form]
+        if form is reduction.MeanReduction:
+            last = "y = (A)(total0.total / (W)count);"
+        groups = Groups([replace(phase, absorb=f"if (r == 0 || r < count) {phase.absorb}")], last=last)
+        lengths = self.x(1).reshape(y.shape)
+        inputs = {"x": x, "count": lengths}
+        compute = by_groups(self, f"{name}_of_prefixes", x.shape, axes, groups, inputs, {"y": y})
+        return in_sequence([self.lengths_check(lengths, x.shape[axes[0]]), compute])
 
 
 @on_cuda(ArgMax, ArgMin)

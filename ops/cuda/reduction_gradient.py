@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops import reduction_gradient
+from dagexec.ops.cuda.constants import uploaded
 from dagexec.ops.cuda.expression import computed_scalar, elementwise
 from dagexec.ops.cuda.kinds import on_cuda, registered_kinds
-from dagexec.ops.cuda.operator import CudaOperator
+from dagexec.ops.cuda.operator import Array
+from dagexec.ops.cuda.reduction import PrefixOperator
 from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
-from dagexec.ops.reduction import AxesReader, output_shape
+from dagexec.ops.reduction import AxesReader, output_shape, places_along
 from dagexec.ops.reduction_gradient import ReductionGradient
 
 _FORMS: dict[type[ReductionGradient], tuple[str, tuple[str, ...], str]] = {
@@ -73,7 +75,7 @@ struct factors {
 
 
 @on_cuda(*registered_kinds(ReductionGradient))
-class _CudaReductionGradient(CudaOperator):
+class _CudaReductionGradient(PrefixOperator):
     """The gradient of a reduction.
 
     Attributes:
@@ -114,4 +116,16 @@ class _CudaReductionGradient(CudaOperator):
             reduction_gradient.SquareSumGradient: {"scale": computed_scalar(dx, 2 / count if average else 2.0)},
         }.get(form)
         given = {key: arrays[key] for key in used}
+        if len(self.input_blobs) > len(self.names):
+            return self._of_prefixes(form, given, dx, axes[0])
         return elementwise(self, f"{name}_gradient", given, {"dX": dx}, expression, scalars)
+
+    def _of_prefixes(self, form: type[ReductionGradient], given: dict[str, Array], dx: Array, axis: int) -> Step:
+        """A check of the lengths, and one kernel that gives 0 behind them."""
+        name, _, expression = _FORMS[form]
+        lengths = self.x(len(self.names)).reshape(output_shape(dx.shape, (axis,), True))
+        places = uploaded(self, places_along(axis, dx.shape))
+        inputs = {**given, "count": lengths, "place": places}
+        code = f"{expression} if (place >= count) dX = A(0);"
+        compute = elementwise(self, f"{name}_gradient_of_prefixes", inputs, {"dX": dx}, code)
+        return in_sequence([self.lengths_check(lengths, dx.shape[axis]), compute])

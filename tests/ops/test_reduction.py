@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.core.errors import ArgumentError, OperatorError, ShapeError
 from tests.ops.running import Array, run_operator
 
 OF_LIST: dict[str, Callable[[list[float]], float]] = {
@@ -147,6 +147,32 @@ def test_front_and_back_reductions_by_default_take_one_axis_and_refuse_too_many(
     assert run_operator("ReduceBackSum", [sample(0, 2, 3, 4)])[0].shape == (2, 3)
     with pytest.raises(ArgumentError, match=r"'num_reduce_dim' must be in \[0, 2\], found 3"):
         run_operator("ReduceFrontMax", [sample(0, 2, 3)], num_reduce_dim=3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("what", ["Sum", "Mean", "Max"])
+def test_front_and_back_reductions_of_the_first_elements_only(what: str, dtype: type) -> None:
+    """Of no elements the first counts nevertheless, as in Caffe2, and a mean is divided by 0."""
+    x, lengths = sample(0, 4, 2, 3, dtype=dtype), np.array([[4, 1, 3], [2, 0, 4]], np.int32)
+    combine = {"Sum": np.sum, "Mean": np.sum, "Max": np.max}[what]
+    expected = np.array([combine(x[: max(n, 1), i, j].astype(np.float64)) for (i, j), n in np.ndenumerate(lengths)])
+    if what == "Mean":
+        with np.errstate(divide="ignore"):
+            expected = expected / lengths.reshape(-1)
+    [front] = run_operator(f"ReduceFront{what}", [x, lengths.reshape(-1)])
+    [back] = run_operator(f"ReduceBack{what}", [np.moveaxis(x, 0, -1).copy(), lengths.reshape(-1)])
+    for found in (front, back):
+        np.testing.assert_allclose(found.astype(np.float64), expected.reshape(2, 3), rtol=1e-3, atol=1e-3)
+
+
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    x = sample(0, 4, 3)
+    with pytest.raises(OperatorError, match=r"ReduceFrontSum 'y0'.*length 5 must be in \[0, 4\]"):
+        run_operator("ReduceFrontSum", [x, np.array([1, 5, 2])])
+    with pytest.raises(ShapeError, match=r"expected a length for each of 3 elements of Y, found shape \(4,\)"):
+        run_operator("ReduceFrontSum", [x, np.array([1, 1, 2, 2])])
+    with pytest.raises(ArgumentError, match="with lengths, argument 'num_reduce_dim' must be 1, found 2"):
+        run_operator("ReduceFrontSum", [x, np.array([1])], num_reduce_dim=2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])

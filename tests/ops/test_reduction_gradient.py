@@ -55,6 +55,14 @@ def test_reductions_of_leading_or_trailing_axes_equal_differences(side: str, kin
     check_gradient(f"Reduce{side}{kind}", [distinct((2, 3, 2))], num_reduce_dim=count)
 
 
+@pytest.mark.parametrize("kind", ["Sum", "Mean", "Max"])
+@pytest.mark.parametrize("side", ["Front", "Back"])
+def test_gradients_pass_to_the_first_elements_only(side: str, kind: str) -> None:
+    lengths = np.array([3, 1, 2, 3, 2, 1]) if side == "Front" else np.array([2, 1, 1, 2, 2, 1])
+    x = distinct((3, 2, 3)) if side == "Front" else distinct((2, 3, 2))
+    check_gradient(f"Reduce{side}{kind}", [x, lengths], wanted=[0])
+
+
 @pytest.mark.parametrize("op_type", ["RowwiseMax", "ColwiseMax"])
 def test_maxima_of_rows_and_columns_equal_differences(op_type: str) -> None:
     check_gradient(op_type, [distinct((2, 3, 4))])
