@@ -188,10 +188,6 @@ def _mutated(definition: OperatorDef) -> list[str]:
     return [definition.input[index] for index in mutates if index < len(definition.input)]
 
 
-_MOST_BITS = 1 << 30  # of ancestor sets held at one time, 128 MiB
-_LEAST_RECYCLED = 512
-
-
 def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """The fewest edges with the same reachability; unique for a DAG (Aho, Garey, Ullman 1972).
 
@@ -199,8 +195,8 @@ def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, .
     already reaches it, so parents are tried from the latest to the earliest against the set of ancestors covered so
     far. Ancestor sets are integers used as bit sets and are dropped with their last child. Only a node that still has
     children to come has a bit in them, so a set is as long as the graph is wide there, however long the graph is:
-    O(edges x width / 64) time. Where all sets together would take more than `_MOST_BITS`, which no net of a few ten
-    thousand operators needs, further nodes get no bit, and an edge from one of these may stay though it is redundant.
+    O(edges x width / 64) time. Where all sets together would take more than 128 MiB, which no net of some ten thousand
+    operators needs, further nodes get no bit, and an edge from one of these may stay though it is redundant.
     """
     child_counts = [0] * len(parents)
     last_child = list(range(len(parents)))
@@ -208,73 +204,90 @@ def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, .
         for parent in row:
             child_counts[parent] += 1
             last_child[parent] = child
-    bits = _Bits()
+    bits = AncestorBits()
     reduced: list[tuple[int, ...]] = []
     for child, row in enumerate(parents):
         covered = 0
         kept = []
         for parent in sorted(row, reverse=True) if len(row) > 1 else row:
-            bit = bits.of(parent)
-            if not bit or not covered & bit:
+            if not bits.has(covered, parent):
                 kept.append(parent)
-                covered |= bits.ancestors[parent] | bit
+                covered |= bits.with_ancestors(parent)
         kept.reverse()
         reduced.append(row if isinstance(row, tuple) and len(kept) == len(row) else tuple(kept))
         for parent in row:
             if last_child[parent] == child:
+                bits.forget(parent)
                 bits.release(parent)
         if last_child[child] > child:
-            bits.enter(child, covered, needs_bit=child_counts[child] > 1)  # an only child cannot make an edge redundant
+            bits.enter(child, covered)
+            if child_counts[child] > 1:  # an only child cannot make an edge redundant
+                bits.assign(child)
     return tuple(reduced)
 
 
-class _Bits:
-    """Bits for the nodes that have children to come, given to others later, and the ancestor sets made of them.
+_MOST_BITS = 1 << 30  # of ancestor sets held at one time, 128 MiB
+_LEAST_RECYCLED = 512
 
-    Attributes:
-        ancestors: of the nodes that have children to come, those that had a bit then and have it still.
+
+class AncestorBits:
+    """Sets of ancestors as integers, in a walk over a graph, of nodes that have a bit as long as somebody asks for it.
+
+    Bits are given to other nodes later, so the sets are as long as there are nodes to ask for at one time.
     """
 
     def __init__(self) -> None:
-        self.ancestors: dict[int, int] = {}
-        self._bits: dict[int, int] = {}
+        self._ancestors: dict[int, int] = {}
+        self._bits: dict[int, int] = {}  # the position of each node's
         self._free: list[int] = []
         self._released: list[int] = []
         self._length = 0
 
-    def of(self, node: int) -> int:
-        """The bit of a node, 0 where it has none."""
-        return self._bits.get(node, 0)
+    def has(self, ancestors: int, node: int) -> bool:
+        """True when `node` is known to be in a set; False where it has no bit."""
+        bit = self._bits.get(node)
+        return bit is not None and bool(ancestors >> bit & 1)
 
-    def enter(self, node: int, ancestors: int, *, needs_bit: bool) -> None:
-        """A node with these ancestors has children to come."""
-        self.ancestors[node] = ancestors
-        if not needs_bit:
-            return
+    def with_ancestors(self, node: int) -> int:
+        """The set of a node that was entered and what comes before it."""
+        bit = self._bits.get(node)
+        return self._ancestors[node] if bit is None else self._ancestors[node] | 1 << bit
+
+    def enter(self, node: int, ancestors: int) -> None:
+        """The set of a node, kept until it is forgotten."""
+        self._ancestors[node] = ancestors
+
+    def forget(self, node: int) -> None:
+        """Let go of the set of a node."""
+        del self._ancestors[node]
+
+    def assign(self, node: int) -> bool:
+        """Give a node that was just entered, whose set nobody has read yet, a bit; False when that takes too much."""
         if not self._free:
             self._recycle()
         if self._free:
             self._bits[node] = self._free.pop()
-        elif self._length * len(self.ancestors) < _MOST_BITS:
-            self._bits[node] = 1 << self._length
+        elif self._length * len(self._ancestors) < _MOST_BITS:
+            self._bits[node] = self._length
             self._length += 1
+        return node in self._bits
 
     def release(self, node: int) -> None:
-        """The node has no more children to come."""
-        del self.ancestors[node]
-        bit = self._bits.pop(node, 0)
-        if bit:
+        """Nobody asks for the node any more."""
+        bit = self._bits.pop(node, None)
+        if bit is not None:
             self._released.append(bit)
 
     def _recycle(self) -> None:
-        """Take the bits of the nodes that need none any more out of all sets, once that frees enough of them."""
-        if len(self._released) < max(_LEAST_RECYCLED, self._length // 2, len(self.ancestors) // 4):
+        """Take the bits of released nodes out of all sets, once that frees enough of them."""
+        if len(self._released) < max(_LEAST_RECYCLED, self._length // 2, len(self._ancestors) // 4):
             return
         gone = 0
         for bit in self._released:
-            gone |= bit
-        for node, ancestors in self.ancestors.items():
-            self.ancestors[node] = ancestors & ~gone
+            gone |= 1 << bit
+        for node, ancestors in self._ancestors.items():
+            if ancestors & gone:
+                self._ancestors[node] = ancestors & ~gone
         self._free = self._released
         self._released = []
 

@@ -48,7 +48,12 @@ class Arena:
     """
 
     def __init__(
-        self, context: Context, offsets: Integers, sizes: Sequence[int], lifetimes: Lifetimes, members: Sequence[int]
+        self,
+        context: Context,
+        offsets: Integers,
+        sizes: Sequence[int],
+        lifetimes: Lifetimes | None = None,
+        members: Sequence[int] = (),
     ) -> None:
         """`members` are the numbers of the buffers in `lifetimes`. Raises ResourceError when there is no memory."""
         self.offsets = offsets
@@ -114,6 +119,7 @@ class Arena:
 
     def _gap(self, operator: int, block: int, size: int) -> int:
         """The smallest gap of a block that takes `size` bytes while `operator` runs, if only behind its end."""
+        assert self._lifetimes is not None
         starts, room = np.zeros(0, np.int64), np.zeros(0, np.int64)
         if block == 0:
             alive = self._lifetimes.alive_at(operator)[self._members]
@@ -132,6 +138,40 @@ class Arena:
             self._reserved.add(len(self._blocks))
         self._blocks.append(self._context.allocate(nbytes) if reserved is None else reserved)
         self._extents.append(0)
+
+
+@dataclass(slots=True)
+class _Region:
+    """Bytes of a strip, and the operator that was given them last."""
+
+    block: int
+    offset: int
+    size: int
+    operator: int
+
+
+class StripArena(Arena):
+    """An arena where working memory is behind the buffers, in strips that operators pass on (`listed`)."""
+
+    def __init__(self, context: Context, offsets: Integers, sizes: Sequence[int], strips: Sequence[int]) -> None:
+        """`strips` are those of the operators. Raises ResourceError when there is no memory."""
+        super().__init__(context, offsets, sizes)
+        self._strips = strips
+        self._regions: dict[int, list[_Region]] = {}
+
+    def _find_room(self, operator: int, size: int) -> tuple[int, int]:
+        """What the operator's strip has, if it is not the operator's already; else more, at the end."""
+        regions = self._regions.setdefault(self._strips[operator], [])
+        for region in regions:
+            if region.size >= size and region.operator != operator:
+                region.operator = operator
+                return region.block, region.offset
+        block = len(self._blocks) - 1
+        offset = self._extents[block]
+        if offset + size > self._blocks[block].nbytes:
+            block, offset = len(self._blocks), 0
+        regions.append(_Region(block, offset, size, operator))
+        return block, offset
 
 
 def reserve(nbytes: int) -> Array | None:

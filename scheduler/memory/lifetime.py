@@ -22,7 +22,12 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.intp]
 Packed = npt.NDArray[np.uint8]
 
+MOST_IN_PAIRS = 4096
+"""Operators, or buffers, that are compared with one another; of more of them a table of pairs would take too much."""
+
 _SHORT = 64  # operators
+_MOST_STEPS = 4096
+_MOST_PAIRS = 8 * MOST_IN_PAIRS**2 // 10
 
 
 @dataclass(frozen=True)
@@ -31,15 +36,34 @@ class Order:
 
     Attributes:
         count: the operators there are.
-        before: for each, the operators before it: bit i stands for operator i. None when they run one after another.
+        before: for each, the operators before it: bit i stands for operator i. None when they run one after another,
+            or when there are too many of them.
+        graph: whose dependencies they are then; None when they run one after another.
     """
 
     count: int
     before: tuple[int, ...] | None = None
+    graph: Graph | None = None
 
     def is_before(self, earlier: int, later: int) -> bool:
-        """True when operator `earlier` is done whenever operator `later` begins."""
-        return earlier < later if self.before is None else bool(self.before[later] >> earlier & 1)
+        """True when operator `earlier` is known to be done whenever operator `later` begins."""
+        if self.before is not None:
+            return bool(self.before[later] >> earlier & 1)
+        return earlier < later if self.graph is None else _is_found(self.graph, earlier, later)
+
+
+def _is_found(graph: Graph, earlier: int, later: int) -> bool:
+    """True when a path of dependencies between the two is found within `_MOST_STEPS`."""
+    seen: set[int] = set()
+    waiting = [later]
+    while waiting and len(seen) < _MOST_STEPS:
+        for parent in graph.reduced_parents[waiting.pop()]:
+            if parent == earlier:
+                return True
+            if parent > earlier and parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    return False
 
 
 def list_order(count: int) -> Order:
@@ -51,6 +75,8 @@ def graph_order(graph: Graph) -> Order:
     """The order that every correct schedule of `graph` has: a path of dependencies leads from one to the other."""
     if all(parents == (index - 1,) for index, parents in enumerate(graph.reduced_parents) if index):
         return list_order(len(graph))
+    if len(graph) > MOST_IN_PAIRS:
+        return Order(len(graph), None, graph)
     before: list[int] = []
     for parents in graph.reduced_parents:
         found = 0
@@ -68,7 +94,10 @@ class Lifetimes:
     """
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Sequence[bool], order: Order) -> None:
-        """`users` are the operators that touch each buffer; a buffer that is `kept` is never done with."""
+        """`users` are the operators that touch each buffer; a buffer that is `kept` is never done with.
+
+        Not for an order that is only known by its graph.
+        """
         flags = np.array(kept, np.bool_)
         self._lives = _Intervals(users, flags) if order.before is None else _Sets(users, flags, order.before)
 
@@ -80,6 +109,10 @@ class Lifetimes:
     def conflicts(self) -> Flags:
         """[a, b] is true when the two buffers must not share bytes."""
         return ~(self.precedes | self.precedes.T)
+
+    def are_crowded(self) -> bool:
+        """True when so many buffers are alive together that comparing them in pairs would take long."""
+        return self._lives.are_crowded()
 
     def rivals(self, buffer: int) -> Numbers:
         """The buffers that must not share bytes with `buffer`, in any order; itself is one of them."""
@@ -117,6 +150,11 @@ class _Intervals:
 
     def precedes(self) -> Flags:
         return self._last[:, np.newaxis] < self._first
+
+    def are_crowded(self) -> bool:
+        begun = np.searchsorted(self._starts, self._last, "right")
+        done = np.searchsorted(np.sort(self._ends), self._first, "left")
+        return int((begun - done).sum()) > _MOST_PAIRS
 
     def rivals(self, buffer: int) -> Numbers:
         low, high = self._near[buffer]
@@ -158,6 +196,9 @@ class _Sets:
         for buffer, row in enumerate(self._before):
             found[:, buffer] = self._done_before(row)
         return found
+
+    def are_crowded(self) -> bool:
+        return False
 
     def rivals(self, buffer: int) -> Numbers:
         if self._conflicts is None:

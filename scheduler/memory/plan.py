@@ -14,11 +14,12 @@ from dagexec.core.errors import ResourceError
 from dagexec.core.host_memory import check_fits
 from dagexec.core.operator import Operator
 from dagexec.core.tensor import Storage
-from dagexec.scheduler.memory.arena import Arena
+from dagexec.scheduler.memory.arena import Arena, StripArena
 from dagexec.scheduler.memory.bound import heaviest_antichain
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
-from dagexec.scheduler.memory.lifetime import Lifetimes, Numbers, Order
-from dagexec.scheduler.memory.placement import Placed, aligned, place
+from dagexec.scheduler.memory.lifetime import MOST_IN_PAIRS, Lifetimes, Numbers, Order
+from dagexec.scheduler.memory.listed import place_listed
+from dagexec.scheduler.memory.placement import Integers, Placed, aligned, place
 
 Array = npt.NDArray[Any]
 MemorySource = Callable[[int], Array]
@@ -33,7 +34,7 @@ class MemoryPlan:
 
     Attributes:
         buffers: what was placed.
-        lifetimes: when each buffer is in use.
+        lifetimes: when each buffer is in use; None where that is known by the graph alone.
         own_bytes: bytes of outputs that are not planned.
     """
 
@@ -41,13 +42,17 @@ class MemoryPlan:
         """Raises ResourceError, with what is needed and what for, when the memory is not there. `name` is the net's."""
         self.buffers = found.buffers
         self.own_bytes = found.own_bytes
-        self.lifetimes = Lifetimes([row.users for row in self.buffers], [row.kept for row in self.buffers], order)
+        self.lifetimes: Lifetimes | None = None
+        if order.graph is None:
+            self.lifetimes = Lifetimes([row.users for row in self.buffers], [row.kept for row in self.buffers], order)
+        self._many = max(order.count, len(self.buffers)) > MOST_IN_PAIRS
+        self._strips: dict[Device, tuple[int, ...]] = {}
         self._places = found.places
         self._order = order
         self._members: dict[Device, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
             self._members.setdefault(buffer.device, []).append(number)
-        placed = {device: self._place(members) for device, members in self._members.items()}
+        placed = {device: self._place(device, members) for device, members in self._members.items()}
         self.tensor_bytes = sum(one.extent for one in placed.values())
         self._offsets: dict[int, int] = {}
         self._bound: dict[int, tuple[Array, Storage]] = {}
@@ -60,7 +65,7 @@ class MemoryPlan:
                     check_fits(placed[device].extent + self.own_bytes, f"net {name!r}: {self._needs()}")
                 sizes = [self.buffers[number].nbytes for number in members]
                 context = self.buffers[members[0]].context
-                self._arenas[device] = Arena(context, offsets, sizes, self.lifetimes, members)
+                self._arenas[device] = self._new_arena(context, offsets, sizes, members)
         except ResourceError as error:
             raise ResourceError(f"net {name!r}: {self._needs()}: {error}") from None
 
@@ -86,9 +91,16 @@ class MemoryPlan:
     def _arena(self, context: Context) -> Arena:
         arena = self._arenas.get(context.device)
         if arena is None:
-            arena = Arena(context, np.zeros(0, np.int64), (), self.lifetimes, ())
+            arena = self._new_arena(context, np.zeros(0, np.int64), (), ())
             self._arenas[context.device] = arena
         return arena
+
+    def _new_arena(self, context: Context, offsets: Integers, sizes: Sequence[int], members: Sequence[int]) -> Arena:
+        if not self._many:
+            return Arena(context, offsets, sizes, self.lifetimes, members)
+        if context.device not in self._strips:
+            self._strips[context.device] = place_listed((), (), (), self._order).strips
+        return StripArena(context, offsets, sizes, self._strips[context.device])
 
     @property
     def peak_bytes(self) -> int:
@@ -112,8 +124,13 @@ class MemoryPlan:
 
     @cached_property
     def lower_bound(self) -> int:
-        """The most bytes of buffers and working memory that may be in use at one time: no plan can need less."""
+        """The most bytes of buffers and working memory that may be in use at one time: no plan can need less.
+
+        0 for a net that is too large to be sure.
+        """
         total = 0
+        if self._many:
+            return total
         for device, arena in self._arenas.items():
             members = self._members.get(device, [])
             users: list[Sequence[int]] = [self.buffers[number].users for number in members]
@@ -124,15 +141,30 @@ class MemoryPlan:
             total += heaviest_antichain(weights, Lifetimes(users, kept, self._order).precedes)
         return total
 
-    def _place(self, members: Sequence[int]) -> Placed:
+    def _place(self, device: Device, members: Sequence[int]) -> Placed:
         sizes = [self.buffers[number].nbytes for number in members]
+        if not self._many:
+            return self._place_in_pairs(members, sizes)
+        rows = [self.buffers[number] for number in members]
+        walked = place_listed(sizes, [row.users for row in rows], [row.kept for row in rows], self._order)
+        self._strips[device] = walked.strips
+        placed = Placed(walked.offsets, walked.extent)
+        if self.lifetimes is None or len(members) < len(self.buffers) or self.lifetimes.are_crowded():
+            return placed
+        other = self._place_in_pairs(members, sizes)
+        return other if other.extent < placed.extent else placed
+
+    def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> Placed:
+        """The placement of buffers that are compared with one another."""
+        lifetimes = self.lifetimes
+        assert lifetimes is not None
         if len(members) == len(self.buffers):
-            return place(sizes, self.lifetimes.rivals, self.lifetimes.most_alive([aligned(size) for size in sizes]))
+            return place(sizes, lifetimes.rivals, lifetimes.most_alive([aligned(size) for size in sizes]))
         place_of = np.full(len(self.buffers), -1, np.intp)
         place_of[members] = np.arange(len(members))
 
         def rivals(member: int) -> Numbers:
-            found = place_of[self.lifetimes.rivals(members[member])]
+            found = place_of[lifetimes.rivals(members[member])]
             return found[found >= 0]
 
         return place(sizes, rivals)
