@@ -1,4 +1,4 @@
-"""Criteria of pairs and of probabilities: CosineEmbeddingCriterion, MarginRankingCriterion and BernoulliJSD."""
+"""Criteria of pairs and of probabilities, and products of rows of different lengths."""
 
 from __future__ import annotations
 
@@ -166,3 +166,91 @@ def bernoulli_jsd_slope(_call: OperatorCall, dl: Array, p: Array, q: Array) -> S
 def bernoulli_jsd_gradient(request: GradientRequest) -> GradientOperators:
     """Of P alone: Q is what was observed."""
     return request.single("BernoulliJSDGradient", [request.dy(0), request.x(0), request.x(1)], [0])
+
+
+def _padded(small: Array, columns: int, call: OperatorCall) -> Array:
+    """Rows made as long as the others: with `pad_value`, or repeated."""
+    if call.arguments.bool("replicate"):
+        return np.tile(small, (1, columns // small.shape[1]))
+    value = call.arguments.float("pad_value", 0.0)
+    return np.pad(small, ((0, 0), (0, columns - small.shape[1])), constant_values=value)
+
+
+def _infer_padded(call: OperatorCall) -> tuple[int, int]:
+    """Columns of X and of Y, two matrices of as many rows. Raises ShapeError."""
+    call.require_types(0, *FLOAT_TYPES)
+    call.require_same_type()
+    rows, left = call.require_rank(0, 2)
+    others, right = call.require_rank(1, 2)
+    call.arguments.float("pad_value", 0.0)
+    if rows != others:
+        raise call.fail(f"X and Y must have as many rows, found {rows} and {others}")
+    if call.arguments.bool("replicate") and (not min(left, right) or max(left, right) % min(left, right)):
+        raise call.fail(f"to be repeated, the columns must divide the others', found {left} and {right}")
+    return left, right
+
+
+_PADDED_ARGS = {
+    "pad_value": "what the shorter rows are filled up with (default 0)",
+    "replicate": "1: the shorter rows are repeated instead (default 0)",
+}
+
+
+def infer_padded_dot(call: OperatorCall) -> list[TensorType]:
+    """A product for each row."""
+    _infer_padded(call)
+    return [TensorType(call.inputs[0].shape[:1], call.inputs[0].meta)]
+
+
+@array_function(
+    OpSchema(
+        "DotProductWithPadding",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_padded_dot,
+        doc="The dot product of each row of X with that of Y, the shorter rows filled up.",
+        input_names=("X", "Y"),
+        output_names=("Z",),
+        args=_PADDED_ARGS,
+    )
+)
+def padded_dot(call: OperatorCall, x: Array, y: Array) -> Sequence[Array]:
+    """One sum of products a row."""
+    columns = max(x.shape[1], y.shape[1])
+    return [np.einsum("ij,ij->i", _padded(x, columns, call), _padded(y, columns, call))]
+
+
+def infer_padded_dot_gradient(call: OperatorCall) -> list[TensorType]:
+    """dX and dY have the types of X and Y."""
+    _infer_padded(call)
+    call.require_shape(2, call.inputs[0].shape[:1], "a gradient for each row")
+    return [call.inputs[0], call.inputs[1]]
+
+
+@array_function(
+    OpSchema(
+        "DotProductWithPaddingGradient",
+        inputs=(3, 3),
+        outputs=(2, 2),
+        infer=infer_padded_dot_gradient,
+        doc="Gradient of DotProductWithPadding: dZ times the other row, of a repeated one summed.",
+        input_names=("X", "Y", "dZ"),
+        output_names=("dX", "dY"),
+        args=_PADDED_ARGS,
+    )
+)
+def padded_dot_slope(call: OperatorCall, x: Array, y: Array, dz: Array) -> Sequence[Array]:
+    """Both gradients."""
+    columns = max(x.shape[1], y.shape[1])
+    slopes = (dz[:, None] * _padded(other, columns, call) for other in (y, x))
+    repeated = call.arguments.bool("replicate")
+    return [
+        slope.reshape(len(one), -1, one.shape[1]).sum(1) if repeated else slope[:, : one.shape[1]]
+        for one, slope in zip((x, y), slopes, strict=True)
+    ]
+
+
+@gradient_of("DotProductWithPadding")
+def padded_dot_gradient(request: GradientRequest) -> GradientOperators:
+    """Both at once."""
+    return request.single("DotProductWithPaddingGradient", [request.x(0), request.x(1), request.dy(0)], [0, 1])
