@@ -120,8 +120,9 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
         else:
             raise FeedError(f"model {model.name!r}: the shape of input {name!r} is not in the model; give it")
         meta = info.dtype or FLOAT32
+        drawn = 4 if meta.is_float else 8  # bytes of an element as it is drawn, before it has its type
         check_fits(
-            element_count(shape) * max(meta.itemsize, 4), f"model {model.name!r}: input {name!r} of shape {shape}"
+            element_count(shape) * (drawn + meta.itemsize), f"model {model.name!r}: input {name!r} of shape {shape}"
         )
         if meta.is_float:
             feeds[name] = random.standard_normal(shape, np.float32).astype(meta.numpy)

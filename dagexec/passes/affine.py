@@ -95,7 +95,8 @@ def normalisation(draft: Draft, number: int) -> Affine | None:
     """
     definition, arguments = draft[number], draft.arguments(number)
     given = [draft.constant(name) for name in definition.input[1:5]]
-    vectors = [array.astype(np.float64) for array in given if array is not None]
+    known = [array for array in given if array is not None and from_numpy(array.dtype).is_float]
+    vectors = [array.astype(np.float64) for array in known]
     same = len(vectors) == 4 and all(vector.ndim == 1 and vector.shape == vectors[0].shape for vector in vectors)
     if not same or not arguments.int("is_test", 0) or len(definition.output) != 1:
         return None

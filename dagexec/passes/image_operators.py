@@ -108,9 +108,10 @@ def _convolution(
 ) -> Role | None:
     """Conv and FusedConv with a constant filter M, C/G, kernel."""
     weights = parameters.get(definition.input[1])
-    if weights is None or weights.ndim < 3:
+    group = arguments.int("group", 1)
+    if weights is None or weights.ndim < 3 or group < 1:
         return None
-    group, rank = arguments.int("group", 1), weights.ndim
+    rank = weights.ndim
     source, result = Image(rank - 2, weights.shape[1] * group), Image(rank - 2, weights.shape[0])
     first_extra = 2 + arguments.int("bias", 0) if definition.type == "FusedConv" else 3
     extra = _operands(definition, range(first_extra, len(definition.input)), result, images, parameters)
@@ -153,9 +154,10 @@ def _transposed_convolution(
 ) -> Role | None:
     """ConvTranspose with a constant filter C, M/G, kernel."""
     weights = parameters.get(definition.input[1])
-    if weights is None or weights.ndim < 3:
+    group = arguments.int("group", 1)
+    if weights is None or weights.ndim < 3 or group < 1:
         return None
-    group, axes = arguments.int("group", 1), weights.ndim - 2
+    axes = weights.ndim - 2
     return Role(
         inputs={0: Image(axes, weights.shape[0])},
         outputs={0: Image(axes, weights.shape[1] * group)},
@@ -214,9 +216,10 @@ def _same_channels(
 ) -> Role | None:
     """An operator with an argument `order` that keeps the channels of its one image."""
     image = images.get(definition.input[0])
-    if image is None or len(definition.output) != 1:
+    group = arguments.int("group", 1)
+    if image is None or len(definition.output) != 1 or group < 1:
         return None
-    width = image.channels // arguments.int("group", 1) if definition.type == "ChannelShuffle" else 0
+    width = image.channels // group if definition.type == "ChannelShuffle" else 0
     blocked = (lambda block: width % block == 0) if _has_onednn(definition) else _never
     return Role({0: image}, {0: image}, arguments=_order_argument, blocked=blocked)
 

@@ -88,6 +88,8 @@ def read_layer(draft: Draft, number: int) -> LinearLayer | None:
     bias = draft.constant(definition.input[2]) if len(definition.input) > 2 else None
     if weights is None or weights.dtype not in _FLOATS or (len(definition.input) > 2 and bias is None):
         return None
+    if bias is not None and bias.dtype != weights.dtype:  # which the operator will refuse
+        return None
     if draft.constant(definition.input[0]) is not None:
         return None
     arguments = draft.arguments(number)
