@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.mutants.mutant import Mutant
 from tests.selection import ROOT
 
-SECONDS = 300.0
+SECONDS = 180.0
 """For the tests of one mutant; one that hangs is seen when they are over."""
 
 _PARTS = ("dagexec", "ops", "scheduler", "tests", "pyproject.toml", "README.md")

@@ -93,10 +93,15 @@ def test_a_worker_that_is_woken_is_not_woken_again_in_place_of_another(monkeypat
 def test_a_run_is_found_again_when_it_has_ready_chains_after_it_had_none(busy: bool) -> None:
     """Its two last chains wait for each other. The other worker has looked at it while no chain of it was ready."""
     root, beside = Held(), Held()
-    meeting = threading.Barrier(2)
+    meeting, met = threading.Barrier(2), threading.Event()
     done = [threading.Event() for _ in range(2)]
+
+    def meet() -> None:
+        met.set()
+        meeting.wait(PATIENCE)
+
     with WorkerPool(2) as pool:
-        run = run_of([[], [0], [0]], {0: root} | dict.fromkeys((1, 2), lambda: meeting.wait(PATIENCE)), done[0])
+        run = run_of([[], [0], [0]], {0: root} | dict.fromkeys((1, 2), meet), done[0])
         pool.submit(run)
         assert root.begun.wait(PATIENCE)
         pool.submit(run_of([[]], {0: beside}, done[1]))
@@ -104,8 +109,7 @@ def test_a_run_is_found_again_when_it_has_ready_chains_after_it_had_none(busy: b
         assert not run.listed
         if busy:
             root.go_on.set()
-            while not pool.statistics().chains_waiting:
-                os.sched_yield()
+            assert met.wait(PATIENCE)
             beside.go_on.set()
         else:
             beside.go_on.set()
