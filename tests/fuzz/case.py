@@ -22,7 +22,7 @@ from dagexec.core.storage.blob_file import INTEGRITY_KEY, integrity_of
 from dagexec.core.storage.blob_proto import encode_string
 from dagexec.frontend.predictor import META_NET_DEF
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_json_bytes, damaged_zip
-from tests.fuzz.messages import Vocabulary, damage_message
+from tests.fuzz.messages import Vocabulary, damage_message, nudge_message
 from tests.fuzz.seeds import Kind, Seed
 
 M = TypeVar("M", bound=Message)
@@ -81,11 +81,13 @@ class Cases:
         for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3, 5))):
             name = rng.choice(list(files))
             files[name] = self._damaged(rng, seed, name, files[name])
+        if files == seed.files:  # a value took its own place
+            files[name] = self._damaged(rng, seed, name, files[name])
         _with_page_checksum(rng, files)
         return Case(number, seed, files, rng)
 
     def _damaged(self, rng: random.Random, seed: Seed, name: str, content: bytes) -> bytes:
-        if rng.random() < 0.1:
+        if rng.random() < 0.07:
             other = rng.choice(self._seeds[seed.kind])
             return damaged_bytes(rng, content, next(iter(other.files.values())))
         if name.endswith(".onnx"):
@@ -142,7 +144,8 @@ def _damaged_message(rng: random.Random, content: bytes, kind: type[M], vocabula
         message = kind.FromString(content)
     except DecodeError:
         return damaged_bytes(rng, content)
-    damage_message(rng, message, vocabulary)
+    change = nudge_message if rng.random() < 0.6 else damage_message
+    change(rng, message, vocabulary)
     return message.SerializePartialToString(deterministic=True)
 
 

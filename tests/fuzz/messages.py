@@ -70,7 +70,7 @@ def parts_of(message: Message) -> Iterator[Message]:
 def damage_message(rng: random.Random, message: Message, vocabulary: Vocabulary) -> None:
     """Change one field of one part of `message`. A value that the field refuses leaves it as it is."""
     parts = list(parts_of(message))
-    part = rng.choice(parts)
+    part = rng.choice([one for one in parts if one.DESCRIPTOR.fields])
     present = [field for field, _ in part.ListFields()]
     field = rng.choice(present) if present and rng.random() < 0.8 else rng.choice(list(part.DESCRIPTOR.fields))
     with suppress(ValueError, TypeError):  # out of the field's range, or not UTF-8
@@ -84,6 +84,45 @@ def damage_message(rng: random.Random, message: Message, vocabulary: Vocabulary)
             part.ClearField(field.name)
         else:
             setattr(part, field.name, _value(rng, field, getattr(part, field.name), vocabulary))
+
+
+def nudge_message(rng: random.Random, message: Message, vocabulary: Vocabulary) -> None:
+    """Change one value of one part to one that is near, or that the field has elsewhere; the structure stays.
+
+    What comes of it is more often taken than what `damage_message` gives, and gets further.
+    """
+    parts = list(parts_of(message))
+    part = rng.choice(parts)
+    values = [field for field, _ in part.ListFields() if field.type != FieldDescriptor.TYPE_MESSAGE]
+    if not values:
+        return
+    field = rng.choice(values)
+    with suppress(ValueError, TypeError):  # out of the field's range, or not UTF-8
+        if field.type == FieldDescriptor.TYPE_STRING:
+            _rename(rng, part, field, parts)
+        elif field.is_repeated:
+            items = getattr(part, field.name)
+            place = rng.randrange(len(items))
+            items[place] = _near(rng, field, items[place], vocabulary)
+        else:
+            setattr(part, field.name, _near(rng, field, getattr(part, field.name), vocabulary))
+
+
+def _near(rng: random.Random, field: FieldDescriptor, old: Any, vocabulary: Vocabulary) -> Any:
+    if rng.random() < 0.4:
+        known = vocabulary.value(rng, field)
+        if known is not None and not (isinstance(old, bytes) and len(known) != len(old)):
+            return known
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, int):
+        return rng.choice((old + 1, old - 1, old * 2, old // 2, -old, 0, 1))
+    if isinstance(old, float):
+        return rng.choice((old * 2, old / 2, -old, 0.0, 1.0, rng.choice(FLOATS)))
+    if isinstance(old, bytes) and old:
+        place = rng.randrange(len(old))
+        return old[:place] + rng.randbytes(1) + old[place + 1 :]
+    return _value(rng, field, old, vocabulary)
 
 
 def _rename(rng: random.Random, part: Message, field: FieldDescriptor, parts: list[Message]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -36,12 +37,16 @@ from tests.frontend import test_onnx_operators, test_onnx_quantized, test_predic
 from tests.fuzz.use import plausible_choices
 from tests.ops.gradient_examples import Example, examples
 from tests.ops.running import operator_def
+from tests.passes.test_random_models import KINDS, PARAMETERS
 
 Array = npt.NDArray[Any]
 Kind = Literal["onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices"]
 
 _LARGEST = 60_000
 """Bytes: larger models of the onnx package are left out, as each case would take long."""
+
+_MIXED = 60
+"""Nets of mixed operators."""
 
 _FILLS = {
     "float32": "GivenTensorFill", "float64": "GivenTensorDoubleFill", "int64": "GivenTensorInt64Fill",
@@ -164,9 +169,9 @@ _ONNX_TEXTS = {
 
 def _branches() -> onnx.ModelProto:
     """A recurrent layer, two ways to give parameters, a type in another field, and metadata."""
-    random = np.random.default_rng(3)
+    drawn = np.random.default_rng(3)
     weights = [
-        numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name)
+        numpy_helper.from_array(drawn.standard_normal(shape).astype(np.float32), name)
         for name, shape in (("w", (1, 8, 3)), ("r", (1, 8, 2)), ("b", (1, 16)))
     ]
     typed = helper.make_tensor("k", TensorProto.FLOAT16, [2], [0.5, 2.0])
@@ -210,6 +215,8 @@ def _caffe2_seeds() -> Iterator[Seed]:
                     yield _caffe2(f"{name}-gradient" if gradients else name, *_nets(op_type, example, gradients))
     yield _caffe2("training", *_training_net())
     yield _caffe2("text", *_training_net(), text=True)
+    for number in range(_MIXED):
+        yield _caffe2(f"mixed-{number}", *_mixed_net(random.Random(number)))
     for name, operator in _io_operators().items():
         yield _caffe2(name, NetDef(), NetDef(name=name, op=[operator], external_input=["x"]), {"x": np.ones(3)})
     yield Seed("predictor", "exported", "model.mdl", {"model.mdl": test_predictor.file_of(test_predictor.exported())})
@@ -282,6 +289,24 @@ def _training_net() -> tuple[NetDef, NetDef, dict[str, Array]]:
     return init, net, {"x": np.ones((2, 4), np.float32)}
 
 
+def _mixed_net(rng: random.Random) -> tuple[NetDef, NetDef, dict[str, Array]]:
+    """Operators that passes fold, fuse and turn, one after another and side by side; what is not read is returned."""
+    net = NetDef(name="mixed", external_input=["x"])
+    net.op.append(operator_def("Abs", ["x"], ["a"]))
+    blobs = ["a"]
+    for number in range(rng.randint(4, 10)):
+        made = rng.choice(KINDS)([rng.choice(blobs[-3:]) for _ in range(3)], f"b{number}")
+        if all(len(set(one.input)) == len(one.input) or one.output[0] not in one.input for one in made):
+            net.op.extend(made)
+            blobs.append(f"b{number}")
+    read = {name for operator in net.op for name in operator.input}
+    used = [name for name in PARAMETERS if name in read]
+    init = NetDef(name="init", op=[_filled(name, PARAMETERS[name]) for name in used], external_output=used)
+    net.external_input.extend(used)
+    net.external_output.extend(name for name in blobs if name not in read)
+    return init, net, {"x": np.random.default_rng(7).standard_normal((2, 4, 6, 6)).astype(np.float32)}
+
+
 def _io_operators() -> dict[str, OperatorDef]:
     """Operators that would write files here and elsewhere, and read some; a model from a file may not."""
     return {
@@ -300,12 +325,12 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _database_seeds(folder: Path) -> Iterator[Seed]:
-    random = np.random.default_rng(5)
+    drawn = np.random.default_rng(5)
     strings = np.empty(2, np.object_)
     strings[:] = [b"one", b"two"]
     arrays: dict[str, Array] = {
-        "w": random.standard_normal((3, 4)).astype(np.float32),
-        "half": random.standard_normal(5).astype(np.float16),
+        "w": drawn.standard_normal((3, 4)).astype(np.float32),
+        "half": drawn.standard_normal(5).astype(np.float16),
         "count": np.arange(6, dtype=np.int64).reshape(2, 3),
         "flag": np.array([True, False]),
         "bytes": np.arange(7, dtype=np.uint8),
