@@ -77,6 +77,7 @@ def _collective(op_type: str, doc: str, args: dict[str, str]) -> OpSchema:
             "name": "of the group (default: the name of the output)",
             "timeout_ms": f"milliseconds that a rank waits for another (default {DEFAULT_TIMEOUT * 1000:.0f})",
         },
+        unread_args=("interface", "mpi_rendezvous", "sync"),
         required_args=("size", "rank"),
         effects=True,
         does_io=IO.ANY,
