@@ -174,7 +174,8 @@ def compile(
         capture,
     )
     workers, parameters = compiled.num_workers, compiled.parameters
-    executor = Executor(compiled.model, net_options, workers, replicas, admission, tracing, loaded, parameters)
+    given = loaded if isinstance(model, Model) else replace(loaded, parameters={})  # nobody needs those that are gone
+    executor = Executor(compiled.model, net_options, workers, replicas, admission, tracing, given, parameters)
     if warm_start is not False:
         try:
             executor._warm_up_with_zeros(None if warm_start is True else warm_start)

@@ -43,7 +43,7 @@ class Model:
         name: for messages.
         net: the net of one run. It reads inputs, parameters and the outputs of `init_net`.
         init_net: run once before the first run; it computes parameters, from `parameters` or from nothing. Or None.
-        parameters: arrays the nets read, by blob name. They are read-only and may map a file, so they are not copied.
+        parameters: arrays the nets read, by blob name. They are read-only and not copied.
         inputs: blobs a caller feeds before each run, in the model's order.
         outputs: blobs that are the result of a run.
         folder: what the paths of storage operators are relative to: of a model from files, where these are.

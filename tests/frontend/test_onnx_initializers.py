@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,9 +15,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
-from dagexec.core.errors import ModelFormatError
-from dagexec.frontend.onnx import load_onnx
-from dagexec.frontend.onnx.initializers import tensor_array
+from dagexec.core.errors import ModelFormatError, ResourceError
+from dagexec.frontend.onnx import external_data, load_onnx
+from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.frontend.onnx.initializers import NOWHERE, tensor_array
+from tests.memory_limits import leave
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ def test_every_element_type_is_read_from_raw_bytes_and_from_typed_fields(dtype: 
     number = helper.np_dtype_to_tensor_dtype(values.dtype)
     content = values.tobytes() if raw else values.reshape(-1)
     tensor = helper.make_tensor("t", number, [2, 3], content, raw=raw)
-    found = tensor_array(tensor, None, "t")
+    found = tensor_array(tensor, NOWHERE, "t")
     assert found.dtype == values.dtype
     np.testing.assert_array_equal(found, values)
     assert not found.flags.writeable
@@ -40,23 +45,23 @@ def test_bfloat16_is_read_bit_by_bit(raw: bool) -> None:
         tensor.raw_data = values.tobytes()
     else:
         tensor.int32_data.extend(int(bits) for bits in values.view(np.uint16))
-    found = tensor_array(tensor, None, "t")
+    found = tensor_array(tensor, NOWHERE, "t")
     assert found.dtype == ml_dtypes.bfloat16
     assert found.tobytes() == values.tobytes()
 
 
 def test_strings_scalars_and_empty_tensors_are_read() -> None:
     strings = helper.make_tensor("t", TensorProto.STRING, [2], [b"one", b"two"])
-    assert tensor_array(strings, None, "t").tolist() == [b"one", b"two"]
+    assert tensor_array(strings, NOWHERE, "t").tolist() == [b"one", b"two"]
     scalar = numpy_helper.from_array(np.array(7, np.int64))
-    assert tensor_array(scalar, None, "t").shape == ()
+    assert tensor_array(scalar, NOWHERE, "t").shape == ()
     empty = numpy_helper.from_array(np.zeros((3, 0), np.float32))
-    assert tensor_array(empty, None, "t").shape == (3, 0)
+    assert tensor_array(empty, NOWHERE, "t").shape == (3, 0)
 
 
 def test_raw_data_is_viewed_and_not_copied() -> None:
     tensor = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3))
-    found = tensor_array(tensor, None, "t")
+    found = tensor_array(tensor, NOWHERE, "t")
     owner = found
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -84,7 +89,7 @@ WRONG = {
 def test_a_wrong_tensor_is_refused_by_name(case: str) -> None:
     tensor, message = WRONG[case]
     with pytest.raises(ModelFormatError, match=message) as caught:
-        tensor_array(tensor, None, "initializer 'w'")
+        tensor_array(tensor, NOWHERE, "initializer 'w'")
     assert str(caught.value).startswith("initializer 'w': ")
 
 
@@ -96,10 +101,10 @@ def external(**entries: object) -> TensorProto:
     return tensor
 
 
-def save_model(folder: Path, tensor: TensorProto) -> Path:
+def save_model(folder: Path, tensor: TensorProto, count: int = 4) -> Path:
     node = helper.make_node("Add", ["x", "w"], ["y"])
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [count])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [count])]
     graph = helper.make_graph([node], "sum", inputs, outputs, initializer=[tensor])
     folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
@@ -108,7 +113,7 @@ def save_model(folder: Path, tensor: TensorProto) -> Path:
 
 
 @pytest.mark.parametrize("offset", [0, 4, 4096, 3])
-def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path, offset: int) -> None:
+def test_external_data_is_read_from_the_models_folder(tmp_path: Path, offset: int) -> None:
     values = np.array([1, 2, 3, 4], np.float32)
     path = save_model(tmp_path / "m", external(location="sub/weights.bin", offset=offset, length=16))
     (path.parent / "sub").mkdir()
@@ -122,13 +127,111 @@ def test_external_data_is_mapped_from_the_models_folder(tmp_path: Path, offset: 
         np.testing.assert_array_equal(executor.run({"x": values})["y"], values * 2)
 
 
-def test_external_data_stays_in_the_file_until_it_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("loaded", [True, False], ids=["compiled after the change", "compiled before"])
+def test_what_happens_to_external_data_after_loading_changes_nothing(
+    tmp_path: Path, loaded: bool, optimize: bool
+) -> None:
+    count = 1 << 14
+    tensor = external(location="w.bin")
+    tensor.dims[:] = [count]
+    path = save_model(tmp_path / "m", tensor, count)
+    values = np.arange(count, dtype=np.float32)
+    data = path.parent / "w.bin"
+    data.write_bytes(values.tobytes())
+    model = load_onnx(path) if loaded else path
+    with ExitStack() as stack:
+        executor = None if loaded else stack.enter_context(dagexec.compile(model, optimize=optimize))
+        with open(data, "r+b") as file:
+            file.write(np.full(5000, 5, np.float32).tobytes())
+        os.truncate(data, 5000)  # whoever has the rest of the pages mapped dies when it reads them
+        executor = executor or stack.enter_context(dagexec.compile(model, optimize=optimize))
+        for _ in range(2):
+            assert executor.run({"x": np.ones(count, np.float32)})["y"].tobytes() == (values + 1).tobytes()
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, 8)
+
+
+def overwrite(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(b"1234")
+
+
+def replace_file(path: Path) -> None:
+    (path.parent / "new").write_bytes(path.read_bytes())
+    (path.parent / "new").replace(path)
+
+
+def put_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+CHANGES = [shorten, overwrite, replace_file, put_a_pipe]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_external_data_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], when: str
+) -> None:
     path = save_model(tmp_path / "m", external(location="w.bin"))
-    (path.parent / "w.bin").write_bytes(np.zeros(4, np.float32).tobytes())
-    model = load_onnx(path)
-    with open(path.parent / "w.bin", "r+b") as file:
-        file.write(np.full(4, 5, np.float32).tobytes())
-    np.testing.assert_array_equal(model.parameters["w"], [5, 5, 5, 5])
+    (path.parent / "w.bin").write_bytes(b"\0" * 16)
+    fill = external_data._fill
+
+    def interrupted(*arguments: Any) -> bool:
+        if when == "before":
+            change(path.parent / "w.bin")
+        found = fill(*arguments)
+        if when == "after":
+            change(path.parent / "w.bin")
+        return found
+
+    monkeypatch.setattr(external_data, "_fill", interrupted)
+    with pytest.raises(ModelFormatError, match=r"initializer 'w': external data 'w.bin' changed while the model was"):
+        load_onnx(path)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_external_data_that_changes_between_two_tensors_is_refused(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    data = tmp_path / "w.bin"
+    data.write_bytes(b"\0" * 32)
+    files = ExternalData(tmp_path)
+    files.read({"location": "w.bin"}, 16, "first")
+    change(data)
+    with pytest.raises(ModelFormatError, match=r"external data .* changed|is not a file"):
+        files.read({"location": "w.bin", "offset": "16"}, 16, "second")
+    with pytest.raises(ModelFormatError, match=r"first: external data .* changed"), files:
+        pass
+
+
+def test_tensors_on_the_same_bytes_share_memory(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(8, dtype=np.float32).tobytes())
+    with ExternalData(tmp_path) as files:
+        first = tensor_array(external(location="w.bin"), files, "first")
+        again = tensor_array(external(location="w.bin", offset=0), files, "again")
+        other = tensor_array(external(location="w.bin", offset=16), files, "other")
+    assert np.shares_memory(first, again)
+    assert other.tolist() == [4, 5, 6, 7]
+
+
+def test_external_data_that_memory_cannot_hold_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1 << 34
+    tensor = external(location="w.bin")
+    tensor.dims[:] = [size // 4]
+    path = save_model(tmp_path / "m", tensor)
+    with open(path.parent / "w.bin", "wb") as file:
+        file.truncate(size)  # nothing is written
+    leave(monkeypatch, 1 << 26)
+    refused = r"initializer 'w': external data 'w.bin' needs 17,179,869,184 bytes; this machine has 67,108,864"
+    with pytest.raises(ResourceError, match=refused):
+        load_onnx(path)
 
 
 OUTSIDE = ["../secret.bin", "a/../../secret.bin", "/etc/hostname", "link.bin", "folder_link/secret.bin"]
@@ -192,7 +295,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
 
 def test_external_data_of_a_message_without_a_folder_is_refused() -> None:
     with pytest.raises(ModelFormatError, match="was not loaded from a file"):
-        tensor_array(external(location="w.bin"), None, "w")
+        tensor_array(external(location="w.bin"), NOWHERE, "w")
 
 
 def test_an_initializer_given_twice_is_refused() -> None:

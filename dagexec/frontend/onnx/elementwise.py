@@ -7,7 +7,7 @@ import onnx
 
 from dagexec.core import dtypes
 from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.initializers import element_type, tensor_array
+from dagexec.frontend.onnx.initializers import NOWHERE, element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
 _RENAMED = {
@@ -189,7 +189,7 @@ def constant(node: Node) -> list[OperatorDef]:
     """A value that the model holds; it becomes a parameter."""
     tensor = node.tensor("value")
     if tensor is not None:
-        array = tensor_array(tensor, None, node.label)
+        array = tensor_array(tensor, NOWHERE, node.label)
     elif "value_float" in node or "value_floats" in node:
         floats = node.numbers("value_floats")
         array = np.array(node.number("value_float", 0.0) if floats is None else floats, np.float32)

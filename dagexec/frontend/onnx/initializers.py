@@ -1,14 +1,12 @@
-"""ONNX TensorProtos as read-only arrays: raw bytes and external files are viewed, not copied.
+"""ONNX TensorProtos as read-only arrays: raw bytes are viewed, not copied, and external files are read once.
 
-External data may lie only inside the model's own folder, so that a model file cannot make anyone read other files.
-Specification: https://github.com/onnx/onnx/blob/main/docs/ExternalData.md.
+`external_data` reads those.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,12 @@ import onnx
 from dagexec.core import dtypes
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.errors import ModelFormatError
+from dagexec.frontend.onnx.external_data import ExternalData
 
 Array = npt.NDArray[Any]
+
+NOWHERE = ExternalData(None)
+"""For tensors that may have no external data."""
 
 _TYPES: dict[int, TypeMeta] = {
     onnx.TensorProto.FLOAT: dtypes.FLOAT32,
@@ -59,12 +61,11 @@ def type_name(number: int) -> str:
     return str(_TYPES[number]) if number in _TYPES else names.get(number, f"element type {number}")
 
 
-def tensor_array(tensor: onnx.TensorProto, folder: Path | None, owner: str) -> Array:
+def tensor_array(tensor: onnx.TensorProto, external: ExternalData, owner: str) -> Array:
     """The content of a TensorProto as a read-only array of its shape.
 
-    `folder` is where external data may be, None when it may not be used; `owner` names the tensor in errors.
-    Raises ModelFormatError for an unsupported type, for dims that do not fit the data, and for external data that is
-    missing, too short, or outside the folder.
+    `external` reads external data; `owner` names the tensor in errors.
+    Raises ModelFormatError for an unsupported type, for dims that do not fit the data, and what `external` raises.
     """
     meta = element_type(tensor.data_type, owner)
     shape = tuple(tensor.dims)
@@ -74,7 +75,10 @@ def tensor_array(tensor: onnx.TensorProto, folder: Path | None, owner: str) -> A
         raise ModelFormatError(f"{owner}: it is a segment of a tensor, which is not supported")
     count = math.prod(shape)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        flat = _external(tensor, meta, count, folder, owner)
+        if meta is dtypes.STRING:
+            raise ModelFormatError(f"{owner}: strings may not be external data")
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        flat = _native(external.read(entries, count * meta.itemsize, owner), meta)
     elif tensor.HasField("raw_data"):
         flat = _raw(tensor.raw_data, meta, count, owner)
     else:
@@ -131,57 +135,3 @@ def _narrow(values: Any, dtype: np.dtype[Any], owner: str) -> Array:
     if wide.size and not limits.min <= wide.min() <= wide.max() <= limits.max:
         raise ModelFormatError(f"{owner}: a value does not fit {dtype}: {wide.min()} to {wide.max()}")
     return wide.astype(dtype)
-
-
-def _external(tensor: onnx.TensorProto, meta: TypeMeta, count: int, folder: Path | None, owner: str) -> Array:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = _inside(folder, entries.get("location", ""), owner)
-    if meta is dtypes.STRING:
-        raise ModelFormatError(f"{owner}: strings may not be external data")
-    size = path.stat().st_size
-    needed = count * meta.itemsize
-    offset = _entry(entries, "offset", 0, owner)
-    length = _entry(entries, "length", needed, owner)
-    _check_length(length, needed, "bytes", owner)
-    if offset + length > size:
-        raise ModelFormatError(
-            f"{owner}: external data {path.name!r} has {size} bytes; expected {length} bytes at offset {offset}"
-        )
-    if not needed:
-        return np.empty(0, meta.numpy)
-    try:
-        mapped = np.memmap(path, np.uint8, "r", offset, (needed,))
-    except OSError as error:
-        raise ModelFormatError(f"{owner}: external data {path.name!r} cannot be read: {error.strerror}") from None
-    return _native(mapped.view(np.ndarray), meta)
-
-
-def _entry(entries: dict[str, str], key: str, default: int, owner: str) -> int:
-    text = entries.get(key)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit()):
-        raise ModelFormatError(f"{owner}: external data {key} must be a number of bytes, found {text[:40]!r}")
-    if len(text) > 19:
-        raise ModelFormatError(f"{owner}: external data {key} is too large: {text[:40]}")
-    return int(text)
-
-
-def _inside(folder: Path | None, location: str, owner: str) -> Path:
-    """The file `location` of `folder`, after symbolic links; it must be a regular file inside the folder."""
-    if folder is None:
-        raise ModelFormatError(f"{owner}: has external data {location!r}, but the model was not loaded from a file")
-    if not location:
-        raise ModelFormatError(f"{owner}: external data has no location")
-    try:
-        root = folder.resolve()
-        path = (root / location).resolve()
-        allowed = path.is_relative_to(root) and not Path(location).is_absolute()
-        regular = allowed and path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL byte, a loop of links
-        raise ModelFormatError(f"{owner}: external data location {location[:80]!r} is no file name: {error}") from None
-    if not allowed:
-        raise ModelFormatError(f"{owner}: external data {location!r} is outside the model's folder {root}")
-    if not regular:
-        raise ModelFormatError(f"{owner}: external data {location!r} is not a file in {root}")
-    return path

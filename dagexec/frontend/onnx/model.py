@@ -30,6 +30,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     shape,
 )
 from dagexec.frontend.onnx.declared_types import check_declared
+from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, node_label
 
@@ -40,7 +41,7 @@ _NEWEST_IR_VERSION = 14
 
 
 def load_onnx(path: str | os.PathLike[str]) -> Model:
-    """The model in an ONNX file. External data is mapped from the file's folder, and nowhere else.
+    """The model in an ONNX file. External data is read from the file's folder, and nowhere else.
 
     Raises ModelFormatError, naming the file, when it is no valid model; UnsupportedOperatorError, listing every node
     that dagexec cannot run.
@@ -80,7 +81,8 @@ class _Conversion:
         self.opsets = _opsets(proto)
         if self.graph.sparse_initializer:
             raise ModelFormatError("sparse initializers are not supported")
-        values = _initializers(self.graph, folder)
+        with ExternalData(folder) as external:
+            values = _initializers(self.graph, external)
         _check_inputs(self.graph)
         self.inputs = {
             name: info for value in self.graph.input if (name := value.name) not in values
@@ -243,14 +245,14 @@ def _version(op_type: str, opset: int) -> tuple[int, Mapping[str, onnx.Attribute
     }
 
 
-def _initializers(graph: onnx.GraphProto, folder: Path | None) -> dict[str, Array]:
+def _initializers(graph: onnx.GraphProto, external: ExternalData) -> dict[str, Array]:
     values: dict[str, Array] = {}
     for tensor in graph.initializer:
         if not tensor.name:
             raise ModelFormatError("an initializer has no name")
         if tensor.name in values:
             raise ModelFormatError(f"initializer {tensor.name!r} is given twice")
-        values[tensor.name] = tensor_array(tensor, folder, f"initializer {tensor.name!r}")
+        values[tensor.name] = tensor_array(tensor, external, f"initializer {tensor.name!r}")
     return values
 
 

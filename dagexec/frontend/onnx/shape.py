@@ -8,7 +8,7 @@ from dagexec.core import dtypes
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.errors import ModelFormatError
 from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.initializers import tensor_array
+from dagexec.frontend.onnx.initializers import NOWHERE, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
 _END = (1 << 63) - 1
@@ -241,7 +241,7 @@ def size_of(node: Node) -> list[OperatorDef]:
 def constant_of_shape(node: Node) -> list[OperatorDef]:
     """One value in every element; with a constant shape it is computed once, as a parameter."""
     tensor = node.tensor("value")
-    value = np.zeros(1, np.float32) if tensor is None else tensor_array(tensor, None, node.label)
+    value = np.zeros(1, np.float32) if tensor is None else tensor_array(tensor, NOWHERE, node.label)
     if value.size != 1:
         raise ModelFormatError(f"{node.label}: its value must have one element, found shape {value.shape}")
     meta = dtypes.from_numpy(value.dtype)

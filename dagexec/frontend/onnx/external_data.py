@@ -1,0 +1,190 @@
+"""External data of an ONNX model: the bytes of tensors that lie in files of the model's folder.
+
+They are read into memory of the process, once, so that a model that was loaded does not depend on its files: nobody who
+writes to one changes results, and nobody who cuts one short ends the process, as both would with a mapped file. While
+they are read, a file must stay as it is.
+
+Data may lie only inside the model's own folder, so that a model file cannot make anyone read other files.
+Specification: https://github.com/onnx/onnx/blob/main/docs/ExternalData.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import RawIOBase
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.errors import ModelFormatError, ResourceError
+from dagexec.core.host_memory import aligned_bytes, check_fits
+
+_Bytes = npt.NDArray[np.uint8]
+
+_MOST_DIGITS = 19
+_LEAST_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
+_MOST_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
+
+
+class _State(NamedTuple):
+    """What tells that a file is the one it was."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+    @staticmethod
+    def of(descriptor: int) -> _State:
+        found = os.fstat(descriptor)
+        return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class ExternalData:
+    """The files of one model, while it is loaded. Bytes that several tensors name are read once.
+
+    Use it as a context manager: at the end, all files must be as they were when they were opened first.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder` is where data may be; None when it may not be used."""
+        self._folder = folder
+        self._states: dict[Path, tuple[_State, str]] = {}  # and who read the file first
+        self._pieces: dict[tuple[Path, int, int], _Bytes] = {}
+
+    def __enter__(self) -> ExternalData:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        if kind is None:
+            self.check_unchanged()
+        self._pieces.clear()
+
+    def read(self, entries: Mapping[str, str], needed: int, owner: str) -> _Bytes:
+        """The `needed` bytes that `entries` of a TensorProto name, on a cache line, for all who ask for them.
+
+        `owner` names the tensor in errors. Raises ModelFormatError for data that is missing, too short or outside the
+        folder, or that changes, and ResourceError when memory does not suffice.
+        """
+        path = _inside(self._folder, entries.get("location", ""), owner)
+        offset = _entry(entries, "offset", 0, owner)
+        length = _entry(entries, "length", needed, owner)
+        if length != needed:
+            raise ModelFormatError(f"{owner}: its sizes ask for {needed} bytes, found {length}")
+        piece = self._pieces.get((path, offset, length))
+        if piece is None:
+            piece = self._pieces[path, offset, length] = self._read(path, offset, length, owner)
+        return piece
+
+    def check_unchanged(self) -> None:
+        """Raise ModelFormatError unless every file that was read is still the same."""
+        for path, (_, owner) in self._states.items():
+            with _opened(path, owner) as file:
+                self._check(file, path, owner)
+
+    def _read(self, path: Path, offset: int, length: int, owner: str) -> _Bytes:
+        with _opened(path, owner) as file:
+            state = self._check(file, path, owner)
+            if offset + length > state.size:
+                raise ModelFormatError(
+                    f"{owner}: external data {path.name!r} has {state.size} bytes; "
+                    f"expected {length} bytes at offset {offset}"
+                )
+            found = _memory(length, f"{owner}: external data {path.name!r}")
+            if not _fill(found, file, offset):
+                raise _changed(path, owner)
+            self._check(file, path, owner)
+        return found
+
+    def _check(self, file: RawIOBase, path: Path, owner: str) -> _State:
+        """The state of an open file, which must be the one it had when it was opened first."""
+        state = _State.of(file.fileno())
+        if self._states.setdefault(path, (state, owner))[0] != state:
+            raise _changed(path, owner)
+        return state
+
+
+@contextmanager
+def _opened(path: Path, owner: str) -> Iterator[RawIOBase]:
+    """The file, without buffers. Raises ModelFormatError for what the system says of it within the block."""
+    try:
+        with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _changed(path, owner)
+            yield file
+    except OSError as error:
+        raise ModelFormatError(f"{owner}: external data {path.name!r} cannot be read: {error.strerror}") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """As `os.open`, at once: a pipe may have been put where the file was."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _memory(nbytes: int, what: str) -> _Bytes:
+    """Memory on a cache line; much of it goes back to the system when nobody needs it any more."""
+    if nbytes < _LEAST_MAPPED or not hasattr(mmap, "MAP_PRIVATE"):
+        return aligned_bytes(nbytes, what)
+    check_fits(nbytes, what)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError, OverflowError):
+        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refuses it") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _fill(target: _Bytes, file: RawIOBase, offset: int) -> bool:
+    """Read from `offset` on until `target` is full; False when the file ends before."""
+    file.seek(offset)
+    left = target.data
+    while left:
+        count = file.readinto(left[:_MOST_AT_ONCE])
+        if not count:
+            return False
+        left = left[count:]
+    return True
+
+
+def _changed(path: Path, owner: str) -> ModelFormatError:
+    return ModelFormatError(f"{owner}: external data {path.name!r} changed while the model was loaded; load it again")
+
+
+def _entry(entries: Mapping[str, str], key: str, default: int, owner: str) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()):
+        raise ModelFormatError(f"{owner}: external data {key} must be a number of bytes, found {text[:40]!r}")
+    if len(text) > _MOST_DIGITS:
+        raise ModelFormatError(f"{owner}: external data {key} is too large: {text[:40]}")
+    return int(text)
+
+
+def _inside(folder: Path | None, location: str, owner: str) -> Path:
+    """The file `location` of `folder`, after symbolic links; it must be a regular file inside the folder."""
+    if folder is None:
+        raise ModelFormatError(f"{owner}: has external data {location!r}, but the model was not loaded from a file")
+    if not location:
+        raise ModelFormatError(f"{owner}: external data has no location")
+    try:
+        root = folder.resolve()
+        path = (root / location).resolve()
+        allowed = path.is_relative_to(root) and not Path(location).is_absolute()
+        regular = allowed and path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL byte, a loop of links
+        raise ModelFormatError(f"{owner}: external data location {location[:80]!r} is no file name: {error}") from None
+    if not allowed:
+        raise ModelFormatError(f"{owner}: external data {location!r} is outside the model's folder {root}")
+    if not regular:
+        raise ModelFormatError(f"{owner}: external data {location!r} is not a file in {root}")
+    return path
