@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import dagexec  # noqa: F401 - registers the operators
+from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.registry import registered_operators, schema_of
 
 
@@ -18,6 +19,7 @@ def operators_command(
     """List all operators, or show what one computes and its inputs, outputs and arguments."""
     if name is not None:
         print(schema_of(name).help())
+        print(f"\nEvery operator may have {', '.join(READ_BY_NETS)}, and, not read, {', '.join(sorted(UNREAD))}.")
         return
     for operator_type in registered_operators():
         print(f"{operator_type:24} {schema_of(operator_type).doc.strip().splitlines()[0]}")

@@ -314,6 +314,7 @@ class OpSchema:
         lines += [f"  input {index}: {name}" for index, name in enumerate(self.input_names)]
         lines += [f"  output {index}: {name}" for index, name in enumerate(self.output_names)]
         lines += [f"  argument {name}: {text}" for name, text in self.args.items()]
+        lines += [f"  argument {name}: not read; nets of Caffe2 have it" for name in self.unread_args]
         return "\n".join(lines)
 
 

@@ -48,6 +48,11 @@ def test_every_operator_may_have_what_exporters_and_passes_add(name: str) -> Non
     verify(definition("Relu", 1, **{name: 1}))
 
 
+def test_an_operator_may_have_what_caffe2s_own_nets_give_it_though_nothing_reads_it() -> None:
+    verify(definition("PRelu", 2, alpha=0.25))
+    assert "argument alpha: not read" in schema_of("PRelu").help()
+
+
 def test_a_gradient_operator_may_have_the_arguments_of_the_operator_it_is_of() -> None:
     gradient = definition("ReluGradient", 2, ratio=0.5)
     with pytest.raises(ArgumentError, match="ratio"):
