@@ -48,8 +48,12 @@ class BinaryGradient(OperandGradients):
 
     @classmethod
     def roles(cls, call: OperatorCall) -> dict[str, int]:
-        """By the number of inputs."""
-        return {name: index for index, name in enumerate(cls.inputs[len(call.inputs)])}
+        """By the number of inputs. Raises ShapeError for another number."""
+        names = cls.inputs.get(len(call.inputs))
+        if names is None:
+            numbers = " or ".join(map(str, cls.inputs))
+            raise call.fail(f"expected {numbers} inputs, found {len(call.inputs)}")
+        return {name: index for index, name in enumerate(names)}
 
     @classmethod
     def operands(cls, call: OperatorCall) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ from dagexec.core.threads import ThreadWait, acquire, threads
 Array = npt.NDArray[Any]
 Record = list[Array]
 
+MOST_RECORDS, MOST_BLOBS = 1 << 20, 1 << 16
+
 
 @dataclass(frozen=True)
 class QueueStatistics:
@@ -64,11 +66,12 @@ class BlobsQueue:
         """Room for `capacity` records of `num_blobs` arrays.
 
         `names` of the arrays serve messages. With `types`, records of others are refused. Raises ValueError for counts
-        below 1, or that do not agree.
+        out of range, or that do not agree.
         """
-        if capacity < 1 or num_blobs < 1:
+        if not (1 <= capacity <= MOST_RECORDS and 1 <= num_blobs <= MOST_BLOBS):
             raise ValueError(
-                f"{name}: expected a capacity and a number of blobs from 1 on; found {capacity}, {num_blobs}"
+                f"{name}: expected a capacity from 1 to {MOST_RECORDS:,} and from 1 to {MOST_BLOBS:,} blobs; found "
+                f"{capacity}, {num_blobs}"
             )
         if (names and len(names) != num_blobs) or (types is not None and len(types) != num_blobs):
             raise ValueError(

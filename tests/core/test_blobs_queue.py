@@ -251,3 +251,9 @@ def test_exploration_reports_two_that_wait_for_each_other() -> None:
     found = explore_seeds(scenario, range(3))
     assert found.failed is not None
     assert "one way" in str(found.failed.failure)
+
+
+@pytest.mark.parametrize("counts", [(1 << 62, 1), (1, 1 << 62), (0, 1), (1, -1)])
+def test_a_queue_has_bounds_so_that_a_model_cannot_ask_for_all_memory(counts: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"expected a capacity from 1 to 1,048,576 and from 1 to 65,536 blobs; found"):
+        BlobsQueue(*counts)
