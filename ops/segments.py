@@ -134,9 +134,13 @@ def _define_gradient(name: str, sparse: bool, *, mean: bool = False, weighted: b
     def infer(call: OperatorCall) -> list[TensorType]:
         meta = call.require_types(int(weighted), *FLOAT_TYPES)
         dy, place = call.inputs[int(weighted)], 1 + weighted
+        if not dy.shape or not call.inputs[place + 1].shape:
+            raise call.fail("dY and the last input must have rows")
         call.require_shape(place, dy.shape[:1], "a length for each row of dY")
         rows = call.inputs[place + 1].shape[0]
         checked_lengths(call, place, rows)
+        if weighted:
+            call.require_shape(0, (rows,), "a weight for each row")
         return [TensorType((rows, *dy.shape[1:]), meta)]
 
     names = ("dY", "lengths", "indices" if sparse else "data")

@@ -295,7 +295,7 @@ def test_tensors_of_a_device_pass_through_a_queue_of_the_host() -> None:
         (operator_def("SafeDequeueBlobs", ["q"], ["a", "s"], num_records=0), "1 or more, found 0"),
         (operator_def("SafeDequeueBlobs", ["q"], ["a", "s"], num_records=2, shapes=["2"]), "omit 'shapes'"),
         (operator_def("DequeueBlobs", ["x"], ["a"]), "holds a Tensor; expected a BlobsQueue"),
-        (operator_def("CreateBlobsQueue", [], ["r"], capacity=0), "from 1 on"),
+        (operator_def("CreateBlobsQueue", [], ["r"], capacity=0), "from 1 to"),
         (operator_def("CreateBlobsQueue", [], ["q"], enforce_unique_name=1), "holds BlobsQueue.* already"),
     ],
 )
