@@ -18,6 +18,7 @@ import numpy as np
 
 from dagexec.core import teams
 from dagexec.core.errors import OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.core.exiting import hold_daemon
 from dagexec.core.feeds import Feeds
 from dagexec.core.operator import Step
 from dagexec.core.threads import ThreadsEndedError
@@ -97,6 +98,7 @@ class DirectCalls:
             raise
         except BaseException as error:
             end_here(outcome_name(error) if isinstance(error, Exception) else "cancelled")
+            hold_daemon()
             raise
 
     def _has_team(self) -> bool:

@@ -17,11 +17,13 @@ from numbers import Integral
 from threading import get_ident
 from typing import Literal
 
+from dagexec.core.deadline import Deadline
 from dagexec.core.device import Device
 from dagexec.core.errors import ClosedError, DagexecError, QueueFullError, SettingError, WorkerLostError
+from dagexec.core.exiting import hold_daemon, stop_at_exit
 from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import at_work, runtime_of
-from dagexec.core.threads import ThreadsEndedError, threads
+from dagexec.core.threads import ThreadsEndedError, ThreadWait, threads
 from dagexec.replicas import Replica, Replicas
 from dagexec.requests import Request, RequestQueue, RunHere, outcome_name
 from dagexec.scheduler.pool import WorkerPool
@@ -81,6 +83,8 @@ class Dispatcher:
         self._begun = [0] * len(replicas.members)
         self._when_empty: list[Callable[[], object]] = []
         reset_after_fork(self, Dispatcher._in_child)
+        if threads().concurrent:
+            stop_at_exit(self, Dispatcher._stop_at_exit)
 
     def submit(self, request: Request, *, start_here: bool) -> None:
         """Take a request on; with `start_here` the caller's thread feeds the replica, if one is free.
@@ -214,6 +218,7 @@ class Dispatcher:
 
     def check_caller(self, doing: str) -> None:
         """Raise where `run` or `close` would wait for ever: DagexecError on a worker, ClosedError in a forked child."""
+        hold_daemon()
         if self._forked:
             raise ClosedError(
                 f"net {self.name!r}: the process was forked, and the workers stayed in the parent; "
@@ -251,6 +256,14 @@ class Dispatcher:
                 here.steps.clear()
         for request in running:
             self.cancel(request, self._closed())
+
+    def _stop_at_exit(self) -> Callable[[Deadline], object]:
+        self.shut()
+        self.abandon_queue()
+        self.stop_running()
+        wait = ThreadWait()
+        self.when_empty(wait.notify)
+        return lambda deadline: wait.wait(max(0.0, deadline.left()))
 
     def when_empty(self, callback: Callable[[], object]) -> None:
         """Call `callback` once no request is left, at once if none is."""

@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from dagexec.core.errors import ClosedError, DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.core.exiting import hold_daemon
 from dagexec.core.operator import Step
 from dagexec.replicas import Replica
 from dagexec.scheduler.observers import Observer
@@ -93,6 +94,7 @@ class Request:
         error, self.error = self.error, None
         result, self.result = self.result, None
         if error is not None:
+            hold_daemon()
             try:
                 raise error
             finally:

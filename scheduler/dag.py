@@ -154,7 +154,7 @@ class DAGNet(BaseNet):
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         end = ThreadWait()
         pool = self._running_pool()
-        run = self.new_run(end.notify, trace)
+        run = self._run = self.new_run(end.notify, trace)
         try:
             pool.submit(run)
             if not end.wait(waiting_time(timeout)):
@@ -166,15 +166,22 @@ class DAGNet(BaseNet):
             pool.stop(run, interruption)
             end.wait()
             raise
+        finally:
+            self._run = None
         run.check_complete()
         run.raise_error()
+
+    def _stop(self, run: Run, error: BaseException) -> None:
+        """As the pool stops it, under its lock."""
+        if self._pool is not None:
+            self._pool.stop(run, error)
 
     def _running_pool(self) -> WorkerPool:
         if self._closed:
             raise ClosedError(f"net {self.name!r} is closed")
         if self._pool is None:
             self._pool = WorkerPool(self.num_workers, name=f"dagexec-{self.name}")
-            weakref.finalize(self, self._pool.shut)
+            weakref.finalize(self, self._pool.shut).atexit = False
         return self._pool
 
 

@@ -18,8 +18,10 @@ from typing import ClassVar, Self
 
 from dagexec.core import teams
 from dagexec.core.blob import Blob
+from dagexec.core.deadline import Deadline
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
+from dagexec.core.exiting import hold_daemon, stop_at_exit
 from dagexec.core.forking import reset_after_fork
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
@@ -108,11 +110,31 @@ class BaseNet(ABC):
         self._lines = line_observer()
         reset_after_fork(self, BaseNet._forked)
         self._finalizer = weakref.finalize(self, intra_op.Demand(intra_op_threads).release)
+        self._finalizer.atexit = False  # with more threads, a product under way would keep OpenBLAS from ending
+        self._run: Run | None = None
+        if threads().concurrent:
+            stop_at_exit(self, BaseNet._stop_at_exit)
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
         self._run_lock = threads().owned_lock()
         self._inherited = True
+
+    def _stop_at_exit(self) -> Callable[[Deadline], object]:
+        run = self._run
+        if run is not None:
+            self._stop(run, ClosedError(f"net {self.name!r}: the process ends"))
+        return self._wait_at_exit
+
+    def _wait_at_exit(self, deadline: Deadline) -> None:
+        if not self._in_run() and acquire(self._run_lock, max(0.0, deadline.left())):
+            self._run_lock.release()
+
+    def _stop(self, run: Run, error: BaseException) -> None:
+        """Let `run` start no further chain. What was launched is finished, or given up."""
+        run.stop(error)
+        if run.on_stop is not None:
+            run.on_stop()
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
@@ -176,6 +198,7 @@ class BaseNet(ABC):
         (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`,
         DagexecError in an operator that the net is running in this thread.
         """
+        hold_daemon()
         if self._runner is threading.current_thread():
             raise DagexecError(f"net {self.name!r}: an operator cannot run the net that runs it")
         self.check_kernel("run")
@@ -198,6 +221,7 @@ class BaseNet(ABC):
                 self._runner = None
             with suppress(RuntimeError):  # it is not ours: another's run took too long, or Ctrl-C ended the wait for it
                 self._run_lock.release()
+            hold_daemon()
 
     def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
         """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; None for nobody."""

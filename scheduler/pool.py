@@ -26,7 +26,9 @@ from heapq import heappop, heappush, heappushpop
 from dagexec.core import teams
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.blocking import work as blocking
+from dagexec.core.deadline import Deadline
 from dagexec.core.errors import ClosedError, ResourceError, WorkerLostError
+from dagexec.core.exiting import stop_at_exit
 from dagexec.core.forking import reset_after_fork
 from dagexec.core.processor import available_cores
 from dagexec.core.threads import Thread, ThreadsEndedError, threads
@@ -119,6 +121,8 @@ class WorkerPool:
                 f"{name}: {num_workers} workers asked for; the system starts {len(self._threads)}: {error}"
             ) from None
         reset_after_fork(self, WorkerPool._forked)
+        if self._source.concurrent:
+            stop_at_exit(self, lambda pool: pool._end)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -182,6 +186,12 @@ class WorkerPool:
                 if thread is not threading.current_thread():
                     thread.join()
             joined += left
+
+    def _end(self, deadline: Deadline) -> None:
+        """At the end of the process, when its runs are over: `close`, until `deadline`."""
+        self.shut()
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline.left()))
 
     def is_worker(self) -> bool:
         """True when the calling thread is one of this pool's."""

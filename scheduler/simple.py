@@ -133,12 +133,10 @@ class SimpleNet(BaseNet):
         So does the end of the run that this thread works for, if there is one.
         """
         end = ThreadWait()
-        run = self.new_run(end.notify, trace)
+        run = self._run = self.new_run(end.notify, trace)
 
         def stop(error: BaseException) -> None:
-            run.stop(error)
-            if run.on_stop is not None:
-                run.on_stop()
+            self._stop(run, error)
 
         late = RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds")
         timer = threads().call_later(timeout, lambda: stop(late)) if timeout is not None else None
@@ -165,6 +163,7 @@ class SimpleNet(BaseNet):
                 interruption = caught
                 stop(caught)
                 end.wait()
+        self._run = None
         if timer is not None:
             timer.cancel()
         if interruption is not None:

@@ -1,6 +1,7 @@
 """Machine code that is written at run time: where it lives, and how it is called.
 
-Code is written to memory first and made executable then, never both at once. Systems that forbid that, other processors
+Code is written to memory first and made executable then, never both at once. It stays for good: at the end of the
+process a daemon thread may be in it when all of Python's objects are gone. Systems that forbid that, other processors
 than x86-64 and other systems than Linux have none, and whoever wants it does without.
 """
 
@@ -9,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import os
 import platform
 import sys
 
 logger = logging.getLogger("dagexec")
-
-_pages: list[mmap.mmap] = []
 
 
 def is_supported() -> bool:
@@ -23,22 +23,32 @@ def is_supported() -> bool:
 
 
 def executable(code: bytes) -> int | None:
-    """The address of a copy of `code` that lives as long as the process; None where it cannot be run."""
+    """The address of a copy of `code` that outlives the interpreter; None where it cannot be run."""
     if not is_supported():
         return None
     size = -(-len(code) // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.write(code)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))  # keeps `memory` from being closed
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mprotect(ctypes.c_void_p(address), size, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise OSError(ctypes.get_errno(), "mprotect")
+        libc.mmap.restype = ctypes.c_void_p
+        writable, own = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = libc.mmap(None, ctypes.c_size_t(size), writable, own, -1, ctypes.c_long())
+        if address in (None, _FAILED):
+            raise _last_error("mmap")
+        ctypes.memmove(address, code, len(code))
+        if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
+            raise _last_error("mprotect")
     except (OSError, AttributeError) as error:
         logger.info("no machine code can be written here: %s", error)
         return None
-    _pages.append(memory)
-    return address
+    return int(address)
+
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _last_error(function: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{function}: {os.strerror(number)}")
 
 
 def is_allowed() -> bool:
