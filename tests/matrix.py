@@ -19,6 +19,7 @@ from tests.selection import ROOT, part_of_commit
 CHOSEN = (
     "tests/test_compiled_nets.py",
     "tests/ops/test_all_engines.py",
+    "tests/ops/test_keeping_nan.py",
     "tests/ops/test_onednn_choice.py",
     "tests/ops/test_onednn_conv.py",
     "tests/ops/test_onednn_elementwise.py",
@@ -29,6 +30,7 @@ CHOSEN = (
     "tests/ops/test_onednn_quantized.py",
     "tests/ops/test_onednn_widened.py",
     "tests/ops/test_onednn_winograd.py",
+    "tests/ops/test_threads_and_bytes.py",
     "tests/passes/test_layout.py",
     "tests/passes/test_bfloat16.py",
     "tests/tuning/test_choosing.py",

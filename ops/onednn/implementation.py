@@ -14,7 +14,7 @@ from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.processor import processor_key
-from dagexec.ops.onednn.measuring import fastest
+from dagexec.ops.onednn.measuring import fastest, is_reproducible
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem
 
@@ -46,9 +46,11 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
             name = choose(key, lambda seconds: _measured(problem, seconds))
     else:
         name = choose(key, lambda seconds: _measured(problem, seconds), weight=_seconds(problem))
-        name = name or choices.near(key)
-    found = problem.named(name, problem.threads) if name else None
-    return found if found is not None and not found.is_reference else rule(problem)
+    chosen = name or choices.near(key) if not (given_only or search) else name
+    found = problem.named(chosen, problem.threads) if chosen else None
+    if found is None or found.is_reference:
+        return _undivided(problem, rule(problem))
+    return found if name else _undivided(problem, found)
 
 
 def _measured(problem: Problem, seconds: float) -> str | None:
@@ -121,9 +123,17 @@ def _plain_choice(problem: Problem) -> Candidate | None:
 
 
 def _undivided(problem: Problem, candidate: Candidate) -> Candidate:
-    """A product's candidate, with one thread where more would give other bytes."""
-    divided = problem.threads > 1 and problem.divides_sums(candidate)
-    return (problem.named(candidate.name + ALONE, 1) if divided else None) or candidate
+    """The candidate, with one thread where more would give other bytes.
+
+    Of products that is known; a convolution that is a product, and the gradient of a filter, is run to find out. With
+    16 bits rounding would hide it.
+    """
+    if problem.threads == 1 or candidate.name.endswith(ALONE) or not problem.divides_sums(candidate):
+        return candidate
+    wide = problem.tensors[problem.result][1].itemsize >= 4
+    if not problem.open and wide and is_reproducible(problem, candidate):
+        return candidate
+    return problem.named(candidate.name + ALONE, 1) or candidate
 
 
 def _is_fed(problem: Problem) -> bool:

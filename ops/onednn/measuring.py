@@ -53,6 +53,7 @@ _HOPELESS = 1.4  # times the best time after the first rounds
 _FAR_BEHIND = 2.0  # times the best time after one round
 _FIRST_BEHIND, _FIRST_SECONDS = 8.0, 0.002  # times the best first run, and beyond it: not run again
 _MAKING = 0.1  # seconds beyond that: to make one takes longer than to run it
+_PATIENCE = 60.0  # seconds: for a run that only says whether threads decide its bytes
 _FILL = 2e9  # a second: bytes of tensors filled with numbers
 _PERIOD = 65_521  # random numbers, repeated: a prime, so that no two rows of a tensor are alike
 _PAGE = 4096
@@ -250,6 +251,13 @@ def _is_reproducible(problem: Problem, trial: _Trial, arrays: dict[int, Array]) 
             problem.label, trial.candidate.name, max(2, problem.threads),
         )  # fmt: skip
     return same
+
+
+def is_reproducible(problem: Problem, candidate: Candidate) -> bool:
+    """True when the candidate, with the threads of the problem, gives the same bytes on one; found out by a run."""
+    arrays = {number: _random(number, *kind, problem) for number, kind in problem.tensors.items()}
+    trial = _make(problem, candidate, arrays, _PATIENCE)
+    return trial is not None and _is_reproducible(problem, trial, arrays)
 
 
 def _random(number: int, layout: Descriptor, meta: TypeMeta, problem: Problem) -> Array:

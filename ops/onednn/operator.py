@@ -39,6 +39,7 @@ from dagexec.ops.onednn.primitive import (
     aligned_empty,
     describe,
 )
+from dagexec.ops.onednn.reproducing import gives_same_bytes
 from dagexec.ops.post_ops import SUM, PostOp
 
 if TYPE_CHECKING:
@@ -195,6 +196,19 @@ class OneDNNOperator(Operator):
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: {function}: oneDNN has only its reference implementation")
         return found
+
+    def describe_reproducible(
+        self, arrays: Mapping[int, Array], further: Arguments, function: str, *arguments: object
+    ) -> PrimitiveDescriptor:
+        """As `describe_fast`, with one thread where more would give other bytes of argument DST.
+
+        `arrays` are the arguments by number, of which types, shapes and strides count, `further` those of post-ops.
+        """
+        found = self.describe_fast(function, *arguments)
+        if self.threads == 1 or self._asks:
+            return found
+        alone = describe(self.onednn, 1, self.label, function, *arguments)
+        return found if gives_same_bytes(found, alone, arrays, further, DST, self.label) else alone
 
     def has_kernel(self) -> bool:
         """True when the library has code for the operator as it is, in its order; nothing is made or measured."""

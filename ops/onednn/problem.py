@@ -17,6 +17,7 @@ from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import (
+    DIFF_WEIGHTS,
     EXEC_ARG_MD,
     POST_OP,
     SCRATCHPAD,
@@ -169,7 +170,12 @@ class Problem:
         return None
 
     def divides_sums(self, candidate: Candidate) -> bool:
-        """True when the candidate may cut a sum into a piece a thread, so that threads decide its bytes."""
+        """True when the candidate may cut a sum into a piece a thread, so that threads decide its bytes.
+
+        The gradient of a filter sums over images and pixels, which threads share where there are few filters.
+        """
+        if self.result == DIFF_WEIGHTS:
+            return True
         algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
         return candidate.is_general and not candidate.name.startswith(algorithms)
 

@@ -88,7 +88,9 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         if rows < _PACKED_ROWS:
             wanted = layout
         handles = (source.handle, wanted.handle, bias.handle, target.handle, attributes.handle)
-        found = self.describe_fast("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *handles)
+        arrays = {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y}
+        asked = ("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *handles)
+        found = self.describe_reproducible(arrays, further, *asked)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, weights, layout, packed)
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
@@ -158,7 +160,9 @@ class Product(MeasuredProduct):
         source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
         handles = (source.handle, wanted.handle, self.onednn.ffi.NULL, target.handle)
-        found = self.describe_fast("matmul", self.onednn.engine, *handles, attributes.handle)
+        arrays = {SRC: a, WEIGHTS: b, DST: y}
+        asked = ("matmul", self.onednn.engine, *handles, attributes.handle)
+        found = self.describe_reproducible(arrays, further, *asked)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, b, layout, packed)
         bound = self.bound(found, {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further})

@@ -29,7 +29,9 @@ class FullyConnectedGradient(OneDNNOperator, product_gradient.FullyConnectedGrad
         try:
             source, weights, result = (self.packed(array) for array in (a, b, target))
             handles = (source.handle, weights.handle, self.onednn.ffi.NULL, result.handle)
-            found = self.describe_fast("matmul", self.onednn.engine, *handles, self.attributes().handle)
+            arrays = {SRC: a, WEIGHTS: b, DST: target}
+            asked = ("matmul", self.onednn.engine, *handles, self.attributes().handle)
+            found = self.describe_reproducible(arrays, {}, *asked)
         except UnsupportedFeatureError:
             return super().product(a, b, target)
         return self.bound(found, {SRC: (source, a), WEIGHTS: (weights, b), DST: (result, target)}).step

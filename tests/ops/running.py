@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from dagexec import NetDef, OperatorDef, Workspace, op
 from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.device import CPU, Device
-from dagexec.core.registry import registered_engines
+from dagexec.core.registry import create_operator, registered_engines
 from dagexec.ops.layout import blocked_orders
 from dagexec.scheduler.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
@@ -57,6 +58,29 @@ operator_def = op
 
 def _is_float(value: Array) -> bool:
     return value.dtype.kind in "fV"  # bfloat16 is of kind V
+
+
+def computed(
+    op_type: str,
+    arrays: dict[str, Array],
+    results: list[str],
+    frozen: str = "",
+    engine: str = "ONEDNN",
+    **arguments: Any,
+) -> list[Array]:
+    """The results of one operator on blobs of these names, those in `frozen` constant, one run."""
+    workspace = Workspace()
+    for name, array in arrays.items():
+        workspace.feed_blob(name, array)
+    for name in frozen:
+        workspace.get_blob(name).tensor().freeze()
+    definition = operator_def(op_type, list(arrays), results, **arguments)
+    definition.engine = engine
+    operator = create_operator(definition, workspace)
+    step = operator.bind(operator.infer())
+    with operator_arithmetic():
+        step()
+    return [workspace.fetch_blob(name) for name in results]
 
 
 def run_operator(

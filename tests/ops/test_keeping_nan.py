@@ -14,14 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dagexec
-from dagexec.core.arithmetic import operator_arithmetic
-from dagexec.core.registry import create_operator
-from dagexec.core.workspace import Workspace
 from dagexec.ops.layout import NCHW, NHWC
 from dagexec.ops.onednn import convolution_family, keeping_nan
 from dagexec.ops.post_ops import BINARY, FUNCTIONS
 from tests.ops.onednn import in_order, needs_onednn
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import computed, run_operator
 
 pytestmark = needs_onednn
 Array = npt.NDArray[Any]
@@ -50,24 +47,6 @@ def agree(found: Array, expected: Array) -> None:
     """The same NaNs, and elsewhere the same numbers within rounding."""
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def computed(
-    op_type: str, arrays: dict[str, Array], results: list[str], frozen: str = "", engine: str = "ONEDNN", **given: Any
-) -> list[Array]:
-    """The results of one operator on blobs of these names, those in `frozen` constant, one run."""
-    workspace = Workspace()
-    for name, array in arrays.items():
-        workspace.feed_blob(name, array)
-    for name in frozen:
-        workspace.get_blob(name).tensor().freeze()
-    definition = operator_def(op_type, list(arrays), results, **given)
-    definition.engine = engine
-    operator = create_operator(definition, workspace)
-    step = operator.bind(operator.infer())
-    with operator_arithmetic():
-        step()
-    return [workspace.fetch_blob(name) for name in results]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
