@@ -18,8 +18,6 @@ from dagexec.passes.draft import Array, Draft
 
 Vector = npt.NDArray[np.float64]
 
-_ANY_SIZE = 1_000_003  # a size that no constant has by chance
-
 
 @dataclass(frozen=True)
 class Affine:
@@ -137,10 +135,11 @@ def _broadcast_view(definition: OperatorDef, position: int, array: Array, channe
         return array.shape
     if position == 0:
         return None
-    sizes = [_ANY_SIZE] * channels.rank
+    sizes = [1 + max(channels.count, *array.shape, 0)] * channels.rank  # which no axis of the constant has
     sizes[channels.axis] = channels.count
-    kinds = (TensorType(tuple(sizes), from_numpy(array.dtype)), TensorType(array.shape, from_numpy(array.dtype)))
+    meta = from_numpy(array.dtype)
     try:
+        kinds = (TensorType(tuple(sizes), meta), TensorType(array.shape, meta))
         return operand_views(OperatorCall(definition, arguments, kinds, (None, None), definition.type))[1]
     except DagexecError:
         return None

@@ -24,7 +24,6 @@ from dagexec.ops.slicing import slice_ranges
 
 Array = npt.NDArray[Any]
 
-_ANY_SIZE = 1 << 30  # for axes whose size is not known, larger than any bound
 _MOST_CHANNELS_READ_PLAIN = 4  # an image with colours: oneDNN has kernels that read it in NCHW and write blocks
 
 
@@ -364,7 +363,8 @@ def _sliced(
     if image is None or any(bounds is None for bounds in values):
         return None
     rank = image.axes + 2
-    shape = (_ANY_SIZE, image.channels, *(_ANY_SIZE,) * image.axes)
+    size = 1 << (60 - image.channels.bit_length()) // (rank - 1)  # of other axes, as large as a tensor can be
+    shape = (size, image.channels, *(size,) * image.axes)
     kinds = (TensorType(shape, FLOAT32), *(TensorType(bounds.shape, INT64) for bounds in values if bounds is not None))
     try:
         kept = slice_ranges(OperatorCall(definition, arguments, kinds, (None, *values), definition.type))[1]

@@ -54,6 +54,17 @@ def test_what_follows_a_convolution_goes_into_its_weights_and_bias(after: Operat
     assert left.endswith("-> y")
 
 
+def test_what_is_broadcast_along_channels_is_folded_into_a_convolution_of_volumes() -> None:
+    """Whatever the number of axes: the sizes that are not known do not add up to a tensor that no machine holds."""
+    volumes = {"x": (2, 4, 5, 5, 5)}
+    convolution, after = (
+        op("Conv", ["x", "w"], ["c"], kernels=[3, 3, 3]),
+        op("Add", ["c", "k"], ["y"], broadcast=1, axis=1),
+    )
+    model = model_of([convolution, after], inputs=volumes, w=normal(8, 4, 3, 3, 3), k=normal(8))
+    assert rewritten(PASS, model) == ["Conv x w/1 c/bias -> y"]
+
+
 def test_a_chain_is_folded_at_once() -> None:
     operators = [CONVOLUTION, bn("c", "d"), op("Mul", ["d", "k1"], ["e"]), op("Add", ["e", "k1"], ["y"])]
     model = model_of(operators, **parameters())
