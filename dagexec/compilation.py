@@ -36,6 +36,7 @@ from dagexec.passes.layout import LAYOUT, LAYOUTS, layout_pass, layouts
 from dagexec.passes.precision import PRECISION_PASSES, with_precision
 from dagexec.passes.purity import is_known
 from dagexec.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
+from dagexec.scheduler.pool import MOST_WORKERS
 from dagexec.tuning.bench import Bench, random_inputs, stand_ins
 from dagexec.tuning.choosing import Choice, Wishes, choose_schedule, from_text, to_text, with_threads
 from dagexec.tuning.layouts import estimated_layout, fastest_layout, fingerprint
@@ -51,7 +52,6 @@ PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
 """All passes, in order."""
 
 _SMALL = 16  # operators
-_MOST = 4096  # replicas, threads and workers
 
 _LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds for tuning
 
@@ -98,8 +98,8 @@ class CompileOptions:
         for what, count in counts:
             if count is not None and (not isinstance(count, Integral) or count < 1):
                 raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
-            if count is not None and count > _MOST:
-                raise SettingError(f"at most {_MOST} {what}s are made, not {count}")
+            if count is not None and count > MOST_WORKERS:
+                raise SettingError(f"at most {MOST_WORKERS} {what}s are made, not {count}")
         if self.dtype not in get_args(Precision):
             raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
         if self.dtype == "float16" and self.device == CPU:

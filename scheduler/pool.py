@@ -27,7 +27,7 @@ from dagexec.core import teams
 from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.blocking import work as blocking
 from dagexec.core.deadline import Deadline
-from dagexec.core.errors import ClosedError, ResourceError, WorkerLostError
+from dagexec.core.errors import ClosedError, ResourceError, SettingError, WorkerLostError
 from dagexec.core.exiting import stop_at_exit
 from dagexec.core.forking import reset_after_fork
 from dagexec.core.processor import available_cores
@@ -86,6 +86,10 @@ class _Worker:
             self.wake_up.wake()
 
 
+MOST_WORKERS = 4096
+"""A net's file may say how many it wants."""
+
+
 class WorkerPool:
     """`num_workers` threads that execute runs; close it, or use it as a context manager.
 
@@ -94,9 +98,9 @@ class WorkerPool:
     """
 
     def __init__(self, num_workers: int, name: str = "dagexec") -> None:
-        """Raises ValueError below 1 worker, ResourceError when the system does not start so many threads."""
-        if num_workers < 1:
-            raise ValueError(f"a pool needs at least 1 worker, not {num_workers}")
+        """Raises SettingError for a number out of range, ResourceError when the system starts no more threads."""
+        if not 1 <= num_workers <= MOST_WORKERS:
+            raise SettingError(f"pool {name!r}: expected 1 to {MOST_WORKERS} workers, found {num_workers}")
         self.num_workers = num_workers
         self.name = name
         self._source = threads()

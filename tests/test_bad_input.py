@@ -119,6 +119,17 @@ def test_a_variable_of_the_environment_that_is_no_number_is_told(monkeypatch: py
         _processes("PMI_SIZE")
 
 
+@pytest.mark.parametrize("count", [-5, 1 << 30])
+@pytest.mark.parametrize("net_type", ["dag", "async_dag"])
+def test_a_net_that_asks_for_odd_numbers_of_workers_is_refused(net_type: str, count: int) -> None:
+    net = net_of(operator_def("Relu", ["x"], ["y"]))
+    net.num_workers = count
+    workspace = dagexec.Workspace()
+    workspace.feed_blob("x", X)
+    with pytest.raises(SettingError, match=f"expected 1 to 4096 workers, found {count}"):
+        workspace.create_net(net, net_type).run()
+
+
 def test_a_net_that_lacks_a_required_field_is_refused(tmp_path: Path) -> None:
     net = net_of(operator_def("GivenTensorFill", [], ["y"], shape=[1]), inputs=())
     net.op[0].arg.add(name="values").qtensors.add()

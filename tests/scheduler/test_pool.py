@@ -160,7 +160,7 @@ def test_closing_lets_submitted_runs_finish() -> None:
 
 
 def test_a_pool_without_workers_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1 worker, not 0"):
+    with pytest.raises(ValueError, match="expected 1 to 4096 workers, found 0"):
         WorkerPool(0)
 
 
