@@ -32,8 +32,8 @@ from dagexec.core.proto import NetDef, OperatorDef
 net = NetDef(name="product", op=[OperatorDef(type="MatMul", input=["x", "x"], output=["y"])], external_input=["x"])
 x = np.ones((600, 600), np.float32)
 options = {"optimize": False, "net_type": sys.argv[1], "num_workers": 1, "intra_op_threads": 2}
-executors = [dagexec.compile(net, **options) for _ in range(3)]
-begun = threading.Barrier(4)
+executors = [dagexec.compile(net, **options) for _ in range(8)]
+begun = threading.Barrier(9)
 
 
 def run_for_ever(executor):
