@@ -24,6 +24,7 @@ from dagexec.core.deadline import Deadline
 from dagexec.core.errors import ModelFormatError, UnsupportedFeatureError
 from dagexec.core.forking import ProcessLock
 from dagexec.core.net_file import write_atomically
+from dagexec.core.regular_file import regular_only
 from dagexec.core.threads import acquire
 
 logger = logging.getLogger("dagexec")
@@ -149,7 +150,8 @@ def _read_or_warn(path: Path) -> dict[str, str] | None:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        content = json.loads(path.read_text())
+        with open(path, encoding="utf-8", opener=regular_only) as file:
+            content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path}: choices cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != 1:

@@ -28,6 +28,7 @@ from dagexec.core.dtypes import (
 )
 from dagexec.core.errors import StorageError
 from dagexec.core.extras import install_command
+from dagexec.core.regular_file import regular_only
 from dagexec.core.storage.database import reason
 from dagexec.core.storage.publishing import Unpublished
 from dagexec.core.tensor import Tensor
@@ -84,7 +85,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
     """The tensors of a file by name. Raises StorageError for one that is missing or damaged."""
     library = _library()
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb", opener=regular_only) as file:
+            content = file.read()
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
     try:

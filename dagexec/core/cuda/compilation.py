@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from dagexec.core.cuda.binding import cupy
 from dagexec.core.errors import DeviceError
+from dagexec.core.regular_file import regular_only
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ def _load(name: str, binary: bytes) -> Any:
 
 def _read(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
+        with open(file, "rb", opener=regular_only) as opened:
+            return opened.read()
     except (OSError, ValueError):  # ValueError: a null character in the path
         return None
 

@@ -14,6 +14,7 @@ from typing import Any
 from dagexec.core.errors import StorageError
 from dagexec.core.extras import install_command
 from dagexec.core.forking import reset_after_fork
+from dagexec.core.regular_file import regular_only
 from dagexec.core.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.core.storage.lmdb_pages import check_pages
 from dagexec.core.storage.publishing import Unpublished, synchronise_folder
@@ -317,14 +318,15 @@ def _compare_checksum(path: Path) -> None:
 
 def _checksum_text(path: Path) -> str:
     try:
-        return (path / _CHECKSUM).read_text("latin-1").strip()
+        with open(path / _CHECKSUM, encoding="latin-1", opener=regular_only) as file:
+            return file.read().strip()
     except OSError:
         return ""
 
 
 def _checksum(file: Path) -> str:
     crc = size = 0
-    with file.open("rb") as opened:
+    with open(file, "rb", opener=regular_only) as opened:
         while block := opened.read(1 << 22):
             crc = zlib.crc32(block, crc)
             size += len(block)
@@ -334,7 +336,8 @@ def _checksum(file: Path) -> str:
 def _write_checksum(folder: Path) -> None:
     target = folder / _CHECKSUM
     unfinished = target.with_suffix(".new")
-    with unfinished.open("w") as file:
+    unfinished.unlink(missing_ok=True)  # whatever has its name
+    with unfinished.open("x") as file:
         file.write(_checksum(folder / _FILE))
         file.flush()
         os.fsync(file.fileno())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dagexec.core.errors import StorageError
+from dagexec.core.regular_file import regular_only
 from dagexec.core.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.core.storage.publishing import Unpublished
 
@@ -36,7 +37,7 @@ class MiniDatabase(Database):
             self._unpublished = Unpublished(path)
             return
         try:
-            with path.open("rb" if mode is Mode.READ else "ab"):
+            with open(path, "rb" if mode is Mode.READ else "ab", opener=regular_only):
                 pass
         except (OSError, ValueError) as error:
             raise StorageError(f"{path}: this minidb cannot be opened: {reason(error)}") from None
@@ -74,7 +75,8 @@ class MiniTransaction(Transaction):
         self._path = path
         self._unpublished = unpublished
         try:
-            self._file: BinaryIO | None = (path if unpublished is None else unpublished.path).open("ab")
+            file = path if unpublished is None else unpublished.path
+            self._file: BinaryIO | None = open(file, "ab", opener=regular_only)  # noqa: SIM115 - until the commit
             self._start = self._file.tell()
         except OSError as error:
             raise self._failed(error) from None
@@ -143,7 +145,7 @@ class MiniCursor(Cursor):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = path.open("rb", buffering=1 << 16)
+            self._file = open(path, "rb", buffering=1 << 16, opener=regular_only)  # noqa: SIM115 - the cursor's
             self._size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise StorageError(f"{path}: this minidb cannot be read: {reason(error)}") from None

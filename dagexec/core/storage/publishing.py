@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -90,10 +91,11 @@ def remove_leftovers(target: Path) -> None:
     mark = f".{target.name}{_MARK}"
     for path in [path for path in target.parent.iterdir() if path.name.startswith(mark)]:
         with suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                if stat.S_IFMT(os.fstat(handle).st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # others are not ours
+                    _remove(path)
             finally:
                 os.close(handle)
 
