@@ -20,6 +20,7 @@ from typing import Literal, get_args
 
 from dagexec.core import processor, teams
 from dagexec.core.choices import choices
+from dagexec.core.collection import collector_at_rest
 from dagexec.core.deadline import Deadline
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import DeviceError, LateError, ResourceError, SchemaError, SettingError
@@ -189,7 +190,11 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     if options.device != CPU:
         return _for_device(model, options)
     try:
-        return _Compilation(model, options).result()
+        compilation = _Compilation(model, options)
+        if options.calibration or _tuning_seconds(options):  # nets are run, and let go of
+            return compilation.result()
+        with collector_at_rest():
+            return compilation.result()
     except MemoryError as error:
         raise ResourceError(f"net {model.name!r}: compilation: the system refuses memory: {error}") from error
     finally:

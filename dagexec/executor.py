@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
+from dagexec.core.collection import collector_at_rest
 from dagexec.core.device import CPU, Device, make_context
 from dagexec.core.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SettingError
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
@@ -236,7 +237,8 @@ class Executor:
         model, options = self.model, self._options
         self._pool = WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
-            self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
+            with collector_at_rest():
+                self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
         except BaseException:
             self._pool.close()
             raise

@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 
 from dagexec.core import teams
 from dagexec.core.blob import Blob
+from dagexec.core.collection import collector_at_rest
 from dagexec.core.deadline import Deadline
 from dagexec.core.device import CPU, Device
 from dagexec.core.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
@@ -282,7 +283,8 @@ class BaseNet(ABC):
             in_list_order=self.in_list_order,
         )  # fmt: skip
         try:
-            return make()
+            with collector_at_rest():
+                return make()
         except ResourceError:
             if not self._preparations:
                 raise

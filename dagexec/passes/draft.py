@@ -315,13 +315,20 @@ class _Index:
 _last: tuple[weakref.ref[Model], _Index] | None = None  # the passes after one that changed nothing ask
 
 
+def _forget_last(gone: weakref.ref[Model]) -> None:
+    """Let go of what is known of a model with the model."""
+    global _last
+    if _last is not None and _last[0] is gone:
+        _last = None
+
+
 def _index_of(model: Model) -> _Index:
     global _last
     known = _last
     if known is not None and known[0]() is model:
         return known[1]
     found = _index(model)
-    _last = weakref.ref(model), found
+    _last = weakref.ref(model, _forget_last), found
     return found
 
 

@@ -20,6 +20,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import ANY_OPERATOR, engine_preferences, has_engine
 from dagexec.ops.onednn.binding import library
 from dagexec.passes.rewriting import Pass, Rewritten
+from dagexec.passes.types import keep_types
 
 ONEDNN = "ONEDNN"
 
@@ -48,9 +49,9 @@ def assign_engine(model: Model) -> Rewritten:
         changed[definition.type] += 1
     if not changed:
         return Rewritten(model)
-    return Rewritten(
-        replace(model, net=net), tuple(f"{count} {kind} by oneDNN" for kind, count in sorted(changed.items()))
-    )
+    rewritten = replace(model, net=net)
+    keep_types(model, rewritten)
+    return Rewritten(rewritten, tuple(f"{count} {kind} by oneDNN" for kind, count in sorted(changed.items())))
 
 
 def _suits(definition: OperatorDef, net: NetDef, model: Model) -> bool:

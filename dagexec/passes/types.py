@@ -59,6 +59,13 @@ def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
 _last: tuple[weakref.ref[Model], Mapping[str, BlobType]] | None = None  # the passes after one that changed nothing ask
 
 
+def _forget_last(gone: weakref.ref[Model]) -> None:
+    """Let go of what is known of a model with the model."""
+    global _last
+    if _last is not None and _last[0] is gone:
+        _last = None
+
+
 def infer_types(model: Model) -> Mapping[str, BlobType]:
     """Types of the blobs that have one in every probe.
 
@@ -69,8 +76,16 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
     if known is not None and known[0]() is model:
         return known[1]
     types = MappingProxyType(_infer(model))
-    _last = weakref.ref(model), types
+    _last = weakref.ref(model, _forget_last), types
     return types
+
+
+def keep_types(model: Model, changed: Model) -> None:
+    """What is known of `model` is true of `changed`, which differs in engines and in arguments that types do not need."""
+    global _last
+    known = _last
+    if known is not None and known[0]() is model:
+        _last = weakref.ref(changed, _forget_last), known[1]
 
 
 def _infer(model: Model) -> dict[str, BlobType]:

@@ -22,7 +22,7 @@ from dagexec.core.native import NativeCall, native_call
 from dagexec.core.operator import Move, Operator, Step, parts_of
 from dagexec.ops.blocks import Array
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.plain_order import plain_twin
+from dagexec.ops.onednn.plain_order import plain_twin, require_clear
 from dagexec.ops.onednn.team import parallel_function
 
 logger = logging.getLogger("dagexec")
@@ -130,7 +130,7 @@ class Recomputation:
         self._results = [operator.y(index) for index in range(len(operator.output_blobs))]
         self._label = operator.label
         self._said = False
-        plain_twin(self._call, self.inputs, self._results, "")
+        require_clear(self._call, self.inputs, self._results)
         for moves, arrays in ((operator.input_moves, self.inputs), (operator.output_moves, self._results)):
             for index, move in moves.items():
                 moves[index] = partial(_moved, move, arrays, index)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
@@ -74,6 +73,19 @@ class PackedForms:
             array = compute()
             self._found.append((source, target, array))
             return array
+
+
+class _Moving:
+    """Lets one argument be at another array."""
+
+    __slots__ = ("_bound", "_number")
+
+    def __init__(self, bound: Movable, number: int) -> None:
+        self._bound = bound
+        self._number = number
+
+    def __call__(self, array: Array) -> None:
+        self._bound.move(self._number, array)
 
 
 class _Answer(Exception):  # noqa: N818 - not an error
@@ -248,9 +260,9 @@ class OneDNNOperator(Operator):
         if set(self.definition.input) & set(self.definition.output):
             return
         for index, number in inputs.items():
-            self.input_moves[index] = partial(bound.move, number)
+            self.input_moves[index] = _Moving(bound, number)
         for index, number in outputs.items():
-            self.output_moves[index] = partial(bound.move, number)
+            self.output_moves[index] = _Moving(bound, number)
 
     def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:
         """The primitive that copies `x` to `y`, from layout and type `source` to `target`."""

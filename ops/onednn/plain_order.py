@@ -65,14 +65,13 @@ def plain_twin(
     `constant` says which inputs never change. Raises UnsupportedFeatureError for an operand whose axes do not say what
     it is in NCHW.
     """
-    order, result = image_order(call), image_order(call, "output_order", image_order(call))
+    require_clear(call, arrays, results)
+    order, result = _orders(call)
     definition, names = call.definition, list(call.definition.output)
     rank = max(array.ndim for array in (*arrays, *results))
     workspace, before = Workspace(), list[Step]()
     for index, (name, array) in enumerate(zip(definition.input, arrays, strict=True)):
         own = order if index == 0 else result
-        if own in BLOCKS and _is_unclear(call, index, array, rank):
-            raise UnsupportedFeatureError(f"{call.label}: input {name!r} of shape {array.shape} is unclear in NCHW")
         if workspace.has_blob(name):
             continue
         tensor = workspace.create_blob(name).tensor()
@@ -90,6 +89,23 @@ def plain_twin(
     twin = create_operator(_in_nchw(definition, order, result, engine), workspace)
     after: list[Step] = [partial(_copy_image, twin, index, results[index], result) for index in images]
     return Twin(before, twin, after)
+
+
+def require_clear(call: OperatorCall, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    """Raise UnsupportedFeatureError where `plain_twin` does: for an operand that may be several things in NCHW."""
+    order, result = _orders(call)
+    if order not in BLOCKS and result not in BLOCKS:
+        return
+    rank = max(array.ndim for array in (*arrays, *results))
+    for index, (name, array) in enumerate(zip(call.definition.input, arrays, strict=True)):
+        if (order if index == 0 else result) in BLOCKS and _is_unclear(call, index, array, rank):
+            raise UnsupportedFeatureError(f"{call.label}: input {name!r} of shape {array.shape} is unclear in NCHW")
+
+
+def _orders(call: OperatorCall) -> tuple[str, str]:
+    """Of what is read, and of what is written."""
+    order = image_order(call)
+    return order, image_order(call, "output_order", order)
 
 
 def _is_unclear(call: OperatorCall, index: int, array: Array, rank: int) -> bool:
