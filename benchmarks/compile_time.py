@@ -1,9 +1,9 @@
 """What compiling takes against the number of operators, by shape of graph: time, and memory beyond the file.
 
-    python benchmarks/compile_time.py [--counts 1000,10000,100000] [--json benchmarks/results/compile_time.json] [SHAPE...]
+    python benchmarks/compile_time.py [--counts 1000,10000] [--json benchmarks/results/compile_time.json] [SHAPE...]
 
 Each ONNX graph, of operators on 64 numbers, is compiled without tuning and run once, by dagexec as it comes, as a `dag`
-net, and unoptimized, and by onnxruntime, each in a new process with an empty cache. Seconds are of the processor, of all
+net, and unoptimized, and by onnxruntime, each in a new process with an empty cache. Seconds are of the processor, all
 threads; kilobytes are those by which the process's resident memory grows, at its peak, from the loaded model on,
 over the operators of the file. Results are compared. With SHAPEs named, the other rows of the JSON file stay as they
 are.

@@ -81,7 +81,7 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
 
 
 def keep_types(model: Model, changed: Model) -> None:
-    """What is known of `model` is true of `changed`, which differs in engines and in arguments that types do not need."""
+    """What is known of `model` is true of `changed`, which differs in engines and what types do not need."""
     global _last
     known = _last
     if known is not None and known[0]() is model:
