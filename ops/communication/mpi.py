@@ -21,6 +21,7 @@ from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, 
 from dagexec.core.extras import install_command
 from dagexec.core.threads import threads
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
+from dagexec.ops.communication.mpi_startup import limited_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -253,14 +254,16 @@ def require_mpi() -> Any:
 def join_mpi(name: str, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> MPIWorld:
     """Join a new communicator of all processes that mpiexec started; all of them must call this.
 
+    A rank that waits too long for others to start is ended, see `mpi_startup`.
     Negative `rank` and `size` are those that MPI gives. Raises DagexecError without MPI and ArgumentError for others.
     """
-    communicator = require_mpi().COMM_WORLD
-    found = (communicator.Get_rank(), communicator.Get_size())
+    with limited_start(timeout):
+        own = require_mpi().COMM_WORLD.Dup()
+    found = (own.Get_rank(), own.Get_size())
     for what, asked, given in zip(("rank", "size"), (rank, size), found, strict=True):
         if asked not in (-1, given):
             raise ArgumentError(f"common world {name!r}: {what} {asked} was asked for, and mpiexec gives {given}")
-    return MPIWorld(communicator.Dup(), timeout)
+    return MPIWorld(own, timeout)
 
 
 register_transport("mpi", join_mpi)
