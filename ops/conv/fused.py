@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
@@ -45,6 +46,9 @@ def infer_fused_conv(call: OperatorCall) -> list[TensorType]:
     if own == 3:
         call.require_shape(2, call.inputs[1].shape[:1], "one entry for each filter")
     infer_post_ops(call, output, own)
+    nan = call.arguments.string("nan", "kept")
+    if nan not in ("any", "kept"):
+        raise ArgumentError(f"{call.label}: argument 'nan' must be 'kept' or 'any', found {nan!r}")
     return [output]
 
 
@@ -98,6 +102,7 @@ FUSED_CONV = OpSchema(
         "bias": "1: input 2 is the bias (default 0)",
         "post_ops": POST_OPS_HELP,
         "output_order": "the order of Y (default: order)",
+        "nan": "'any': cuDNN's Relu, which may give 0 for NaN, may be part of its graph (default 'kept')",
     },
     inplace=_operand_to_result,
     cost=_cost,

@@ -141,7 +141,19 @@ def test_bias_residual_and_relu_are_one_graph_or_one_kernel_behind_it(
     monkeypatch.setattr("tests.cuda.emulated.cudnn.ENGINES", engines)
     x, filters, more = image((2, 3, 5, 5), "NCHW"), image((4, 3, 3, 3), "NCHW"), image((2, 4, 5, 5), "NCHW")
     given = [x, filters, *([np.arange(4.0) - 2] if bias else []), *([more] if "add" in str(post_ops) else [])]
-    compare("FusedConv", given, 1, np.float32, 1, kernel=3, pad=1, bias=bias, post_ops=post_ops)
+    compare("FusedConv", given, 1, np.float32, 1, kernel=3, pad=1, bias=bias, post_ops=post_ops, nan="any")
+
+
+@pytest.mark.parametrize(("nan", "left"), [("kept", 27), ("any", 0)])
+def test_nan_stays_nan_unless_anything_will_do(nan: str, left: int) -> None:
+    x, filters = image((2, 3, 5, 5), "NCHW").astype(np.float32), image((3, 3, 3, 3), "NCHW").astype(np.float32)
+    x[1, 2, 2, 2] = np.nan
+    definition = operator_def("FusedConv", ["x", "w"], ["y"], kernel=3, pad=1, post_ops=["relu"], nan=nan)
+    definition.engine = "CUDNN"
+    with emulated_cudnn() as (machine, _):
+        (found,) = on_device(CUDA, definition, {"x": x, "w": filters})
+        assert len(executed(machine)) == 1
+    assert np.isnan(found).sum() == left
 
 
 @pytest.mark.parametrize("bias", [0, 1])

@@ -8,6 +8,7 @@ cuDNN has no engine for these in most layouts and types (docs/cudnn.md).
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class CudnnConv(CudnnConvOperator, CudaConv):
 
 
 class CudnnFusedConv(CudnnConv, CudaFusedConv):
-    """Convolution with post-ops: `add` of a whole tensor and `relu` at their beginning are part of the graph."""
+    """Convolution with post-ops: a leading `add` of a whole tensor, with nan="any" also a `relu`, is in the graph."""
 
     def prepare(self) -> Step:
         """One graph and perhaps a kernel for other post-ops; or one graph, and all post-ops in a kernel behind it."""
@@ -74,7 +75,7 @@ class CudnnFusedConv(CudnnConv, CudaFusedConv):
         operands = {index: self.x(index) for index in range(own, len(call.inputs))}
         rest = list(post_ops)
         residual = self._take_residual(rest, operands, y)
-        relu = bool(rest) and rest[0].kind == "relu"
+        relu = self.takes_relu(rest, self.arguments.string("nan", "kept"))
         rest = rest[relu:]
         if bias is None and residual is None and not relu:
             return CudaFusedConv.prepare(self)
@@ -84,6 +85,11 @@ class CudnnFusedConv(CudnnConv, CudaFusedConv):
             logger.info("%s: its post-ops are a kernel of their own: %s", self.label, reason)
             return CudaFusedConv.prepare(self)
         return in_sequence([whole, epilogue(self, y, y, post_ops=rest, operands=operands)])
+
+    @staticmethod
+    def takes_relu(post_ops: Sequence[PostOp], nan: str) -> bool:
+        """True when the first of `post_ops` becomes part of the graph, whose Relu may give 0 for NaN."""
+        return nan == "any" and bool(post_ops) and post_ops[0].kind == "relu"
 
     @staticmethod
     def _take_residual(post_ops: list[PostOp], operands: dict[int, Array], y: Array) -> Array | None:

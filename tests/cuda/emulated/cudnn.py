@@ -381,7 +381,7 @@ def _computed(nodes: Sequence[Node], held: Mapping[int, Array]) -> dict[int, Arr
             continue
         first = values[node.inputs[0].uid]
         if node.kind == "relu":
-            values[node.output.uid] = np.where(first < 0, 0, first)
+            values[node.output.uid] = np.where(first > 0, first, 0)  # 0 for NaN, as it may be
         else:
             values[node.output.uid] = first + values[node.inputs[1].uid]
     return values
