@@ -138,6 +138,17 @@ def test_all_unsupported_nodes_are_listed_in_one_error() -> None:
     assert "fine" not in message
 
 
+def test_nodes_that_are_refused_alike_are_one_line_with_their_number() -> None:
+    chain = [helper.make_node("Fancy", [f"t{i}" if i else "x"], [f"t{i + 1}"], name=f"own{i}") for i in range(6)]
+    chain += [helper.make_node("Fancier", ["t6"], ["y"], name="last")]
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        from_model_proto(tiny_model(chain, ["y"]))
+    first, second, third = str(caught.value).splitlines()
+    assert first == "7 node(s) cannot be run:"
+    assert second.startswith("  6 nodes 'own0', 'own1', 'own2', 'own3' and 2 more: Fancy (domain ai.onnx, opset")
+    assert third.startswith("  node 'last': Fancier (domain ai.onnx, opset")
+
+
 def test_an_operator_set_from_the_future_is_refused() -> None:
     with pytest.raises(UnsupportedOperatorError, match="operator set 999 is newer"):
         from_model_proto(tiny_model([helper.make_node("Relu", ["x"], ["y"])], ["y"], opset=999))

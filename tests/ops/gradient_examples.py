@@ -162,6 +162,7 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "TopK", Example([_apart(2, 5)], outputs=2, arguments={"k": 2})
     image = _normal(2, 4, 3, 3)
     yield "ResizeNearest", _example(image, height_scale=2.0, width_scale=2.0)
+    yield "UpsampleBilinear", _example(image, height_scale=2.0, width_scale=1.5)
     yield "ChannelShuffle", _example(image, group=2)
     yield "NCHW2NHWC", _example(image)
     yield "NHWC2NCHW", _example(image)
@@ -224,6 +225,9 @@ def _losses() -> Iterator[tuple[str, Example]]:
     yield "CosineEmbeddingCriterion", Example([_apart(4), signs], wanted=(0,), arguments={"margin": 0.05})
     yield "MarginRankingCriterion", Example([_apart(4), _apart(4) + 0.05, signs], wanted=(0, 1))
     yield "BernoulliJSD", Example([_between(0.2, 0.8, 5), _between(0.2, 0.8, 5)], wanted=(0,))
+    sessions = [np.array([0.0, 1, 2, 1, 0]), np.array([3, 0, 2], np.int32)]
+    yield "PairWiseLoss", Example([_apart(5), *sessions], wanted=(0,))
+    yield "PairWiseLoss", Example([_apart(5), sessions[0]], wanted=(0,))
     yield "DotProductWithPadding", _example(_normal(2, 5), _normal(2, 3), pad_value=0.5)
     yield "DotProductWithPadding", _example(_normal(2, 2), _normal(2, 4), replicate=1)
     yield "MakeTwoClass", _example(_between(0.1, 0.9, 3))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class _Conversion:
         self.constant = set(values)
         self.init_operators: list[OperatorDef] = []
         self.operators: list[OperatorDef] = []
-        self.unsupported: list[str] = []
+        self.unsupported: dict[str, list[str]] = {}
 
     def model(self) -> Model:
         """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be."""
@@ -111,8 +111,7 @@ class _Conversion:
                 self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
             self._place(proto, operators)
         if self.unsupported:
-            count = len(self.unsupported)
-            raise UnsupportedOperatorError(f"{count} node(s) cannot be run:\n  " + "\n  ".join(self.unsupported))
+            raise UnsupportedOperatorError(_refusal(self.unsupported))
         model = self._assemble()
         check_declared(self.graph, self.stated, model)
         return model
@@ -173,7 +172,8 @@ class _Conversion:
         domain = proto.domain or "ai.onnx"
         opset = self.opsets.get(_domain(proto.domain), "none")
         name = proto.name or next((output for output in proto.output if output), "")
-        self.unsupported.append(f"node {name!r}: {proto.op_type} (domain {domain}, opset {opset}): {reason}")
+        what = f"{proto.op_type} (domain {domain}, opset {opset}): {reason}"
+        self.unsupported.setdefault(what, []).append(repr(name))
 
     def _place(self, proto: onnx.NodeProto, operators: list[OperatorDef]) -> None:
         """Into the init net when every input is a parameter and no output is the model's; else into the net.
@@ -215,6 +215,19 @@ def _check_inputs(graph: onnx.GraphProto) -> None:
         if value.name in seen:
             raise ModelFormatError(f"input {value.name!r} is given twice")
         seen.add(value.name)
+
+
+_MOST_NAMED = 4
+
+
+def _refusal(unsupported: Mapping[str, Sequence[str]]) -> str:
+    """One line for all nodes refused for one reason, the most frequent first; `unsupported` has their names."""
+    lines = []
+    for what, nodes in sorted(unsupported.items(), key=lambda row: -len(row[1])):
+        more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+        kind = "node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        lines.append(f"{kind} {', '.join(nodes[:_MOST_NAMED])}{more}: {what}")
+    return f"{sum(map(len, unsupported.values()))} node(s) cannot be run:\n  " + "\n  ".join(lines)
 
 
 def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
