@@ -49,7 +49,7 @@ def _sessions(x: Array, label: Array, lengths: Array | None) -> Iterator[tuple[s
         inputs=(2, 3),
         outputs=(1, 1),
         infer=infer_pairwise,
-        doc="For each session the mean of ln(1 + exp(b - a)) over pairs of scores a and b where a has the greater label.",
+        doc="For each session the mean of ln(1 + exp(b - a)) of pairs of scores a and b where a has the greater label.",
         input_names=("X", "label", "lengths"),
         output_names=("loss",),
         value_inputs=(2,),
