@@ -21,7 +21,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.deadline import check_deadline
 from dagexec.core.errors import DagexecError, LateError, ResourceError, ShapeError
 from dagexec.core.graph import Graph
-from dagexec.core.host_memory import check_fits
+from dagexec.core.host_memory import check_fits, fits
 from dagexec.core.operator import Move, Operator, Step, nothing_to_do
 from dagexec.core.schema import TensorType
 from dagexec.core.shared_buffer import SharedBuffer
@@ -328,8 +328,9 @@ def _inferred(
         if not (index in graph.views and _is_packed(operator.input_blobs[0])):
             needed = _bytes_of(types, operator)
             nbytes = needed if in_one_plan else nbytes + needed
-            beside = "" if in_one_plan else "with the outputs of the operators before it, "
-            check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
+            if not fits(nbytes):
+                beside = "" if in_one_plan else "with the outputs of the operators before it, "
+                check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
         known.update(zip(map(id, operator.output_blobs), types, strict=True))
         inferred.append(Inferred(call, types))
     return inferred

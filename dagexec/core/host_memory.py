@@ -171,6 +171,11 @@ def check_fits(nbytes: int, what: str) -> None:
         raise ResourceError(f"{what} needs {nbytes:,} bytes; {short.owner} has {short.left:,} left")
 
 
+def fits(nbytes: int) -> bool:
+    """True when `check_fits` would raise nothing: for who calls it often, and makes its message only where it does."""
+    return _promises.shortage(nbytes) is None
+
+
 def promise(owner: Array, nbytes: int, start: int = 0) -> None:
     """Let later checks know that `nbytes` bytes from `start` of the array's memory are going to be used."""
     _promises.add(owner, nbytes, start)
