@@ -29,7 +29,9 @@ def on_workspaces(size: int, net: NetDef, feeds: Sequence[dict[str, Array]], nam
         workspace = workspaces[rank]
         for blob, array in feeds[rank].items():
             workspace.feed_blob(blob, array)
-        create = operator_def("CreateCommonWorld", [], ["comm_world"], size=size, rank=rank, name=name, timeout_ms=20e3)
+        create = operator_def(
+            "CreateCommonWorld", [], ["comm_world"], size=size, rank=rank, arg={"name": name}, timeout_ms=20e3
+        )
         try:
             workspace.run_operator_once(create)
             made = workspace.build_net(net, "dag", 2)
@@ -96,7 +98,7 @@ def test_destroying_the_world_ends_the_wait_of_the_others() -> None:
     workspaces = [Workspace(allow_io=True), Workspace(allow_io=True)]
     for rank, workspace in enumerate(workspaces):
         workspace.run_operator_once(
-            operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, name="destroyed")
+            operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, arg={"name": "destroyed"})
         )
     workspaces[1].run_operator_once(operator_def("DestroyCommonWorld", ["comm_world"], []))
     with pytest.raises(OperatorError, match="rank 1 has left the group") as caught:
@@ -107,7 +109,7 @@ def test_destroying_the_world_ends_the_wait_of_the_others() -> None:
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
     create = [
-        operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, name=f"again {failed}")
+        operator_def("CreateCommonWorld", [], ["comm_world"], size=2, rank=rank, arg={"name": f"again {failed}"})
         for rank in range(2)
     ]
     workspaces = [Workspace(allow_io=True), Workspace(allow_io=True)]
@@ -137,7 +139,9 @@ def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
 )
 def test_bad_arguments_are_found_before_anything_is_sent(arguments: dict[str, Any], problem: str) -> None:
     workspace = Workspace(allow_io=True)
-    workspace.run_operator_once(operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, name="bad"))
+    workspace.run_operator_once(
+        operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, arg={"name": "bad"})
+    )
     workspace.feed_blob("x", np.ones(2, np.int64))
     with pytest.raises(DagexecError, match=problem):
         workspace.run_operator_once(operator_def("Allreduce", ["comm_world", "x"], ["x"], **arguments))
@@ -146,7 +150,9 @@ def test_bad_arguments_are_found_before_anything_is_sent(arguments: dict[str, An
 
 def test_an_output_is_needed_for_each_tensor() -> None:
     workspace = Workspace(allow_io=True)
-    workspace.run_operator_once(operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, name="outputs"))
+    workspace.run_operator_once(
+        operator_def("CreateCommonWorld", [], ["comm_world"], size=1, rank=0, arg={"name": "outputs"})
+    )
     workspace.feed_blob("x", np.ones(2))
     workspace.feed_blob("y", np.ones(2))
     with pytest.raises(DagexecError, match="an output for each of 2 tensors, found 1"):
