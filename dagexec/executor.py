@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 import numpy.typing as npt
 
@@ -309,20 +309,20 @@ class Executor:
         RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
         is no integer, and DagexecError when an operator calls it on the executor that runs it.
         """
-        feeds = cast("Feeds", feeds)
         if feeds.__class__ is not dict:
             feeds = named_feeds(self.model.name, feeds, self._needed)
+        given: Feeds = feeds
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
-            feeds = self._apart(feeds, names, out)
+            given = self._apart(given, names, out)
         if self._direct is not None and timeout is None and trace is None and priority.__class__ is int:
-            results = self._direct.run(feeds, names, out)
+            results = self._direct.run(given, names, out)
             if results is not None:
                 return results
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         wait = ThreadWait()
-        request = self._request(feeds, names, out, priority, trace, wait)
+        request = self._request(given, names, out, priority, trace, wait)
         try:
             self._dispatcher.submit(request, start_here=True)
             in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
@@ -351,16 +351,16 @@ class Executor:
         returns. A cancelled await stops the run at the next chain boundary and returns when no worker uses the replica
         any more.
         """
-        feeds = cast("Feeds", feeds)
         if feeds.__class__ is not dict:
             feeds = named_feeds(self.model.name, feeds, self._needed)
+        given: Feeds = feeds
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
-            feeds = self._apart(feeds, names, out)
+            given = self._apart(given, names, out)
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         wait = TaskWait()
-        request = self._request(feeds, names, out, priority, trace, wait)
+        request = self._request(given, names, out, priority, trace, wait)
         try:
             self._dispatcher.submit(request, start_here=False)
             in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))

@@ -13,6 +13,7 @@ from dagexec.core.errors import AccessError
 from dagexec.core.io_access import IO
 from dagexec.core.net_file import save_net
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.core.workspace import Workspace
 from dagexec.training.task import task_workspace
 from tests.command_line import Cli
@@ -151,3 +152,8 @@ def test_no_name_of_a_file_gets_out_of_the_folder(tmp_path: Path) -> None:
         with pytest.raises(AccessError):
             workspace.place(name, owner="this")
     assert workspace.place("a/../b", owner="this") == tmp_path / "in" / "a/../b"
+
+
+def test_the_help_of_an_operator_says_what_it_reaches() -> None:
+    assert "writes files: only where that is allowed" in schema_of("Save").help()
+    assert "allowed" not in schema_of("Relu").help()

@@ -32,6 +32,11 @@ _NEEDS = {
 _HOW = "compile(..., allow_io=True), --allow-io or Workspace(allow_io=True) allows it"
 
 
+def needs_of(needed: IO) -> str:
+    """What an operator does that needs this, in words."""
+    return _NEEDS[needed]
+
+
 def check_allowed(needed: IO, allowed: IO, owner: str) -> None:
     """Raise AccessError, saying how to allow it, when an operator needs more than is allowed."""
     if needed > allowed:

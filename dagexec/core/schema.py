@@ -20,7 +20,7 @@ from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
 from dagexec.core.errors import ArgumentError, ResourceError, SchemaError, ShapeError
-from dagexec.core.io_access import IO
+from dagexec.core.io_access import IO, needs_of
 from dagexec.core.proto import OperatorDef, missing_fields
 
 UNBOUNDED = 1 << 30
@@ -314,6 +314,7 @@ class OpSchema:
         lines += [f"  input {index}: {name}" for index, name in enumerate(self.input_names)]
         lines += [f"  output {index}: {name}" for index, name in enumerate(self.output_names)]
         lines += [f"  argument {name}: {text}" for name, text in self.args.items()]
+        lines += [f"  {needs_of(self.does_io)}: only where that is allowed"] if self.does_io else []
         lines += [f"  argument {name}: not read; nets of Caffe2 have it" for name in self.unread_args]
         return "\n".join(lines)
 

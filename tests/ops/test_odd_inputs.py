@@ -30,8 +30,8 @@ NUMBERS = (0, 1, 2, 3, 7, -1, -3, 1 << 31, (1 << 63) - 1, -(1 << 63))
 REAL_NUMBERS = (0.0, 0.5, -1.5, 1e38, float("inf"))
 TEXTS = ("", "abc", "NCHW", "NHWC", "SAME")
 
-FEW = range(4)
-MANY = range(4, 24)
+FEW = (1, 2)
+MANY = (0, *range(3, 23))
 
 OPERATORS = [name for name in registered_operators() if schema_of(name).does_io is IO.NONE]
 
