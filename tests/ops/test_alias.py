@@ -110,7 +110,7 @@ def test_compile_runs_a_net_with_all_of_them() -> None:
     net.op.extend(
         [
             operator_def("Alias", ["x"], ["a"]),
-            operator_def("AliasWithName", ["a"], ["b"], name="b"),
+            operator_def("AliasWithName", ["a"], ["b"], arg={"name": "b"}),
             operator_def("EnsureDense", ["b"], ["c"]),
             operator_def("Relu", ["c"], ["y"]),
             operator_def("Free", ["c"], ["c"]),
