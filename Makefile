@@ -59,6 +59,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/tuning.py --json benchmarks/results/tuning.json
 	$(BIN)/python benchmarks/tiny.py --json benchmarks/results/tiny.json
 	$(BIN)/python benchmarks/cold_start.py --json benchmarks/results/cold_start.json
+	$(BIN)/python benchmarks/compile_time.py --json benchmarks/results/compile_time.json
 	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
 	$(BIN)/python benchmarks/data_parallel.py --json benchmarks/results/data_parallel.json
 
