@@ -86,7 +86,10 @@ def keeping_nan_in_place(operator: Operator, step: Step, library: Library, threa
 
 
 def scanning(operator: Operator, step: Step) -> Step:
-    """`step`, which `operator` has just prepared, for code that no flag tells of: it looks for NaN in input 0."""
+    """`step`, which `operator` has just prepared, for code that no flag tells of: it looks for NaN in input 0.
+
+    For operators of one tensor.
+    """
     if not _is_float(operator.x(0)):
         return step
     again = Recomputation(operator)

@@ -245,7 +245,7 @@ class OneDNNOperator(Operator):
     def bound(self, description: PrimitiveDescriptor, arguments: Arguments) -> BoundPrimitive:
         """The primitive on `arguments`, and on working memory as it needs it."""
         self.answer(lambda: not description.is_reference)
-        self._is_unseen = "jit" not in description.name
+        self._is_unseen = not description.is_generated
         nbytes = description.scratchpad_bytes
         if nbytes:
             scratchpad = (description.descriptor(SCRATCHPAD_MD), self.working_memory(nbytes))

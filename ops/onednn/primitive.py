@@ -269,6 +269,11 @@ class PrimitiveDescriptor:
         """True for the library's plain loops, which are there to be right and not to be fast."""
         return self.name.startswith("ref")
 
+    @property
+    def is_generated(self) -> bool:
+        """True for code that was generated for the processor; False for what a compiler made of C++."""
+        return "jit" in self.name or self.name.startswith("brg")
+
     def descriptor(self, query: int, index: int = 0) -> Descriptor:
         """The descriptor of an argument, as the implementation wants it; see SRC_MD and the others."""
         found = self._queried(query, index)

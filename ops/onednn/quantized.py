@@ -17,12 +17,12 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, INT8, INT32, TypeMeta, from_numpy
 from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.core.operator import Step, in_sequence
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.ops.layout import NCHW, NHWC, channels_last
 from dagexec.ops.onednn.convolution_family import grouped, require_window, tail_of
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import append_post_ops
+from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     ATTR_SCALES,
     ATTR_ZERO_POINTS,
@@ -38,7 +38,7 @@ from dagexec.ops.onednn.primitive import (
     Descriptor,
     PrimitiveDescriptor,
 )
-from dagexec.ops.post_ops import PostOp
+from dagexec.ops.post_ops import PostOp, read_post_ops
 from dagexec.ops.quantized import addition, convolution, linear, product
 from dagexec.ops.quantized.accumulation import fits_int32
 from dagexec.ops.quantized.requantisation import Requantisation
@@ -84,6 +84,10 @@ class QuantisedProduct(OneDNNOperator):
     """What QuantConv and QuantFC share: scales, zero points, and the bias in float32."""
 
     metas: ClassVar = BYTES
+
+    def drops_nan(self) -> bool:
+        """Where a Y of float32 is the sum with an operand of float32, and bounded."""
+        return _drops_nan(self)
 
     def require_exact(self, terms: int) -> None:
         """Raise UnsupportedFeatureError where sums of so many terms might not be exact."""
@@ -131,6 +135,10 @@ class QuantisedProduct(OneDNNOperator):
     def addend_meta(self, what: Requantisation) -> TypeMeta | None:
         """The type of what post_ops add."""
         return None if what.addend is None else self.input(what.addend).meta
+
+
+def _drops_nan(owner: Operator) -> bool:
+    return owner.y(0).dtype == np.float32 and drops_nan(read_post_ops(owner.call()))
 
 
 @operator(convolution.QUANT_CONV, engine="ONEDNN")
@@ -238,6 +246,10 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
     """One binary primitive with scales; zero points are constants that post-ops add."""
 
     metas: ClassVar = BYTES
+
+    def drops_nan(self) -> bool:
+        """As in QuantisedProduct."""
+        return _drops_nan(self)
 
     def prepare_primitive(self) -> Step:
         """The sum as the primitive, what comes after the addition as post-ops."""

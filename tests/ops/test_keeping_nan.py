@@ -172,6 +172,20 @@ def test_fully_connected_layers(rows: int, constant: bool) -> None:
         (expected,) = run_operator("FusedFC", list(inputs), **given)
         arrays = dict(zip("xwbo", inputs, strict=False))
         agree(computed("FusedFC", arrays, ["y"], frozen="wb" if constant else "", **given)[0], expected)
+        arrays["w"] = w.copy()
+        arrays["w"][3, 4] = np.nan
+        (found,) = computed("FusedFC", arrays, ["y"], frozen="wb" if constant else "", **given)
+        agree(found, computed("FusedFC", arrays, ["y"], engine="", **given)[0])
+
+
+def test_what_is_added_to_sums_of_integers() -> None:
+    random = np.random.default_rng(2)
+    x, w = random.integers(0, 255, (2, 4, 5, 5), np.uint8), random.integers(-127, 127, (8, 4, 3, 3), np.int8)
+    arrays = {"x": x, "w": w, "s": np.ones(1, np.float32), "a": image(3, 2, 8, 5, 5)}
+    given = {"kernel": 3, "pad": 1, "post_ops": ["add:3", "relu"], "x_scale": 0.01}
+    (expected,) = computed("QuantConv", arrays, ["y"], "ws", "", **given)
+    assert np.isnan(expected).sum() == 2
+    agree(computed("QuantConv", arrays, ["y"], "ws", **given)[0], expected)
 
 
 def test_rows_beside_a_nan_keep_their_bytes() -> None:
