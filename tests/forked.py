@@ -16,6 +16,7 @@ def in_child(body: Callable[[], Any]) -> Any:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(PATIENCE)
         try:
             try:
