@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,11 +22,14 @@ import pytest
 import dagexec
 from dagexec.core import host_memory
 from dagexec.core.arguments import make_argument
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.model import InputInfo
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.model_source import load_model
 
 OWN = os.path.dirname(dagexec.__file__)
 
-COUNTS = (30, 60, 90)
+COUNTS = (40, 80, 120)
 LIMIT, SPARE = 1.4, 40
 """How many times what n more operators took, n further ones may take, for each line; 5/3 for pairs of operators."""
 
@@ -139,8 +143,10 @@ def lines_for(shape: Callable[[NetDef, int], list[str]], count: int, net_type: s
     net.external_output.extend(shape(net, count))
     array = np.linspace(-1, 1, 16, dtype=np.float32)[None]
     shapes = {"x": array.shape, "c": array.shape}
+    known = {name: InputInfo(FLOAT32, shape) for name, shape in shapes.items()}
+    model = replace(load_model(net), inputs=known)
     with counted_lines() as lines:
-        executor = dagexec.compile(net, net_type=net_type, optimize=optimize, shapes=shapes)
+        executor = dagexec.compile(model, net_type=net_type, optimize=optimize)
         executor.run({"x": array, "c": array})
     executor.close()
     del executor

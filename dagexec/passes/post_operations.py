@@ -113,7 +113,7 @@ def operand_links(draft: Draft, number: int, source: str, types: Types) -> tuple
     definition, kind = draft[number], types.get(source)
     if kind is None or kind.meta not in FUSED_TYPES or len(definition.output) != 1 or len(definition.input) < 2:
         return ()
-    if definition.type not in OF_SEVERAL:
+    if definition.type not in OF_SEVERAL or len(definition.input) > MOST_POST_OPS + 1:  # asked for each of its inputs
         return ()
     position = list(definition.input).index(source)
     others = [name for place, name in enumerate(definition.input) if place != position]

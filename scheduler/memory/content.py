@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -44,13 +45,12 @@ class Content:
 
     def contains(self, spans: Iterable[Span]) -> bool:
         """True when all of `spans` hold here what they say."""
-        own: dict[tuple[int, int], list[Span]] = {}
-        for span in self.spans:
-            own.setdefault((span.owner, span.origin), []).append(span)
-        return all(
-            any(found.start <= span.start and span.end <= found.end for found in own.get((span.owner, span.origin), ()))
-            for span in spans
-        )
+        for span in spans:
+            place = bisect_right(self.spans, span.start, key=lambda one: one.start) - 1
+            found = self.spans[place] if place >= 0 else None
+            if found is None or (found.owner, found.origin) != (span.owner, span.origin) or span.end > found.end:
+                return False
+        return True
 
     def filled(self, nbytes: int, owner: int) -> Content:
         """The same in a buffer of `nbytes`, all that is free belonging to `owner`, whose byte 0 is at 0."""
