@@ -13,6 +13,8 @@ from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 _NEAREST = 0x2FFF0
+_CACHE_LINE = 64
+"""Bytes. A large result is stored past the caches, by instructions that end the process where it is not aligned."""
 
 
 @operator(spatial.ResizeNearest.schema, engine="ONEDNN")
@@ -32,9 +34,11 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
             centres = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * np.float32(size / out) - np.float32(0.5)
             if (np.floor(centres + np.float32(0.5)).astype(np.intp) != spatial.nearest_pixels(out, scale)).any():
                 raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} takes other pixels than oneDNN does")
+        if y.ctypes.data % _CACHE_LINE:
+            raise UnsupportedFeatureError(f"{self.label}: its output does not begin on a cache line")
         source, target, attributes = self.image(x, order), self.image(y, order), self.attributes()
         tensors = (self.onednn.ffi.NULL, source, target, attributes)
         found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, y)})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_moves(bound, {0: SRC}, {})  # a caller's memory may begin anywhere
         return bound.step
