@@ -131,7 +131,7 @@ class Promises:
         """
         if time.monotonic() - self._seen < _FRESH and self._short(nbytes + sum(self._recent)) is None:
             return None
-        blocks = tuple(self._blocks.values())
+        blocks = tuple(self._blocks.copy().values())  # blocks that die meanwhile leave the dict
         self._recent = []
         self._limits = tuple(limits())
         self._seen = time.monotonic()

@@ -411,8 +411,9 @@ class _Memory:
         key = id(library), descriptor.key, array.ctypes.data
         found = _memories.get(key)
         if found is None:
-            found = _memories[key] = _Memory(library, descriptor, array, label)
-            found.is_shared = True
+            found = _Memory(library, descriptor, array, label)
+            found.is_shared = True  # before another thread finds it, and moves what it takes for its own
+            _memories[key] = found
         return found
 
     def move(self, array: Array) -> None:
