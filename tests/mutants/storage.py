@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "what somebody writes just now is removed as left over",
         "dagexec/core/storage/publishing.py",
-        "                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                _remove(path)",
-        "                _remove(path)",
+        "                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                if stat.",
+        "                if stat.",
         _DATABASES,
     ),
     Mutant(
