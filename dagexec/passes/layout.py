@@ -238,6 +238,8 @@ def _roles(model: Model) -> list[Role | None]:
     roles: list[Role | None] = []
     for definition in model.net.op:
         role = describe(definition, images, constants)
+        if role is not None and any(definition.input[position] in constants for position in role.inputs):
+            role = None  # a constant comes in the order it has: only values of the net are turned
         roles.append(role)
         for position, name in enumerate(definition.output):
             images[name] = _outputs(role).get(position)

@@ -18,6 +18,7 @@ from dagexec.passes.channel_padding import pad_channels
 from dagexec.passes.image_operators import set_arguments
 from dagexec.passes.layout import LAYOUTS, PADDED, assign_layout, laid_out, layout_pass, layouts
 from dagexec.passes.single_assignment import Values
+from tests.passes.models import model_of, normal, op
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
@@ -498,3 +499,12 @@ def drawings(draw: st.DrawFn) -> Model:
 @given(drawings(), st.sampled_from([name for name in LAYOUTS if name == "NHWC" or library() is not None]))
 def test_any_net_gives_the_same_results_in_any_layout(model: Model, name: str) -> None:
     check_same(SINGLE_ASSIGNMENT.apply(model).model, name)
+
+
+def test_an_image_that_is_a_constant_is_read_in_the_order_it_has() -> None:
+    """Also where it is the filter, too, which is turned."""
+    transposed = op("ConvTranspose", ["w", "w", "b"], ["y"], kernel=2, stride=2)
+    model = model_of([transposed], inputs={"x": (1,)}, w=normal(2, 2, 2, 2), b=normal(2))
+    with dagexec.compile(model, optimize=False) as plain, dagexec.compile(model, layout="NHWC") as turned:
+        feeds = {"x": np.ones(1, np.float32)}
+        np.testing.assert_allclose(turned.run(feeds)["y"], plain.run(feeds)["y"], rtol=1e-5, atol=1e-6)
