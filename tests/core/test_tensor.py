@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import ALL_TYPES, FLOAT32, FLOAT64, INT32, STRING, TypeMeta
 from dagexec.core.errors import MissingBlobError, ResourceError, ShapeError
-from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.core.tensor import Tensor, as_bytes_objects, binding_epoch
 from tests.memory_limits import leave
 
 Array = npt.NDArray[Any]
@@ -301,3 +301,9 @@ def test_what_must_fit_is_the_bytes_of_the_elements(monkeypatch: pytest.MonkeyPa
         Tensor().resize((11, 91), FLOAT32)
     with pytest.raises(ResourceError, match="needs 4,004 bytes"):
         Tensor().feed(np.zeros((11, 91), np.float32), TensorDescriptor.ordered((11, 91), (1, 0)))
+
+
+def test_more_strings_of_no_length_than_there_is_room_for_are_refused() -> None:
+    array = np.lib.stride_tricks.as_strided(np.zeros(1, "S1").astype("S1"), (1 << 41,), (0,))
+    with pytest.raises(ResourceError, match="2,199,023,255,552 strings"):
+        as_bytes_objects(array)
