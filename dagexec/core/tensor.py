@@ -340,8 +340,10 @@ def copy_tensor(destination: Tensor, source: Tensor) -> None:
 
 
 def as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An object array of `bytes` from one of str or bytes. Raises ShapeError for an object of another kind, ResourceError for
-    more than there is room for: strings of no length take no bytes in a file, however many they are.
+    """An object array of `bytes` from one of str or bytes.
+
+    Raises ShapeError for an object of another kind, and ResourceError for more than there is room for: strings of no
+    length take no bytes in a file, however many they are.
     """
     check_fits(16 * array.size, f"{array.size:,} strings")
     flat = np.empty(array.size, np.object_)
