@@ -83,7 +83,7 @@ def test_a_bad_index_ends_the_run_with_the_hosts_error_and_the_next_run_is_good(
                     net.run(timeout=60)
                     np.testing.assert_allclose(workspace.fetch_blob("y"), np.tanh(ROWS[GOOD]), rtol=1e-5)
                     continue
-                with pytest.raises(OperatorError, match=r"index 7 at place 1 must be in \[0, 4\)") as caught:
+                with pytest.raises(OperatorError, match=r"index 7 at place 1 must be in \[-4, 4\)") as caught:
                     net.run(timeout=60)
                 cause = caught.value.__cause__
                 assert isinstance(cause, IndexError)
