@@ -375,9 +375,16 @@ def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) 
 
 @contextmanager
 def _naming(label: str, net: str) -> Iterator[None]:
-    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for `label`."""
+    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for `label`.
+
+    A ResourceError says `label`, too: a type that is too large (`TensorType`) does not know whose it is.
+    """
     try:
         yield
+    except ResourceError as error:
+        if label in str(error):
+            raise
+        raise ResourceError(f"{label}: {error}") from error
     except DagexecError:
         raise
     except MemoryError as error:

@@ -66,7 +66,7 @@ class PoolCase:
         found["order"] = self.order
         if self.count_include_pad:
             found["count_include_pad"] = 1
-        if self.p != 2:
+        if self.p != 2 and self.op_type == "LpPool":
             found["p"] = self.p
         if self.flat_indices:
             found |= {"flat_indices": 1, "storage_order": self.storage_order}
