@@ -30,6 +30,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.ops.layout import NCHW, NHWC
 from dagexec.ops.onednn.binding import library
 from dagexec.parameters import initialised
+from dagexec.passes.any_nan import ANY_NAN
 from dagexec.passes.catalogue import FINISHING, SIMPLIFYING
 from dagexec.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.passes.engine import ENGINE
@@ -46,6 +47,7 @@ from dagexec.tuning.runner import Trial
 logger = logging.getLogger("dagexec")
 
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
+Nan = Literal["kept", "any"]
 
 NET_TYPES = ("simple", "dag", "async_dag")
 
@@ -68,6 +70,7 @@ class CompileOptions:
         capture: runs on the device are captured and replayed.
         library_states: operators of cuDNN take turns at the device's library states.
         layout: of images, one of `passes.layout.LAYOUTS`; on a device NCHW where it is left open.
+        nan: "any" where operators may give a number for NaN.
         progress: called with a few words on what comes next.
     """
 
@@ -86,6 +89,7 @@ class CompileOptions:
     capture: bool = False
     layout: str | None = None
     library_states: bool = False
+    nan: Nan = "kept"
     progress: Callable[[str], object] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +107,8 @@ class CompileOptions:
                 raise SettingError(f"at most {MOST_WORKERS} {what}s are made, not {count}")
         if self.dtype not in get_args(Precision):
             raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
+        if self.nan not in get_args(Nan):
+            raise SettingError(f"nan is one of {', '.join(get_args(Nan))}, not {self.nan!r}")
         if self.dtype == "float16" and self.device == CPU:
             raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
         if self.layout is not None and self.layout not in (LAYOUTS if self.device == CPU else (NHWC, NCHW)):
@@ -184,7 +190,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
-    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, CUDNN_STATES, *PRECISION_PASSES))
+    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, *PRECISION_PASSES))
     if not options.optimize:
         return _as_given(model, options)
     if options.device != CPU:
@@ -215,7 +221,8 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
     start = time.perf_counter()
     layout = options.layout or NCHW
     states = (CUDNN_STATES,) if options.library_states else ()
-    of_device = (CUDNN_ENGINE, *states, layout_pass(layout)) if options.device.kind == "cuda" else ()
+    any_nan = (ANY_NAN,) if options.nan == "any" else ()
+    of_device = (CUDNN_ENGINE, *states, *any_nan, layout_pass(layout)) if options.device.kind == "cuda" else ()
     passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration)
     passed = _run(_with_kept(initialised(model), options), passes, options)
     seconds = {"passes": time.perf_counter() - start}
@@ -254,6 +261,8 @@ class _Compilation:
         passes = with_precision(PASSES, self._options.dtype, self._options.calibration)
         place = passes.index(LAYOUT)
         before, after = passes[:place], passes[place + 1 :]
+        if self._options.nan == "any":
+            before = (*before, ANY_NAN)
         with self._stage("passes"):
             early = _run(self._model, before, self._options)
         with self._stage("layout"):

@@ -74,6 +74,7 @@ def compile(
     capture: bool = False,
     layout: str | None = None,
     library_states: bool = False,
+    nan: compilation.Nan = "kept",
     operator_arguments: Mapping[str, ArgumentValue] | None = None,
     allow_io: bool = False,
     max_queued: int | None = None,
@@ -111,6 +112,8 @@ def compile(
             chosen on cpu, and NCHW on devices.
         library_states: on CUDA, operators of cuDNN take turns at the four library states of the device, in place of
             working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
+        nan: "kept", or "any": maxima that oneDNN and cuDNN compute may give a number for NaN, so that nobody looks
+            for one (docs/precision.md says what that costs).
         operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
             all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
         allow_io: operators may read and write files and talk to other processes; without it they may only read
@@ -148,6 +151,7 @@ def compile(
         capture=capture,
         layout=layout,
         library_states=library_states,
+        nan=nan,
         progress=progress,
     )
     make_context(options.device)

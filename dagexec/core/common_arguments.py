@@ -9,6 +9,7 @@ READ_BY_NETS = {
     "cold_weights": "0: oneDNN's kernels are measured with parameters that lie in the cache (default 1)",
     "cudnn_state": "engine CUDNN: the library state of the device that it takes turns at",
     "drawn_as": "data parallelism: the blob whose random numbers these are, on every device",
+    "nan": "'any': a library's maxima may give a number for NaN (default 'kept')",
     "stream_group": "operators of one group run on one stream of the device",
     "threads": "how many threads the operator computes with (default 1)",
     "zero_copy": "1: its pieces are written in their place in the first place (default 0)",

@@ -102,7 +102,6 @@ FUSED_CONV = OpSchema(
         "bias": "1: input 2 is the bias (default 0)",
         "post_ops": POST_OPS_HELP,
         "output_order": "the order of Y (default: order)",
-        "nan": "'any': cuDNN's Relu, which may give 0 for NaN, may be part of its graph (default 'kept')",
     },
     inplace=_operand_to_result,
     cost=_cost,

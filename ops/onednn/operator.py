@@ -122,6 +122,7 @@ class OneDNNOperator(Operator):
         if self.threads < 1:
             raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
         self.threads = usable_threads(self.threads)
+        self._keeps_nan = self.arguments.string("nan", "kept") != "any"
         self._buffer_by_default = self.shared_buffer
 
     def prepare(self) -> Step:
@@ -134,10 +135,10 @@ class OneDNNOperator(Operator):
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
-            if self.drops_nan() and not self.sees_nan:
+            if self._keeps_nan and self.drops_nan() and not self.sees_nan:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN would give a number for NaN")
             step = self.prepare_primitive()
-            if self.drops_nan():
+            if self._keeps_nan and self.drops_nan():
                 step = self.kept(step)
             self.shared_buffer = None  # which primitives do without
             return step
@@ -167,7 +168,7 @@ class OneDNNOperator(Operator):
     def split_post_ops(self, post_ops: Sequence[PostOp]) -> tuple[Sequence[PostOp], Sequence[PostOp]]:
         """Those of the primitive, and those that NumPy does behind it: from the first on that would drop NaN unseen."""
         first = next((place for place, one in enumerate(post_ops) if one.kind in DROPS_NAN), len(post_ops))
-        if self.sees_nan or any(one.kind == SUM for one in post_ops[first:]):
+        if not self._keeps_nan or self.sees_nan or any(one.kind == SUM for one in post_ops[first:]):
             return post_ops, ()
         return post_ops[:first], post_ops[first:]
 

@@ -14,8 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dagexec
+from dagexec.core.errors import SettingError
+from dagexec.core.operator import Step
 from dagexec.ops.layout import NCHW, NHWC
 from dagexec.ops.onednn import convolution_family, keeping_nan
+from dagexec.ops.onednn import operator as operator_module
+from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.post_ops import BINARY, FUNCTIONS
 from tests.ops.onednn import in_order, needs_onednn
 from tests.ops.running import computed, run_operator
@@ -236,3 +240,35 @@ def test_a_pixel_that_is_nan_reaches_as_many_as_in_onnxruntime(optimize: bool, n
         for _ in range(2):
             agree(executor.run({"x": x})["y"], expected)
             agree(executor.run({"x": x}, out={"y": place})["y"], expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_who_asks_for_any_pays_for_no_look_and_gets_the_same_numbers(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def counted(operator: OneDNNOperator, step: Step, *more: Any) -> Step:
+        looks.append(operator.definition.type)
+        return step
+
+    feeds = {"data": np.random.default_rng(3).standard_normal((1, 1, 28, 28)).astype(np.float32)}
+    with dagexec.compile("zoo:lenet", intra_op_threads=threads) as executor:
+        expected = executor.run(feeds)
+    monkeypatch.setattr(operator_module, "keeping_nan", counted)
+    monkeypatch.setattr(operator_module, "scanning", counted)
+    with dagexec.compile("zoo:lenet", intra_op_threads=threads) as executor:
+        executor.run(feeds)
+    assert looks
+    looks.clear()
+    with dagexec.compile("zoo:lenet", intra_op_threads=threads, nan="any") as executor:
+        found = executor.run(feeds)
+    assert not looks
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+
+
+def test_nan_is_kept_or_any() -> None:
+    with pytest.raises(SettingError, match="nan is one of kept, any, not 'lost'"):
+        dagexec.compile("zoo:lenet", nan="lost")  # type: ignore[arg-type]
