@@ -335,6 +335,7 @@ def _blas_threads() -> list[int]:
 
 def test_workers_times_blas_threads_stay_within_the_cores_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagexec.core.processor.available_cores", lambda: 8)
+    monkeypatch.setattr(intra_op, "_demands", {})  # those of nets that no test has closed
     for threads in (1, 2, 4):
         with dagexec.compile(doubled_model(), optimize=False, intra_op_threads=threads) as executor:
             assert executor.num_workers * threads == 8
