@@ -30,7 +30,7 @@ from cnn_measure import OURS, Absent, Effort, Latency, Throughput, latency, thro
 from cnn_models import NAMES, TINY_NAMES, Workload, workload
 from environment import describe
 
-from dagexec.core.processor import available_cores
+from dagexec.platform.processor import available_cores
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cnn.json"

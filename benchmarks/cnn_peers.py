@@ -82,7 +82,7 @@ def load_dagexec(task: Task, options: Options) -> Loaded:
 
 
 def load_onnxruntime(task: Task, options: Options) -> Loaded:
-    """onnxruntime with every optimisation. Options: `intra`, `inter` (threads), `parallel`, `spin`."""
+    """onnxruntime with every optimization. Options: `intra`, `inter` (threads), `parallel`, `spin`."""
     ort = importlib.import_module("onnxruntime")
     ort.set_default_logger_severity(3)
     settings = ort.SessionOptions()

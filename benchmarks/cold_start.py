@@ -62,9 +62,9 @@ class Clock:
 def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     """The times, those of the stages of compilation, and the outputs."""
     import dagexec
-    from dagexec.compilation import CompilationReport, compile_model
-    from dagexec.model_source import load_model
+    from dagexec.compiler.compilation import CompilationReport, compile_model
     from dagexec.ops.onednn.binding import library
+    from dagexec.serving.model_source import load_model
 
     library()  # loaded once a process, whatever it runs
     clock = Clock()
@@ -78,7 +78,7 @@ def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
         reports.append(compiled.report)
         return compiled
 
-    with patch("dagexec.compilation.compile_model", noting):
+    with patch("dagexec.compiler.compilation.compile_model", noting):
         executor = clock.timed("compile", lambda: dagexec.compile(model, tuning_seconds=0))
     outputs = clock.timed("first run", lambda: executor.run(feeds))
     clock.timed("later run", lambda: executor.run(feeds))

@@ -27,7 +27,7 @@ import numpy as np
 from environment import describe
 
 import dagexec
-from dagexec.comparison import random_feeds
+from dagexec.analysis.comparison import random_feeds
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 

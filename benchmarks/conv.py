@@ -28,14 +28,14 @@ from environment import describe
 
 import dagexec
 from dagexec import OperatorDef, Workspace
-from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.choices import choices
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.convolution import Convolution, conv_window
-from dagexec.scheduler.intra_op import Demand
+from dagexec.platform.arithmetic import operator_arithmetic
+from dagexec.scheduler.run.intra_op import BlasThreadLimit
 
 NETWORKS = ("squeezenet", "googlenet", "resnet50", "vgg19", "mobilenet_v2")
 TOLERANCE = 1e-3  # of the largest output: far more than rounding, far less than a wrong sum
@@ -216,7 +216,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else float("nan")
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Geometric means of ratios by kind of layer and batch."""
     found: dict[str, Any] = {}
     for batch in sorted({row["batch"] for row in rows}):
@@ -259,7 +259,7 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-    demand = Demand(1)
+    demand = BlasThreadLimit(1)
     rows = []
     for layer in distinct_layers(options.networks):
         for batch in options.batch:
@@ -282,7 +282,7 @@ def main() -> None:
             where = f"{layer.kind:9} x {rows[-1]['x']} filter {rows[-1]['filter']}"
             print(f"{where}: {shown}  choice {contenders.choice}", flush=True)
     demand.release()
-    summary = summarise(rows)
+    summary = summarize(rows)
     print(json.dumps(summary, indent=1))
     if options.json:
         report = {"environment": describe(), "seconds": options.seconds, "summary": summary, "layers": rows}

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from environment import describe
 
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.direct import DIRECT
 from dagexec.ops.conv.fft import FFT
 from dagexec.ops.conv.im2col import IM2COL
 from dagexec.ops.conv.problem import Algorithm, ConvProblem
 from dagexec.ops.conv.winograd import winograd
-from dagexec.ops.geometry import Axis
 
 Array = npt.NDArray[Any]
 

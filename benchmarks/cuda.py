@@ -31,11 +31,11 @@ from onnx_export import to_onnx
 
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace, zoo
-from dagexec.compilation import Precision
+from dagexec.compiler.compilation import Precision
 from dagexec.core.device import Device
-from dagexec.core.errors import DagexecError, DeviceError
 from dagexec.core.runtime import runtime_of
-from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.errors import DagexecError, DeviceError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 
 Array = npt.NDArray[Any]
 Call = Callable[[], Array]
@@ -64,7 +64,7 @@ def feeds_of(network: str, batch: int) -> dict[str, Array]:
 
 
 def reference(network: str, batch: int, feeds: dict[str, Array]) -> Array:
-    """The output of the host's SimpleNet, unoptimised."""
+    """The output of the host's SimpleNet, unoptimized."""
     with dagexec.compile(zoo.build(network, batch), optimize=False, net_type="simple") as executor:
         return executor.run(feeds)[executor.outputs[0]]
 
@@ -239,7 +239,7 @@ def launch_microseconds(device: Device, count: int = 1000) -> float:
 
 def versions(device: Device) -> dict[str, str]:
     """The device, the driver, and the libraries."""
-    from dagexec.core.cuda.binding import cupy
+    from dagexec.devices.cuda.binding import cupy
 
     module = cupy()
     found = {"cupy": module.__version__}

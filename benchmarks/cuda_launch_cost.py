@@ -32,12 +32,12 @@ from environment import describe
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.cuda.binding import cupy
-from dagexec.core.cuda.kernels import Launch
 from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.captured import CapturedNet
+from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.kernels import Launch
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.captured import CapturedNet
 from tests.cuda.emulated import emulated
 
 CUDA = Device("cuda", 0)

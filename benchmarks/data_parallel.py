@@ -31,11 +31,11 @@ from environment import describe
 from dagexec.core.dtypes import INT32
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.runtime import Kernel, Stream
-from dagexec.core.sim import simulated
-from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.devices.sim import simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
-from dagexec.scheduler.observers import Observer
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.training.data_parallel import ParallelModel, parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.model_helper import ModelHelper
@@ -165,7 +165,7 @@ def batch_of(workload: Workload) -> dict[str, Array]:
 
 
 def model_of(workload: Workload, devices: list[str], **options: Any) -> ParallelModel:
-    """The network on these devices; batch normalisation is each device's own, as its sums are not gradients."""
+    """The network on these devices; batch normalization is each device's own, as its sums are not gradients."""
     return parallelize(
         partial(inputs, workload),
         partial(forward, workload),

@@ -6,8 +6,8 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from dagexec.core.processor import available_cores, processor_name
 from dagexec.ops.onednn.binding import library
+from dagexec.platform.processor import available_cores, processor_name
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")
 """Variables that keep libraries from using all instructions that there are."""

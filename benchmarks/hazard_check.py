@@ -20,10 +20,10 @@ from scheduler_cost import SHAPES, noop_net
 
 from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
-from dagexec.scheduler.chains import single_operator_chains
 from dagexec.scheduler.hazards import check_plan
-from dagexec.scheduler.plan import build_plan
-from dagexec.scheduler.synchronisation import synchronise
+from dagexec.scheduler.plan.chains import single_operator_chains
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.plan.synchronization import synchronize
 
 LIMIT_SECONDS = 5.0
 
@@ -42,7 +42,7 @@ def measure(operators: int, repeat: int) -> dict[str, dict[str, dict[str, float 
             chains = None if chaining == "chains" else single_operator_chains(graph)
             plan = build_plan(graph, [1e-6] * len(graph), chains)
             plan_seconds = time.perf_counter() - start
-            sync = synchronise(plan, [()] * len(graph))
+            sync = synchronize(plan, [()] * len(graph))
             seconds = []
             for _ in range(repeat):
                 start = time.perf_counter()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from environment import describe
 
-from dagexec.comparison import Comparison, RuntimeResult, compare
+from dagexec.analysis.comparison import Comparison, RuntimeResult, compare
 
 MODELS = ("zoo:googlenet", "zoo:squeezenet_towers", "zoo:vgg19")
 

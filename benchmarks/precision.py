@@ -14,11 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from dagexec.comparison import random_feeds
+from dagexec.analysis.comparison import random_feeds
+from dagexec.analysis.precision_report import LowPrecision, PrecisionReport, precision_report
+from dagexec.binding.parameters import initialized
 from dagexec.core.model import Model
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
-from dagexec.precision import LowPrecision, PrecisionReport, precision_report
+from dagexec.serving.model_source import load_model
 from tests.models import LIGHT_MODELS, he_normal_light_model
 
 NAMES = (*LIGHT_MODELS, "mobilenet_v2", "lenet")
@@ -54,7 +54,7 @@ def main() -> None:
 
 def build(name: str) -> Model:
     """A light model of the onnx package with He-normal weights, or one of the zoo."""
-    return initialised(load_model(he_normal_light_model(name) if name in LIGHT_MODELS else f"zoo:{name}"))
+    return initialized(load_model(he_normal_light_model(name) if name in LIGHT_MODELS else f"zoo:{name}"))
 
 
 def row(name: str, report: PrecisionReport) -> str:

@@ -25,9 +25,9 @@ import numpy as np
 from environment import describe
 
 import dagexec
+from dagexec.binding.parameters import initialized
 from dagexec.core.choices import choices
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
+from dagexec.serving.model_source import load_model
 
 MODELS = (
     "lenet",
@@ -46,7 +46,7 @@ TARGET_MEAN, TARGET_EACH = 1.10, 1.25
 
 def measure(source: str, seconds: float, runs_seconds: float) -> dict[str, Any]:
     """Milliseconds of a run by rules and tuned, seconds of compiling each, and the ratio."""
-    model = initialised(load_model(source))
+    model = initialized(load_model(source))
     random = np.random.default_rng(0)
     feeds = {
         name: random.standard_normal(tuple(size or 1 for size in info.shape or ()), np.float32)

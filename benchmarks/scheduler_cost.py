@@ -22,7 +22,7 @@ from environment import describe
 import dagexec
 from dagexec.core.device import Device
 from dagexec.core.proto import NetDef
-from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.nets.net import BaseNet
 
 
 def chain(count: int) -> list[list[int]]:

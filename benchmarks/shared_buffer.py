@@ -24,7 +24,7 @@ import numpy as np
 from environment import describe
 
 import dagexec
-from dagexec.executor import Executor
+from dagexec.serving.executor import Executor
 
 MODES: dict[str, dict[str, Any]] = {
     "private": {},

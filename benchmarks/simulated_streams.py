@@ -19,16 +19,16 @@ import numpy as np
 from environment import describe
 
 import dagexec
-from dagexec.comparison import random_feeds
+from dagexec.analysis.comparison import random_feeds
+from dagexec.binding.parameters import initialized
 from dagexec.core.model import Model
 from dagexec.core.runtime import Kernel, Stream
-from dagexec.core.sim import host_time, simulated
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
+from dagexec.devices.sim import host_time, simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
-from dagexec.scheduler.observers import Observer
-from dagexec.scheduler.simulate import lower_bound, predict_makespan, retimed
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.plan.simulate import lower_bound, predict_makespan, retimed
+from dagexec.serving.model_source import load_model
 
 LAUNCH, KERNEL = 5e-6, 50e-6
 SETTINGS = ((1, 1), (2, 2), (4, 4), (8, 8), (1, 2), (1, 4), (1, 8))  # workers, streams
@@ -126,7 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for name in MODELS:
-        model = initialised(load_model(f"zoo:{name}"))
+        model = initialized(load_model(f"zoo:{name}"))
         for alike, (workers, streams) in itertools.product((True, False), SETTINGS):
             row = measure(model, name, workers, streams, alike=alike)
             rows.append(row)

@@ -27,7 +27,7 @@ from onnx_export import to_onnx
 
 import dagexec
 from dagexec import zoo
-from dagexec.core.processor import available_cores
+from dagexec.platform.processor import available_cores
 
 Array = npt.NDArray[Any]
 WIDTH = 64

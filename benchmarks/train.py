@@ -27,16 +27,16 @@ import numpy as np
 from environment import describe
 
 from dagexec import Workspace, zoo
+from dagexec.compiler.passes.engine import assign_engine
 from dagexec.core.model import Model
-from dagexec.passes.engine import assign_engine
-from dagexec.scheduler.calibration import measure_costs, slowdown_up_to
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import TimeObserver
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.simulate import Machine, predict, retimed
-from dagexec.training.gradients_apart import gradients_apart
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import TimeObserver
+from dagexec.scheduler.plan.simulate import Machine, predict, retimed
+from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
 from dagexec.training.optimizer import SGD
+from dagexec.training.split_gradients import gradients_apart
 
 MODELS = (("lenet", 64), ("resnet50", 8))
 ENGINES = ("dagexec", "torch", "torch-channels-last")

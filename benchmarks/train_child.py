@@ -24,10 +24,10 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     Channels come last.
     """
     from dagexec import Workspace, zoo
+    from dagexec.compiler.passes.engine import assign_engine
     from dagexec.core.model import Model
-    from dagexec.passes.engine import assign_engine
-    from dagexec.training.gradients_apart import gradients_apart
     from dagexec.training.optimizer import SGD
+    from dagexec.training.split_gradients import gradients_apart
 
     helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model], order="NHWC")
     helper.add_gradient_operators(["loss"])

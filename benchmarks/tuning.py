@@ -23,11 +23,11 @@ import numpy as np
 from environment import describe
 
 import dagexec
-from dagexec.compilation import CompileOptions, compile_model
+from dagexec.binding.parameters import initialized
+from dagexec.compiler.compilation import CompileOptions, compile_model
 from dagexec.core.model import Model
-from dagexec.core.processor import available_cores
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
+from dagexec.platform.processor import available_cores
+from dagexec.serving.model_source import load_model
 from dagexec.training.model_helper import ModelHelper
 
 TARGET = 1.03
@@ -96,7 +96,7 @@ def settings() -> dict[str, dict[str, Any]]:
 
 def measure(source: str, rounds: int, seconds: float) -> dict[str, Any]:
     """Medians in milliseconds of each setting, and the ratio of the chosen one to the best of the others."""
-    model = initialised(MADE[source]() if source in MADE else load_model(source))
+    model = initialized(MADE[source]() if source in MADE else load_model(source))
     random = np.random.default_rng(0)
     feeds = {
         name: random.standard_normal(tuple(size or 1 for size in info.shape or ()), np.float32)

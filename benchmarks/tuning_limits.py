@@ -41,13 +41,13 @@ SPREAD_SECONDS = 6.0
 
 def compile_once(source: str, seconds: float) -> dict[str, Any]:
     """Seconds that compilation takes, and a run of what comes out."""
-    from dagexec.comparison import random_feeds
-    from dagexec.compilation import CompileOptions, compile_model
-    from dagexec.executor import compile as compile_executor
-    from dagexec.model_source import load_model
-    from dagexec.parameters import initialised
+    from dagexec.analysis.comparison import random_feeds
+    from dagexec.binding.parameters import initialized
+    from dagexec.compiler.compilation import CompileOptions, compile_model
+    from dagexec.serving.executor import compile as compile_executor
+    from dagexec.serving.model_source import load_model
 
-    model = initialised(load_model(f"zoo:{source}"))
+    model = initialized(load_model(f"zoo:{source}"))
     start = time.perf_counter()
     compiled = compile_model(model, CompileOptions(tuning_seconds=seconds))
     took = time.perf_counter() - start

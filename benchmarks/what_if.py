@@ -17,14 +17,14 @@ from pathlib import Path
 from environment import describe
 
 from dagexec import NetDef, Workspace
-from dagexec.comparison import compare, random_feeds
+from dagexec.analysis.comparison import compare, random_feeds
+from dagexec.binding.parameters import initialized
 from dagexec.core.device import Device
-from dagexec.core.sim import simulated
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.simulate import Machine, machine_bound, predict_device, retimed
-from dagexec.scheduler.trace import Trace
+from dagexec.devices.sim import simulated
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.plan.simulate import Machine, machine_bound, predict_device, retimed
+from dagexec.serving.model_source import load_model
 
 MODELS = ("zoo:googlenet", "zoo:squeezenet_towers")
 WORKERS = (1, 2, 4, 8, 16, 64)
@@ -34,7 +34,7 @@ LAUNCH_SECONDS, KERNEL_SECONDS = 5e-6, 50e-6
 
 def on_streams(source: str, streams: int) -> dict[str, float]:
     """The makespan of one run on `streams` simulated streams of one worker, and its prediction; milliseconds."""
-    model = initialised(load_model(source))
+    model = initialized(load_model(source))
     device = Device.parse("sim:0")
     definition = NetDef()
     definition.CopyFrom(model.net)
@@ -81,7 +81,7 @@ def main() -> None:
             )
         for guess in comparison.what_if:
             print(f"  {guess.workers:3} workers  {guess.predicted_ms:8.2f} ms  speed-up {guess.speed_up:.2f}")
-        calibration = asdict(comparison.calibration)
+        calibration = asdict(comparison.cost_model)
         calibration.pop("operator_seconds")
         streams = [on_streams(model, count) for count in STREAMS]
         for found in streams:

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 from dagexec import ops as _ops
 from dagexec import scheduler as _scheduler
 from dagexec.core.choices import load_choices, save_choices
-from dagexec.core.errors import DagexecError
-from dagexec.core.lazy import LazyModule
-from dagexec.core.net_file import load_net, save_net
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
-from dagexec.executor import Executor, compile
+from dagexec.errors import DagexecError
+from dagexec.platform.lazy import LazyModule
+from dagexec.serving.executor import Executor, compile
+from dagexec.storage.net_file import load_net, save_net
 
 if TYPE_CHECKING:
-    from dagexec import precision as _precision
-    from dagexec.precision import PrecisionReport, precision_report
+    from dagexec.analysis import precision_report as _precision
+    from dagexec.analysis.precision_report import PrecisionReport, precision_report
 else:
-    _precision = LazyModule("dagexec.precision")
+    _precision = LazyModule("dagexec.analysis.precision_report")
 
 __version__ = "0.1.0"
 

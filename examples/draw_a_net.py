@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import dagexec
+from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.plot import draw_graph
-from dagexec.comparison import random_feeds
 
 
 def main(source: str = "zoo:googlenet", file: str = "net.dot") -> None:
-    """Draw the operators of one chain in one colour."""
+    """Draw the operators of one chain in one color."""
     with dagexec.compile(source) as executor:
         executor.run(random_feeds(executor.model))
         plan = executor.net().plan

@@ -8,8 +8,8 @@ task -+                +-> replica 1 -+
 import asyncio
 
 import dagexec
-from dagexec.comparison import random_feeds
-from dagexec.core.errors import RunTimeoutError
+from dagexec.analysis.comparison import random_feeds
+from dagexec.errors import RunTimeoutError
 
 
 async def main(source: str = "zoo:lenet") -> None:

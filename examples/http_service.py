@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import dagexec
-from dagexec.core.errors import ClosedError, DagexecError, FeedError, QueueFullError, RunTimeoutError
+from dagexec.errors import ClosedError, DagexecError, FeedError, QueueFullError, RunTimeoutError
 
 NPY = "application/x-npy"
 

@@ -3,7 +3,7 @@
     text -> windows -> [ embedding -> LSTM -> FC -> softmax with loss -> backward -> Adam ] -> text
 
 Learns the characters of a text file, by default this project's README, and writes a line of its own after every epoch.
-The last tenth of the text is held out: how well the model does there says what it learnt, and not what it remembers.
+The last tenth of the text is held out: how well the model does there says what it learned, and not what it remembers.
 """
 
 import sys

@@ -6,7 +6,7 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
 3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
-   assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.dispatch`) guards where requests
+   assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where requests
    are; it and this one are never held together.
 4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 5. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
@@ -16,7 +16,7 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 6. `Drain._lock` - guards how many streams a run still waits for, and its timer.
 7. Locks of streams and devices: `NetStreams._lock` and `DeviceStreams._lock` around what a net has leased; the core's
    table of runtimes and `DeviceRuntime._making`, under which runtimes and library states are made; and those inside
-   a device's runtime: its pools, then a stream, then its driver (`dagexec.core.sim`). No kernel and no callback of an
+   a device's runtime: its pools, then a stream, then its driver (`dagexec.devices.sim`). No kernel and no callback of an
    event runs under one of them.
 8. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
    `LibraryState._table`, `Constant._lock` (what is derived from a constant tensor is computed under it), and that of
@@ -27,9 +27,9 @@ A worker's wake-up and the gate of a waiting caller are semaphores, not locks: t
 """
 
 from dagexec.core.workspace import register_net_type
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.simple import SimpleNet
 
 for _net_class in (SimpleNet, DAGNet, AsyncDAGNet):
     register_net_type(_net_class.net_type, _net_class.from_definition)

@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.errors import DagexecError
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
 from dagexec.core.registry import is_registered
+from dagexec.errors import DagexecError
 from tests.caffe2_cases import Array, Arrays, Case, GradientCase, recorded_cases
 
 TOLERANCES = {"f2": (1e-2, 1e-3)}

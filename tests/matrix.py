@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tests.selection import ROOT, part_of_commit
 
 CHOSEN = (
-    "tests/test_compiled_nets.py",
+    "tests/compiler/test_compiled_nets.py",
     "tests/ops/test_all_engines.py",
     "tests/ops/test_keeping_nan.py",
     "tests/ops/test_onednn_choice.py",
@@ -31,10 +31,10 @@ CHOSEN = (
     "tests/ops/test_onednn_widened.py",
     "tests/ops/test_onednn_winograd.py",
     "tests/ops/test_threads_and_bytes.py",
-    "tests/passes/test_layout.py",
-    "tests/passes/test_bfloat16.py",
-    "tests/tuning/test_choosing.py",
-    "tests/tuning/test_rules.py",
+    "tests/compiler/passes/test_layout.py",
+    "tests/compiler/passes/test_bfloat16.py",
+    "tests/compiler/tuning/test_choosing.py",
+    "tests/compiler/tuning/test_rules.py",
     "tests/zoo/test_zoo.py",
 )
 """Operators, passes, tuning and networks whose code or results depend on instructions."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagexec.core import host_memory
-from dagexec.core.host_memory import Limit, Promises
+from dagexec.platform import host_memory
+from dagexec.platform.host_memory import Limit, Promises
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:

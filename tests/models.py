@@ -1,7 +1,7 @@
 """Models that tests and benchmarks share: the ONNX package's light models with weights that prove something.
 
 The files hold the graphs of nine well-known networks with every weight a constant. Here each weight gets a value that
-suits its place: He-normal filters (He et al. 2015), small biases, and batch normalisation away from the identity.
+suits its place: He-normal filters (He et al. 2015), small biases, and batch normalization away from the identity.
 """
 
 from __future__ import annotations

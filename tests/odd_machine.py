@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 import dagexec
-from dagexec.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import CompileOptions, compile_model
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
-from dagexec.core.processor import available_cores
 from dagexec.core.proto import NetDef
-from dagexec.executor import Executor
-from dagexec.model_source import load_model
 from dagexec.ops.onednn.binding import library
+from dagexec.platform.processor import available_cores
+from dagexec.serving.executor import Executor
+from dagexec.serving.model_source import load_model
 
 Array = npt.NDArray[Any]
 

@@ -13,15 +13,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.cli.train import _processes
-from dagexec.compilation import CompileOptions
+from dagexec.compiler.compilation import CompileOptions
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import FeedError, ModelFormatError, ResourceError, SchemaError, SettingError, ShapeError
-from dagexec.core.net_file import load_net
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
-from dagexec.dispatch import Admission
-from dagexec.executor import Executor
-from dagexec.scheduler.run import waiting_time
+from dagexec.errors import FeedError, ModelFormatError, ResourceError, SchemaError, SettingError, ShapeError
+from dagexec.scheduler.run.run import waiting_time
+from dagexec.serving.dispatch import Admission
+from dagexec.serving.executor import Executor
+from dagexec.storage.net_file import load_net
 from tests.ops.running import operator_def
 
 X = np.arange(-2, 2, dtype=np.float32)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec.comparison import compare, random_feeds
-from dagexec.core.errors import RunTimeoutError
+from dagexec.analysis.comparison import compare, random_feeds
+from dagexec.errors import RunTimeoutError
 
 NET_TYPES = ["simple", "dag", "async_dag"]
 
@@ -52,7 +52,7 @@ def test_all_runtimes_give_the_same_bytes(model: str) -> None:
 
 def test_runs_of_different_batch_sizes_may_alternate_on_one_replica() -> None:
     generator = np.random.default_rng(0)
-    model = dagexec.model_source.load_model("zoo:lenet")
+    model = dagexec.serving.model_source.load_model("zoo:lenet")
     [name] = model.inputs
     images = generator.standard_normal((4, *model.inputs[name].shape[1:]), np.float32)  # type: ignore[index]
     net = dagexec.compile((model.init_net, model.net), optimize=False)  # as Caffe2 nets they take any batch size

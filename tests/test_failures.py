@@ -27,7 +27,11 @@ import pytest
 import dagexec
 from dagexec import NetDef
 from dagexec.core import dtypes, registry
-from dagexec.core.errors import (
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator, Step
+from dagexec.core.schema import OpSchema, same_as_input
+from dagexec.devices.sim import Fault, SimRuntime, simulated
+from dagexec.errors import (
     ClosedError,
     DagexecError,
     DeviceError,
@@ -38,13 +42,9 @@ from dagexec.core.errors import (
     ShapeError,
     WorkerLostError,
 )
-from dagexec.core.model import InputInfo, Model
-from dagexec.core.operator import Operator, Step
-from dagexec.core.schema import OpSchema, same_as_input
-from dagexec.core.sim import Fault, SimRuntime, simulated
-from dagexec.scheduler import drain
-from dagexec.scheduler.run import Run
-from dagexec.stress.devices import Holdings, lost
+from dagexec.scheduler.run import drain
+from dagexec.scheduler.run.run import Run
+from dagexec.stress.devices import HeldResources, lost
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
 
@@ -92,11 +92,11 @@ def simulate() -> Iterator[Setting]:
     The checks come so late because a test's variables hold the executor, and with it memory of the device.
     """
     with ExitStack() as devices:
-        before: list[Holdings] = []
+        before: list[HeldResources] = []
 
         def set_up(**settings: object) -> SimRuntime:
             runtime = devices.enter_context(simulated("sim:0", **settings))
-            before.append(Holdings.now(["sim:0"]))
+            before.append(HeldResources.now(["sim:0"]))
             return runtime
 
         yield set_up
@@ -107,7 +107,7 @@ def simulate() -> Iterator[Setting]:
 def no_thread_is_lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is logged meanwhile: pytest keeps the records, and their errors refer to all there was."""
     monkeypatch.setattr(logging.getLogger("dagexec"), "disabled", True)
-    before = Holdings.now([])
+    before = HeldResources.now([])
     yield
     assert lost([], before) == []
 

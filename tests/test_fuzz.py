@@ -18,7 +18,7 @@ import onnx
 import pytest
 
 import dagexec
-from dagexec.core.errors import DagexecError, ShapeError
+from dagexec.errors import DagexecError, ShapeError
 from tests.fuzz import worker
 from tests.fuzz.case import Cases
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_zip

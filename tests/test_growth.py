@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec.core import host_memory
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.model_source import load_model
+from dagexec.platform import host_memory
+from dagexec.serving.model_source import load_model
 
 OWN = os.path.dirname(dagexec.__file__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dagexec
-from dagexec.core.lazy import LazyModule
+from dagexec.platform.lazy import LazyModule
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,15 +21,15 @@ PUT_OFF = (
     "asyncio",
     "cupy",
     "cudnn",
-    "dagexec.comparison",
-    "dagexec.compilation",
-    "dagexec.core.cuda.runtime",
+    "dagexec.analysis.comparison",
+    "dagexec.compiler.compilation",
+    "dagexec.devices.cuda.runtime",
     "dagexec.frontend.onnx",
     "dagexec.ops.cuda",
-    "dagexec.passes",
-    "dagexec.precision",
+    "dagexec.compiler.passes",
+    "dagexec.analysis.precision_report",
     "dagexec.training",
-    "dagexec.tuning",
+    "dagexec.compiler.tuning",
     "dagexec.zoo",
     "importlib.metadata",
     "lmdb",
@@ -55,7 +55,7 @@ def imported_by(statements: str) -> set[str]:
 
 def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
     modules = imported_by("import dagexec")
-    assert "dagexec.executor" in modules
+    assert "dagexec.serving.executor" in modules
     assert [name for name in PUT_OFF if name in modules] == []
 
 
@@ -64,7 +64,7 @@ def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
     ("statements", "module"),
     [
         ("dagexec.compile('zoo:lenet', optimize=False).close()", "dagexec.zoo"),
-        ("dagexec.precision_report", "dagexec.precision"),
+        ("dagexec.precision_report", "dagexec.analysis.precision_report"),
         ("from dagexec.core.registry import registered_engines as f; assert f('Relu', 'cuda')", "dagexec.ops.cuda"),
     ],
 )
@@ -74,7 +74,7 @@ def test_what_was_left_out_is_there_when_it_is_asked_for(statements: str, module
 
 @pytest.mark.slow
 def test_a_lazy_module_is_imported_by_the_first_attribute_that_is_asked_of_it() -> None:
-    code = "from dagexec.core.lazy import LazyModule\nfound = LazyModule('colorsys')\n"
+    code = "from dagexec.platform.lazy import LazyModule\nfound = LazyModule('colorsys')\n"
     assert "colorsys" not in imported_by(code)
     assert "colorsys" in imported_by(code + "assert found.rgb_to_hsv(1, 0, 0) == (0, 1, 1)")
 
@@ -101,7 +101,7 @@ def test_operators_of_cuda_are_made_from_dagexecs_own_whatever_a_caller_has_made
 import dagexec
 from dagexec.core.registry import operator, registered_engines, schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.reduction import ReduceSum
+from dagexec.ops.reduction.axes import ReduceSum
 
 
 @operator(OpSchema("CallersSum", inputs=(1, 1), outputs=(1, 1), infer=schema_of("ReduceSum").infer, doc="A sum."))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec.core.errors import AccessError
 from dagexec.core.io_access import IO
-from dagexec.core.net_file import save_net
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.workspace import Workspace
+from dagexec.errors import AccessError
+from dagexec.storage.net_file import save_net
 from dagexec.training.task import task_workspace
 from tests.command_line import Cli
 from tests.ops.running import operator_def

@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import dagexec
-import dagexec.ops.activation, dagexec.scheduler.dag
+import dagexec.ops.activation.functions, dagexec.scheduler.nets.dag
 
 assert "site-packages" in dagexec.__file__ and "site-packages" in dagexec.ops.__file__, dagexec.ops.__file__
 for taken in ("ops", "scheduler", "tests"):
@@ -83,12 +83,12 @@ def test_the_source_distribution_has_the_tests_and_documents(distributions: Path
 def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import dagexec\nfrom dagexec.ops.activation import Relu\nfrom dagexec.scheduler.pool import WorkerPool\n"
+        "import dagexec\nfrom dagexec.ops.activation.functions import Relu\nfrom dagexec.scheduler.run.pool import WorkerPool\n"
         "reveal_type(dagexec.Workspace().blobs())\nreveal_type(WorkerPool)\nreveal_type(Relu)\n"
     )
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout
-    for revealed in ("list[", "-> dagexec.scheduler.pool.WorkerPool", "-> dagexec.ops.activation.Relu"):
+    for revealed in ("list[", "-> dagexec.scheduler.run.pool.WorkerPool", "-> dagexec.ops.activation.functions.Relu"):
         assert revealed in result.stdout

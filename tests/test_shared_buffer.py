@@ -12,11 +12,11 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, Workspace, create_shared_buffer, force_shared_buffer
-from dagexec.core.errors import ArgumentError, OperatorError
+from dagexec.binding.parameters import initialized
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
-from dagexec.parameters import initialised
+from dagexec.errors import ArgumentError, OperatorError
 from tests.nets import temporary_operator
 from tests.ops.running import Array, operator_def
 
@@ -186,7 +186,7 @@ def convolutions_in_both_nets(**arguments: int) -> Model:
     return Model("both", net, init, parameters, {"x": InputInfo()}, ("y",))
 
 
-@pytest.mark.parametrize("prepare", [lambda model: model, initialised], ids=["as it is", "initialised"])
+@pytest.mark.parametrize("prepare", [lambda model: model, initialized], ids=["as it is", "initialized"])
 def test_an_init_net_may_use_a_shared_buffer_too(prepare: Callable[[Model], Model], forced: None) -> None:
     feeds = {"x": np.random.default_rng(4).normal(size=(2, 1, 9, 9)).astype(np.float32)}
     force_shared_buffer(False)

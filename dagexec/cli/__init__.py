@@ -24,7 +24,7 @@ from dagexec.cli.run import run_command
 from dagexec.cli.stress import stress_command
 from dagexec.cli.train import train_command
 from dagexec.cli.tune import tune_command
-from dagexec.core.errors import DagexecError
+from dagexec.errors import DagexecError
 
 app = typer.Typer(
     name="dagexec",

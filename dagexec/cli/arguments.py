@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dagexec.core.choices import choices
-from dagexec.core.errors import ArgumentError, ModelFormatError
+from dagexec.errors import ArgumentError, ModelFormatError
 
 Value = int | float | str
 

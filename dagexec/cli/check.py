@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
-from dagexec.comparison import random_feeds
-from dagexec.executor import compile
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
+from dagexec.serving.executor import compile
 
 _NOT_PROVEN = 1
 

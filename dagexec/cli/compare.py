@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.comparison import Comparison, compare
+from dagexec.analysis.precision_report import RANDOM_INPUTS, LowPrecision, precision_report
+from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
     OptimizeOption,
@@ -33,10 +36,7 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.plot import check_picture, plot_comparison
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
 from dagexec.cli.progress import shown
-from dagexec.comparison import Comparison, compare
-from dagexec.core.errors import SchemaError
-from dagexec.precision import RANDOM_INPUTS, LowPrecision, precision_report
-from dagexec.what_if import LAUNCH_SECONDS
+from dagexec.errors import SchemaError
 
 
 def compare_command(

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.progress import shown
-from dagexec.compilation import Compiled, CompileOptions, compile_model
+from dagexec.compiler.compilation import Compiled, CompileOptions, compile_model
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device, make_context
 from dagexec.core.model import Model

@@ -14,12 +14,11 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.schedules import ModelScenario, shrink_model
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
-from dagexec.core.errors import SchemaError
-from dagexec.core.net_file import save_net
-from dagexec.exploration import ModelScenario, shrink_model
+from dagexec.errors import SchemaError
 from dagexec.scheduler.exploration import (
     Exploration,
     RandomStrategy,
@@ -30,6 +29,7 @@ from dagexec.scheduler.exploration import (
     explore_all,
     systematic,
 )
+from dagexec.storage.net_file import save_net
 
 _FAILED = 1
 _SHRINK_SEEDS = 40

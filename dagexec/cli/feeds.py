@@ -12,15 +12,15 @@ import numpy.typing as npt
 import typer
 from numpy.lib.npyio import NpzFile
 
+from dagexec.analysis.comparison import random_feeds, require_inputs
+from dagexec.binding.parameters import initialized
 from dagexec.cli.progress import shown
-from dagexec.comparison import random_feeds, require_inputs
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import TypeMeta, from_name
-from dagexec.core.errors import ArgumentError, FeedError
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
+from dagexec.errors import ArgumentError, FeedError
+from dagexec.serving.model_source import load_model
 
 ModelArgument = Annotated[
     str,
@@ -62,7 +62,7 @@ def read_model(source: str, allow_io: bool, device: str | None = None) -> Model:
     """
     with shown(f"Loading {source}"):
         loaded = load_model(source, allow_io=allow_io)
-        return initialised(model_on_host(loaded) if device == str(CPU) else loaded)
+        return initialized(model_on_host(loaded) if device == str(CPU) else loaded)
 
 
 def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, seed: int) -> dict[str, npt.NDArray[Any]]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.compiled import choices_in_words, compiled_rows, compiled_table, compiled_without_measuring
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
@@ -18,7 +19,6 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
 from dagexec.cli.plot import check_drawing, draw_graph
-from dagexec.comparison import random_feeds
 from dagexec.core.device import Device
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
@@ -26,7 +26,7 @@ from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.schema import TensorType
-from dagexec.scheduler.plan import Plan, build_plan
+from dagexec.scheduler.plan.plan import Plan, build_plan
 
 
 def inspect_command(
@@ -35,7 +35,7 @@ def inspect_command(
     settings: SetOption = None,
     draw: Annotated[
         Path | None,
-        typer.Option("--draw", metavar="FILE.png", help="Draw the DAG coloured by chain (.png, .svg, .dot)."),
+        typer.Option("--draw", metavar="FILE.png", help="Draw the DAG colored by chain (.png, .svg, .dot)."),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Show the memory plan for each net type; see docs/memory.md.")

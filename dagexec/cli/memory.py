@@ -8,16 +8,16 @@ from functools import partial
 
 from rich.table import Table
 
-from dagexec.comparison import random_feeds, require_inputs
-from dagexec.compilation import CompileOptions, compile_model
-from dagexec.core.errors import ArgumentError
+from dagexec.analysis.comparison import random_feeds, require_inputs
+from dagexec.binding.parameters import parameter_workspace
+from dagexec.compiler.compilation import CompileOptions, compile_model
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
-from dagexec.parameters import parameter_workspace
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
 
 _NETS: Mapping[str, type[BaseNet]] = {"simple": SimpleNet, "dag": DAGNet, "async_dag": AsyncDAGNet}
 

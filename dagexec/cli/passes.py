@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.passes import PassOutcome
 from dagexec.core.model import Model
-from dagexec.passes import PassOutcome
 
 _MOST_CHANGES = 4  # of one pass in the table; --json has all
 

@@ -1,4 +1,4 @@
-"""Pictures with matplotlib: times of a comparison, and the DAG of a net coloured by chain. Needs `dagexec[plot]`."""
+"""Pictures with matplotlib: times of a comparison, and the DAG of a net colored by chain. Needs `dagexec[plot]`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import networkx as nx
 
-from dagexec.comparison import Comparison
-from dagexec.core.errors import DagexecError
-from dagexec.core.extras import install_command
-from dagexec.scheduler.plan import Plan
+from dagexec.analysis.comparison import Comparison
+from dagexec.errors import DagexecError
+from dagexec.platform.extras import install_command
+from dagexec.scheduler.plan.plan import Plan
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:
@@ -30,7 +30,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def draw_graph(plan: Plan, path: Path) -> None:
-    """The reduced DAG from top to bottom, operators of one chain in one colour. `.dot` needs no matplotlib.
+    """The reduced DAG from top to bottom, operators of one chain in one color. `.dot` needs no matplotlib.
 
     Raises DagexecError without matplotlib, or when the file cannot be written.
     """
@@ -68,23 +68,23 @@ def draw_graph(plan: Plan, path: Path) -> None:
 def layered_positions(digraph: nx.DiGraph[int]) -> dict[int, tuple[float, float]]:
     """A place for every operator: its depth downwards, and within a layer in the order of its parents' mean place.
 
-    One sweep of the barycentre method of Sugiyama, Tagawa and Toda, 1981.
+    One sweep of the barycenter method of Sugiyama, Tagawa and Toda, 1981.
     """
     positions: dict[int, tuple[float, float]] = {}
     for depth, layer in enumerate(nx.topological_generations(digraph)):
 
-        def barycentre(index: int) -> float:
+        def barycenter(index: int) -> float:
             places = [positions[parent][0] for parent in digraph.predecessors(index)]
             return sum(places) / len(places) if places else 0.0
 
-        ordered = sorted(sorted(layer), key=barycentre)
+        ordered = sorted(sorted(layer), key=barycenter)
         for place, index in enumerate(ordered):
             positions[index] = (place - (len(ordered) - 1) / 2, -float(depth))
     return positions
 
 
 def to_dot(plan: Plan) -> str:
-    """The reduced DAG in Graphviz's language, one colour a chain."""
+    """The reduced DAG in Graphviz's language, one color a chain."""
     chain_of = plan.chain_of
     lines = ["digraph net {", "  node [style=filled, colorscheme=set312, shape=box];"]
     for index, definition in enumerate(plan.graph.operators):

@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.passes.calibrated import LayerError
-from dagexec.precision import PrecisionReport
+from dagexec.analysis.precision_report import PrecisionReport
+from dagexec.compiler.passes.quantization import LayerError
 
 DtypeOption = Annotated[
     str | None,

@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
     OptimizeOption,
@@ -39,12 +40,11 @@ from dagexec.cli.feeds import (
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import shown
 from dagexec.core.device import Device
-from dagexec.core.errors import FeedError
-from dagexec.core.sim import simulated
-from dagexec.executor import compile as compile_model
-from dagexec.scheduler.trace import Trace
-from dagexec.scheduler.trace_lines import line_observer
-from dagexec.what_if import LAUNCH_SECONDS
+from dagexec.devices.sim import simulated
+from dagexec.errors import FeedError
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.observe.trace_lines import line_observer
+from dagexec.serving.executor import compile as compile_model
 
 
 def run_command(
@@ -84,7 +84,7 @@ def run_command(
     record = Trace() if trace is not None else None
     seconds: list[float] = []
     quiet = as_json or line_observer() is not None  # whose lines a display would break
-    with kept_choices(choices), _modelled(device) if record is not None else nullcontext(), ExitStack() as stack:
+    with kept_choices(choices), _modeled(device) if record is not None else nullcontext(), ExitStack() as stack:
         with shown(f"Compiling {loaded.name}", quiet=quiet) as line:
             executor = stack.enter_context(
                 compile_model(
@@ -121,17 +121,17 @@ def run_command(
     table = Table(
         title=Text(f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {executor.net_type}", "table.title")
     )
-    for column in ("output", "dtype", "shape", "least", "greatest", "mean"):
+    for column in ("output", "dtype", "shape", "min", "max", "mean"):
         table.add_column(column)
     for name, array in outputs.items():
         row = _summary(array)
-        figures = (row[key] for key in ("least", "greatest", "mean"))
+        figures = (row[key] for key in ("min", "max", "mean"))
         figures_shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
         table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *figures_shown)
     Console().print(table)
 
 
-def _modelled(device: str | None) -> AbstractContextManager[object]:
+def _modeled(device: str | None) -> AbstractContextManager[object]:
     """A simulated device takes no time unless told to: here what each operator is estimated to take, and launches."""
     if device is None or Device.parse(device).kind != "sim":
         return nullcontext()
@@ -144,8 +144,8 @@ def _summary(array: npt.NDArray[Any]) -> dict[str, object]:
     return {
         "dtype": str(array.dtype),
         "shape": list(array.shape),
-        "least": None if values is None else float(values.min()),
-        "greatest": None if values is None else float(values.max()),
+        "min": None if values is None else float(values.min()),
+        "max": None if values is None else float(values.max()),
         "mean": None if values is None else float(values.mean()),
     }
 

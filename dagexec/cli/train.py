@@ -17,15 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from dagexec import tasks
 from dagexec.cli.feeds import JsonOption, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
 from dagexec.cli.plot import check_picture
-from dagexec.core.errors import ModelFormatError, SettingError
+from dagexec.errors import ModelFormatError, SettingError
 from dagexec.ops.communication import CommonWorld
 from dagexec.training.task import TrainingTask
 from dagexec.training.trainer import StepReport, Trainer
+from dagexec.zoo import tasks
 
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """What the mpiexec of Open MPI, and of MPICH and Intel, tell each process: how many there are."""

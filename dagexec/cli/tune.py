@@ -10,18 +10,18 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from dagexec.analysis.comparison import random_feeds
+from dagexec.binding.io_binding import Array
 from dagexec.cli.arguments import ChoicesOption, kept_choices
 from dagexec.cli.compiled import choices_in_words
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import shown
-from dagexec.comparison import random_feeds
-from dagexec.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import CompileOptions, compile_model
 from dagexec.core.choices import cache_file
-from dagexec.executor import Executor
-from dagexec.executor import compile as compile_executor
 from dagexec.ops.onednn.binding import library
-from dagexec.transfers import Array
+from dagexec.serving.executor import Executor
+from dagexec.serving.executor import compile as compile_executor
 
 _ROUNDS = 15
 

@@ -10,8 +10,8 @@ import builtins
 import math
 from typing import TypeVar
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.proto import Argument, NetDef, OperatorDef, TensorProto
+from dagexec.errors import ArgumentError
 
 T = TypeVar("T")
 ArgumentValue = bool | int | float | str | bytes | NetDef | TensorProto | list[int] | list[float] | list[str]
@@ -114,7 +114,7 @@ def _kind(arg: Argument) -> str:
     kinds = {
         "i": "an integer", "f": "a float", "s": "a string", "n": "a net", "t": "a tensor", "ints": "a list of integers",
         "floats": "a list of floats", "strings": "a list of strings", "nets": "a list of nets",
-        "tensors": "a list of tensors", "qtensors": "a list of quantised tensors",
+        "tensors": "a list of tensors", "qtensors": "a list of quantized tensors",
     }  # fmt: skip
     for descriptor, _ in arg.ListFields():
         if descriptor.name in kinds:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from dagexec.core.device import Context
-from dagexec.core.errors import BlobTypeError, MissingBlobError
 from dagexec.core.tensor import Tensor, advance_binding_epoch
+from dagexec.errors import BlobTypeError, MissingBlobError
 
 T = TypeVar("T")
 

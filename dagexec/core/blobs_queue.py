@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
-from dagexec.core.blocking import wait_until
 from dagexec.core.dtypes import STRING
-from dagexec.core.errors import QueueClosedError, QueueTimeoutError, ShapeError
-from dagexec.core.forking import reset_after_fork
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import as_bytes_objects
-from dagexec.core.threads import ThreadWait, acquire, threads
+from dagexec.errors import QueueClosedError, QueueTimeoutError, ShapeError
+from dagexec.platform.blocking import wait_until
+from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.threads import ThreadWait, acquire, threads
 
 Array = npt.NDArray[Any]
 Record = list[Array]
@@ -51,7 +51,7 @@ class BlobsQueue:
     """First in, first out; whoever enqueues waits while it is full, whoever dequeues while it is empty.
 
     Records are copied in and out, into arrays that the queue keeps, so it allocates nothing while shapes stay.
-    A thread that waits for a run ends its wait when the run is stopped (see `dagexec.core.blocking`).
+    A thread that waits for a run ends its wait when the run is stopped (see `dagexec.platform.blocking`).
     """
 
     def __init__(

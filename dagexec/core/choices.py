@@ -20,12 +20,12 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from dagexec.core.deadline import Deadline
-from dagexec.core.errors import ModelFormatError, UnsupportedFeatureError
-from dagexec.core.forking import ProcessLock
-from dagexec.core.net_file import write_atomically
-from dagexec.core.regular_file import regular_only
-from dagexec.core.threads import acquire
+from dagexec.errors import ModelFormatError, UnsupportedFeatureError
+from dagexec.platform.deadline import Deadline
+from dagexec.platform.files import regular_only
+from dagexec.platform.forking import ProcessLock
+from dagexec.platform.threads import acquire
+from dagexec.storage.net_file import write_atomically
 
 logger = logging.getLogger("dagexec")
 

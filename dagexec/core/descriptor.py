@@ -20,7 +20,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.device import element_count
-from dagexec.core.errors import ResourceError, ShapeError
+from dagexec.errors import ResourceError, ShapeError
 
 MOST_SPAN = (1 << 62) - 1
 _LETTERS = ("", "N", "NC", "NCW", "NCHW", "NCDHW")
@@ -61,7 +61,7 @@ def axis_order(order: str | Sequence[int], rank: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TensorDescriptor:
-    """The shape of a tensor, and how many elements apart its neighbours along each axis lie in memory.
+    """The shape of a tensor, and how many elements apart its neighbors along each axis lie in memory.
 
     Raises ShapeError for a negative stride or another number of strides than sizes, ResourceError for a negative size
     and for sizes that overflow.

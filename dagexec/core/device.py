@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import STRING, TypeMeta
-from dagexec.core.errors import DeviceError, ResourceError
-from dagexec.core.host_memory import aligned_bytes
 from dagexec.core.proto import DeviceOption
+from dagexec.errors import DeviceError, ResourceError
+from dagexec.platform.host_memory import aligned_bytes
 
 _KIND_NUMBERS = {"cpu": 0, "cuda": 1, "sim": 20901}
 _KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
@@ -189,25 +189,25 @@ def array_on(buffer: npt.NDArray[Any], shape: tuple[int, ...], meta: TypeMeta) -
 
 
 def _sim_context(device: Device, seed: int | None) -> Context:
-    from dagexec.core.sim import SimContext
+    from dagexec.devices.sim import SimContext
 
     return SimContext(device, seed)
 
 
 def _copy_of_sim(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-    from dagexec.core.sim import copy_blocking
+    from dagexec.devices.sim import copy_blocking
 
     copy_blocking(destination, source)
 
 
 def _cuda_context(device: Device, seed: int | None) -> Context:
-    from dagexec.core.cuda.context import CudaContext
+    from dagexec.devices.cuda.context import CudaContext
 
     return CudaContext(device, seed)
 
 
 def _copy_of_cuda(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-    from dagexec.core.cuda.context import copy_blocking
+    from dagexec.devices.cuda.context import copy_blocking
 
     copy_blocking(destination, source)
 

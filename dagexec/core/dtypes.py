@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.proto import TensorProto
+from dagexec.errors import ArgumentError, ShapeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from dagexec.core.errors import DeviceError
 from dagexec.core.runtime import Event, Stream
+from dagexec.errors import DeviceError
 
 
 class EventState(enum.IntEnum):

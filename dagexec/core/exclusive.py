@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from dagexec.core.device import Device
-from dagexec.core.errors import DeviceError
 from dagexec.core.event import EventState
-from dagexec.core.forking import reset_after_fork
 from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, KernelFailedError, Stream, runtime_of
-from dagexec.core.threads import threads
+from dagexec.errors import DeviceError
+from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.threads import threads
 
 STATES_PER_DEVICE = 4
 

@@ -12,9 +12,9 @@ from numpy.lib.array_utils import byte_bounds
 
 from dagexec.core import dtypes
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.errors import DagexecError, FeedError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.tensor import as_bytes_objects
+from dagexec.errors import DagexecError, FeedError
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]

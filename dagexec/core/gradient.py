@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
-from dagexec.core.errors import GradientError
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import operator_label
+from dagexec.errors import GradientError
 
 
 @dataclass(frozen=True, slots=True)

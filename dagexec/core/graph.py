@@ -21,11 +21,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 from dagexec.core.device import Device
-from dagexec.core.errors import CycleError, NetOrderError
-from dagexec.core.lazy import LazyModule
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.registry import schema_of, verify_all
 from dagexec.core.schema import OpSchema, operator_label
+from dagexec.errors import CycleError, NetOrderError
+from dagexec.platform.lazy import LazyModule
 
 if TYPE_CHECKING:
     import networkx as nx

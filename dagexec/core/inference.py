@@ -1,6 +1,6 @@
 """Shape and cost inference over a whole net, without running it.
 
-Unlike a preparation (`dagexec.scheduler.net`), this needs no workspace and allocates nothing: `inspect` and the
+Unlike a preparation (`dagexec.scheduler.nets.net`), this needs no workspace and allocates nothing: `inspect` and the
 frontends use it. An output whose shape only a run can tell is unknown (None), and so is what follows from it alone;
 everything else is still inferred.
 """
@@ -16,10 +16,10 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.core.errors import DagexecError
 from dagexec.core.graph import Graph
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, UnknownValueError
+from dagexec.errors import DagexecError
 
 Call = tuple[OperatorDef, OpSchema, Arguments]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from pathlib import Path
 
-from dagexec.core.errors import AccessError
+from dagexec.errors import AccessError
 
 
 class IO(IntEnum):

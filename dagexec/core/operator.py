@@ -23,12 +23,12 @@ from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Context, Device, make_context
 from dagexec.core.dtypes import STRING
-from dagexec.core.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
 from dagexec.core.exclusive import LibraryState, library_state
-from dagexec.core.host_memory import check_fits
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor
+from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
+from dagexec.platform.host_memory import check_fits
 
 if TYPE_CHECKING:
     from dagexec.core.shared_buffer import SharedBuffer
@@ -38,7 +38,7 @@ logger = logging.getLogger("dagexec")
 
 Step = Callable[[], object]
 Array = npt.NDArray[Any]
-Move = Callable[[Array], None]
+Rebind = Callable[[Array], None]
 T = TypeVar("T")
 
 
@@ -103,7 +103,7 @@ class Operator(ABC):
         inputs_in_place: inputs that lie in output 0 already where the step prepared last would put them, so that it
             touches neither them nor that part of the output.
         outputs_in_place: outputs that lie in input 0 already, likewise.
-        input_moves, output_moves: by index, what lets the step prepared last find that input, or put that output, in
+        input_rebinds, output_rebinds: by index, what lets the step prepared last find that input, or put that output, in
             another packed array of the same shape and dtype from then on; for operators that offer it.
     """
 
@@ -132,8 +132,8 @@ class Operator(ABC):
         self.working_arrays: list[Array] = []
         self.inputs_in_place: tuple[int, ...] = ()
         self.outputs_in_place: tuple[int, ...] = ()
-        self.input_moves: dict[int, Move] = {}
-        self.output_moves: dict[int, Move] = {}
+        self.input_rebinds: dict[int, Rebind] = {}
+        self.output_rebinds: dict[int, Rebind] = {}
         self._packed_inputs: dict[int, Array] = {}  # by the id of the tensor that each stands for, during `prepare`
         self._packed_outputs: dict[int, Array] = {}
 
@@ -257,7 +257,7 @@ class Operator(ABC):
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
         moved: list[Conversion] = []
-        self.input_moves, self.output_moves = {}, {}
+        self.input_rebinds, self.output_rebinds = {}, {}
         self.working_arrays = []
         self.inputs_in_place = self.outputs_in_place = ()
         if types is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagexec.core.arguments import ArgumentValue, make_argument
-from dagexec.core.errors import ArgumentError
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of
+from dagexec.errors import ArgumentError
 
 
 def with_arguments(net: NetDef, arguments: Mapping[str, ArgumentValue]) -> NetDef:

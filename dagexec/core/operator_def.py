@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue, make_argument
 from dagexec.core.device import Device
-from dagexec.core.errors import ArgumentError
 from dagexec.core.proto import Argument, DeviceOption, NetDef, OperatorDef
+from dagexec.errors import ArgumentError
 
 OpValue = ArgumentValue | Sequence[NetDef] | npt.NDArray[Any] | np.generic | None
 """What `op` takes for an argument."""

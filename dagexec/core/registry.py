@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from dagexec.core.device import Device
-from dagexec.core.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.core.io_access import check_allowed
 from dagexec.core.operator import Operator
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OpSchema, operator_label
+from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace

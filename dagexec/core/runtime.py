@@ -2,7 +2,7 @@
 
 A `Stream` does what is launched on it in order, later, beside the host. An `Event` marks a place in a stream, so that
 the host or another stream can wait until the stream has come that far. `runtime_of(device)` gives the one runtime of a
-device; `cpu` is `dagexec.core.host`, `sim` is `dagexec.core.sim`.
+device; `cpu` is `dagexec.devices.host`, `sim` is `dagexec.devices.sim`.
 
 Errors of asynchronous work are kept by the stream: the first kernel that raises makes the stream fail, whatever else
 is on it is passed over, events recorded on it end FAILED, and so do streams that wait for those. `Stream.reset` makes
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import numpy.typing as npt
 
 from dagexec.core.device import Device
-from dagexec.core.errors import DeviceError
-from dagexec.core.forking import ProcessLock, reset_after_fork
-from dagexec.core.threads import threads
+from dagexec.errors import DeviceError
+from dagexec.platform.forking import ProcessLock, reset_after_fork
+from dagexec.platform.threads import threads
 
 if TYPE_CHECKING:
     from dagexec.core.event import EventState
@@ -359,19 +359,19 @@ class DeviceRuntime(ABC):
 
 
 def _host_runtime(device: Device) -> DeviceRuntime:
-    from dagexec.core.host import HostRuntime
+    from dagexec.devices.host import HostRuntime
 
     return HostRuntime(device)
 
 
 def _sim_runtime(device: Device) -> DeviceRuntime:
-    from dagexec.core.sim import new_runtime
+    from dagexec.devices.sim import new_runtime
 
     return new_runtime(device)
 
 
 def _cuda_runtime(device: Device) -> DeviceRuntime:
-    from dagexec.core.cuda.runtime import CudaRuntime
+    from dagexec.devices.cuda.runtime import CudaRuntime
 
     return CudaRuntime(device)
 

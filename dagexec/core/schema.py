@@ -19,9 +19,9 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
-from dagexec.core.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 from dagexec.core.io_access import IO, needs_of
 from dagexec.core.proto import OperatorDef, missing_fields
+from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
 UNBOUNDED = 1 << 30
 _MOST_BYTES = (1 << 63) - 1

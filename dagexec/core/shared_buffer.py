@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Context, Device, make_context
-from dagexec.core.errors import DeviceError
 from dagexec.core.exclusive import StreamMutex, TurnLock
-from dagexec.core.host_memory import check_fits
 from dagexec.core.runtime import runtime_of
+from dagexec.errors import DeviceError
+from dagexec.platform.host_memory import check_fits
 
 if TYPE_CHECKING:
     from dagexec.core.operator import Step
@@ -102,7 +102,7 @@ class SharedBuffer:
         """What stands for `nbytes` of the memory, and is never touched, while a step is made that needs as many."""
         device = self._context.device
         if device.kind == "cuda":
-            from dagexec.core.cuda.arrays import stand_in
+            from dagexec.devices.cuda.arrays import stand_in
 
             return cast(Array, stand_in(nbytes, device.index))
         return np.empty(nbytes, np.uint8)  # never touched, so it takes no memory

@@ -22,9 +22,9 @@ from dagexec.core import dtypes
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Context, Device, array_on, copy_between, element_count, make_context
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
-from dagexec.core.errors import MissingBlobError, ShapeError
-from dagexec.core.forking import ProcessLock
-from dagexec.core.host_memory import check_fits
+from dagexec.errors import MissingBlobError, ShapeError
+from dagexec.platform.forking import ProcessLock
+from dagexec.platform.host_memory import check_fits
 
 Shape = tuple[int, ...]
 Derived = TypeVar("Derived")
@@ -249,7 +249,7 @@ class Tensor:
         return self._storage is not None and self._storage is other._storage
 
     def rebind(self, array: npt.NDArray[Any], storage: Storage | None, *, is_view: bool = False) -> None:
-        """Return to an earlier array of this tensor, over `storage` (see `dagexec.scheduler.preparation`)."""
+        """Return to an earlier array of this tensor, over `storage` (see `dagexec.scheduler.plan.preparation`)."""
         self._bind(storage, array, dtypes.from_numpy(array.dtype))
         self._is_view = is_view
 

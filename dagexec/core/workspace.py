@@ -17,11 +17,11 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device, make_context
-from dagexec.core.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
-from dagexec.core.forking import ProcessLock
 from dagexec.core.io_access import IO, check_inside
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
+from dagexec.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
+from dagexec.platform.forking import ProcessLock
 
 
 class Net(Protocol):

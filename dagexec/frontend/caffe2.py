@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.net_file import load_net
 from dagexec.core.proto import Argument, NetDef, OperatorDef
+from dagexec.errors import ModelFormatError
+from dagexec.storage.net_file import load_net
 
 SUFFIXES = (".pb", ".pbtxt")
 

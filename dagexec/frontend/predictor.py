@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from dagexec.core.errors import ModelFormatError, StorageError
 from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.net_file import parse_message
 from dagexec.core.proto import MetaNetDef, NetDef, OperatorDef
-from dagexec.core.storage.blob_file import BlobFile, read_blob_file
+from dagexec.errors import ModelFormatError, StorageError
+from dagexec.storage.blob_file import BlobFile, read_blob_file
+from dagexec.storage.net_file import parse_message
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core.device import Device
-from dagexec.core.errors import SchemaError
-from dagexec.dispatch import WhenFull
-from dagexec.stress.nets import NetOptions, RandomNet, random_net
+from dagexec.errors import SchemaError
+from dagexec.serving.dispatch import WhenFull
+from dagexec.stress.nets import RandomNet, RandomNetOptions, random_net
 from dagexec.stress.operators import Failure
-from dagexec.transfers import LEAST_BYTES_MOVED
 
 NET_TYPES = ("simple", "dag", "async_dag")
 FEEDS = 4
@@ -71,7 +71,7 @@ class SimSettings:
     Attributes:
         driver: real threads, or one thread in the order that `seed` decides.
         seed: for the seeded driver.
-        launch_seconds: modelled time of a launch.
+        launch_seconds: modeled time of a launch.
         faults: what is injected, each at the given (counted) occurrence.
         limit_bytes: memory of each device, None for as much as the machine has.
     """
@@ -135,7 +135,7 @@ class Case:
 
     def stateful_net(self) -> RandomNet:
         """The net that is driven alone; it may write its parameters, so a run starts where the one before ended."""
-        return random_net(random.Random(f"{self.seed} alone"), NetOptions(self.devices, stateful=True))
+        return random_net(random.Random(f"{self.seed} alone"), RandomNetOptions(self.devices, stateful=True))
 
     def replay(self) -> str:
         """The command that runs this case again."""
@@ -200,7 +200,7 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
         callers=_callers(random.Random(f"{seed} callers"), net.failing, executors),
         sim=_sim_settings(random.Random(f"{seed} sim")) if place.kind == "sim" else None,
         compiling=compiling.choices(_COMPILINGS, (3, 3, 2))[0],
-        least_bytes_moved=compiling.choice((1, 100, LEAST_BYTES_MOVED)),
+        least_bytes_moved=compiling.choice((1, 100, MIN_BYTES_BOUND)),
     )
 
 
@@ -210,7 +210,7 @@ def case_seeds(seed: int) -> random.Random:
 
 
 def _case_net(seed: int, devices: tuple[str, ...]) -> RandomNet:
-    return random_net(random.Random(f"{seed} net"), NetOptions(devices))
+    return random_net(random.Random(f"{seed} net"), RandomNetOptions(devices))
 
 
 def _devices(source: random.Random, place: Device) -> tuple[str, ...]:

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dagexec.core.cuda.runtime import CudaRuntime
 from dagexec.core.device import Device
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of
-from dagexec.core.sim import Fault, sim_runtime, simulated
-from dagexec.core.threads import new_gate, threads
+from dagexec.devices.cuda.runtime import CudaRuntime
+from dagexec.devices.sim import Fault, sim_runtime, simulated
+from dagexec.platform.threads import new_gate, threads
 from dagexec.stress.case import DeviceFault, SimSettings
 from dagexec.stress.nets import LIBRARY_STATES
 
 
 @dataclass(frozen=True)
-class Holdings:
+class HeldResources:
     """What a process holds at a moment: threads, and for each device its leased streams and bytes of memory."""
 
     threads: frozenset[threading.Thread]
@@ -28,10 +28,10 @@ class Holdings:
     allocated: tuple[tuple[str, int], ...]
 
     @staticmethod
-    def now(devices: Sequence[str]) -> Holdings:
+    def now(devices: Sequence[str]) -> HeldResources:
         """The moment's."""
         statistics = [(str(runtime.device), runtime.statistics()) for runtime in _runtimes(devices)]
-        return Holdings(
+        return HeldResources(
             threads=frozenset(threading.enumerate()),
             leased=tuple((name, moment.leased) for name, moment in statistics),
             allocated=tuple(
@@ -40,7 +40,7 @@ class Holdings:
             ),
         )
 
-    def lost_since(self, before: Holdings) -> list[str]:
+    def leaked_since(self, before: HeldResources) -> list[str]:
         """What is held now and was not `before`. The threads that drive a device's streams are the device's own."""
         started = sorted(thread.name for thread in self.threads - before.threads)
         found = [f"thread {name!r} is still there" for name in started if name.startswith(("dagexec", "stress"))]
@@ -56,7 +56,7 @@ class Holdings:
         return found
 
 
-def lost(devices: Sequence[str], before: Holdings, patience: float = 5.0) -> list[str]:
+def lost(devices: Sequence[str], before: HeldResources, patience: float = 5.0) -> list[str]:
     """What is still held after `patience` seconds that was not held `before`; empty as soon as nothing is.
 
     A device's thread may still be on its way out of the callback that has told of the end of the last run, and what
@@ -65,10 +65,10 @@ def lost(devices: Sequence[str], before: Holdings, patience: float = 5.0) -> lis
     for runtime in _runtimes(devices):
         runtime.synchronize()
     deadline = threads().monotonic() + patience
-    while found := Holdings.now(devices).lost_since(before):
+    while found := HeldResources.now(devices).leaked_since(before):
         if any(Device.parse(name).kind != "cpu" for name in devices):
             gc.collect()  # memory of a device is free when nobody refers to it any more
-            found = Holdings.now(devices).lost_since(before)
+            found = HeldResources.now(devices).leaked_since(before)
         if threads().monotonic() > deadline:
             return found
         new_gate().acquire(timeout=0.005)

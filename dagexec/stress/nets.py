@@ -39,7 +39,7 @@ _COUNTS = "counts"
 
 
 @dataclass(frozen=True)
-class NetOptions:
+class RandomNetOptions:
     """What a random net may contain.
 
     Attributes:
@@ -104,9 +104,9 @@ class RandomNet:
         return feeds
 
 
-def random_net(source: random.Random, options: NetOptions | None = None) -> RandomNet:
+def random_net(source: random.Random, options: RandomNetOptions | None = None) -> RandomNet:
     """A net that `source` decides: the same state gives the same net."""
-    return _Builder(source, options or NetOptions()).build()
+    return _Builder(source, options or RandomNetOptions()).build()
 
 
 def without_devices(net: NetDef) -> NetDef:
@@ -165,7 +165,7 @@ _BOUND = _Kind("bound", (), integers=True)
 class _Builder:
     """A net in the making: which blobs exist, and of what kind they are at this point of the list."""
 
-    def __init__(self, source: random.Random, options: NetOptions) -> None:
+    def __init__(self, source: random.Random, options: RandomNetOptions) -> None:
         self._random = source
         self._options = options
         self._net = NetDef(name=f"stress{source.randrange(1 << 20):05x}")

@@ -7,10 +7,10 @@ import enum
 import numpy as np
 
 from dagexec.core.dtypes import INT32
-from dagexec.core.errors import DeviceError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.errors import DeviceError
 
 FAILING_OPERATOR = "StressFailure"
 

@@ -22,10 +22,13 @@ import anyio
 import numpy as np
 
 import dagexec
-from dagexec import transfers
-from dagexec.compilation import PASSES
+from dagexec.binding import io_binding
+from dagexec.binding.io_binding import Outputs
+from dagexec.compiler.compilation import PASSES
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import (
+from dagexec.core.shared_buffer import create_shared_buffer
+from dagexec.core.workspace import Workspace
+from dagexec.errors import (
     ClosedError,
     DagexecError,
     DeviceError,
@@ -35,20 +38,17 @@ from dagexec.core.errors import (
     ResourceError,
     RunTimeoutError,
 )
-from dagexec.core.shared_buffer import create_shared_buffer
-from dagexec.core.threads import threads
-from dagexec.core.workspace import Workspace
-from dagexec.executor import Executor
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
+from dagexec.platform.threads import threads
 from dagexec.scheduler.hazards.detector import Detector
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.serving.executor import Executor
 from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
-from dagexec.stress.devices import Holdings, PreparedDevices, lost, prepared_devices
+from dagexec.stress.devices import HeldResources, PreparedDevices, lost, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
-from dagexec.transfers import Outputs
 
 _DEVICE_ERRORS = (OperatorError, DeviceError, ResourceError)
 
@@ -75,7 +75,7 @@ def run_case(case: Case) -> Counter[str]:
         _moved_from(case.least_bytes_moved),
         prepared_devices(case.devices, case.sim) as devices,
     ):
-        before = Holdings.now(case.devices)
+        before = HeldResources.now(case.devices)
         run = _CaseRun(case, devices)
         run.serve()
         run.drive_alone()
@@ -453,11 +453,11 @@ def _planned_net(net: RandomNet, workspace: Workspace, case: Case) -> BaseNet:
 @contextmanager
 def _moved_from(nbytes: int) -> Iterator[None]:
     """Within it, transfers do not copy what has so many bytes where they need not."""
-    before, transfers.LEAST_BYTES_MOVED = transfers.LEAST_BYTES_MOVED, nbytes
+    before, io_binding.MIN_BYTES_BOUND = io_binding.MIN_BYTES_BOUND, nbytes
     try:
         yield
     finally:
-        transfers.LEAST_BYTES_MOVED = before
+        io_binding.MIN_BYTES_BOUND = before
 
 
 def _available(backend: Backend) -> Backend:

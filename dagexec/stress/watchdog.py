@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dagexec.core.threads import threads
+from dagexec.platform.threads import threads
 
 _SECONDS_TO_REPORT = 20.0
 

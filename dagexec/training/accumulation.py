@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagexec.core.arguments import make_argument
-from dagexec.core.errors import GradientError
 from dagexec.core.proto import DeviceOption, OperatorDef
+from dagexec.errors import GradientError
 from dagexec.training.gradient_values import Emitter, Value, need, take_in_place_name_first
 
 
 @dataclass(frozen=True)
-class Slices:
+class GradientSlices:
     """A sparse gradient: rows `values` at `indices`."""
 
     indices: Value
     values: Value
 
 
-Part = Value | Slices
+Part = Value | GradientSlices
 """A gradient, or a part of one, that an operator gives to one of its inputs."""
 
 
 def tensors_of(part: Part) -> list[Value]:
     """The tensors that make up a gradient."""
-    return [part.indices, part.values] if isinstance(part, Slices) else [part]
+    return [part.indices, part.values] if isinstance(part, GradientSlices) else [part]
 
 
 def accumulate(
@@ -37,7 +37,7 @@ def accumulate(
     for `to_dense`, slices are made dense first, for which the blob must be `readable`: its shape says how many rows
     there are. Raises GradientError, which starts with `label`, when it is not.
     """
-    slices = [part for part in parts if isinstance(part, Slices)]
+    slices = [part for part in parts if isinstance(part, GradientSlices)]
     if len(slices) == len(parts) and not to_dense:
         return _joined(emitter, blob, slices) if len(parts) > 1 else parts[0]
     if slices and not readable:
@@ -45,7 +45,7 @@ def accumulate(
             f"{label}: a sparse gradient of it has to be made dense, and it is overwritten, so the shape that this "
             f"would have is lost; write to another blob there"
         )
-    dense = [_dense(emitter, blob, part) if isinstance(part, Slices) else part for part in parts]
+    dense = [_dense(emitter, blob, part) if isinstance(part, GradientSlices) else part for part in parts]
     if len(dense) == 1:
         return dense[0]
     base = f"{blob}_grad"
@@ -56,7 +56,7 @@ def accumulate(
     return total
 
 
-def _joined(emitter: Emitter, blob: str, parts: Sequence[Slices]) -> Slices:
+def _joined(emitter: Emitter, blob: str, parts: Sequence[GradientSlices]) -> GradientSlices:
     """Slices of all parts behind each other."""
     device = _device([part.values for part in parts])
     joined = []
@@ -71,10 +71,10 @@ def _joined(emitter: Emitter, blob: str, parts: Sequence[Slices]) -> Slices:
         definition.arg.append(make_argument("axis", 0))
         emitter.emit(definition, pieces, outputs)
         joined.append(outputs[0])
-    return Slices(*joined)
+    return GradientSlices(*joined)
 
 
-def _dense(emitter: Emitter, blob: str, part: Slices) -> Value:
+def _dense(emitter: Emitter, blob: str, part: GradientSlices) -> Value:
     """The slices as a tensor of the shape of `blob`."""
     made = Value(f"{blob}_grad", part.values.device)
     source = Value(blob)

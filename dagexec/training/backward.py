@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagexec.core.errors import GradientError
 from dagexec.core.gradient import (
     Gradient,
     GradientOperators,
@@ -22,7 +21,8 @@ from dagexec.core.gradient import (
 )
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import operator_label
-from dagexec.training.accumulation import Part, Slices, accumulate, tensors_of
+from dagexec.errors import GradientError
+from dagexec.training.accumulation import GradientSlices, Part, accumulate, tensors_of
 from dagexec.training.gradient_values import Emitter, Value, need, release
 from dagexec.training.versions import BlobVersions, Version, find_versions
 
@@ -140,7 +140,7 @@ class _BackwardPass:
         inputs = self._versions.inputs[index]
         asked = frozenset(position for position, version in enumerate(inputs) if self._asks(version))
         if asked:
-            disguise = _Disguise(definition)
+            disguise = _UniqueNames(definition)
             made = gradient(
                 disguise.definition,
                 [None if part is None else disguise.gradient(part) for part in given],
@@ -168,7 +168,7 @@ class _BackwardPass:
                 release(tensors_of(part))
 
     def _resolve(
-        self, index: int, made: GradientOperators, disguise: _Disguise, asked: frozenset[int]
+        self, index: int, made: GradientOperators, disguise: _UniqueNames, asked: frozenset[int]
     ) -> tuple[list[_Step], dict[int, Part]]:
         """The operators and input gradients of a maker with values for names; less what nobody asks for."""
         current: dict[str, Value] = dict(disguise.values)
@@ -188,7 +188,7 @@ class _BackwardPass:
             if found is None or position not in asked:
                 continue
             if isinstance(found, SparseGradient):
-                results[position] = Slices(value_of(found.indices), value_of(found.values))
+                results[position] = GradientSlices(value_of(found.indices), value_of(found.values))
             else:
                 results[position] = value_of(found)
         used = {value for part in results.values() for value in tensors_of(part)}
@@ -200,7 +200,7 @@ class _BackwardPass:
         return kept[::-1], results
 
     def _operand(
-        self, index: int, reader: OperatorDef | None, name: str, current: Mapping[str, Value], disguise: _Disguise
+        self, index: int, reader: OperatorDef | None, name: str, current: Mapping[str, Value], disguise: _UniqueNames
     ) -> Value:
         """What `name` stands for in a gradient operator of operator `index`; a forward blob must still be there."""
         if name in current:
@@ -217,7 +217,7 @@ class _BackwardPass:
             )
         return Value(blob)
 
-    def _seen(self, index: int, name: str, disguise: _Disguise) -> Version | None:
+    def _seen(self, index: int, name: str, disguise: _UniqueNames) -> Version | None:
         """The version of a forward blob that operator `index` read or wrote; None for a blob that it does not name."""
         for blobs, versions in (
             (disguise.definition.output, self._versions.outputs[index]),
@@ -280,7 +280,7 @@ class _BackwardPass:
         return operator_label(self._net.op[index], index, self._net.name)
 
 
-class _Disguise:
+class _UniqueNames:
     """A def for a maker, in which no two values have one name, and what the names in it stand for.
 
     An operator in place gives its output the name of its input, and the gradients of both have one name as well; so the
@@ -300,7 +300,7 @@ class _Disguise:
 
     def gradient(self, part: Part) -> Gradient:
         """The gradient of an output, under other names."""
-        if isinstance(part, Slices):
+        if isinstance(part, GradientSlices):
             return SparseGradient(self._value(part.indices), self._value(part.values))
         return self._value(part)
 
@@ -334,4 +334,4 @@ def _dependents(net: NetDef, versions: BlobVersions, wanted: Collection[str]) ->
 
 
 def _named(part: Part) -> Gradient:
-    return SparseGradient(part.indices.name, part.values.name) if isinstance(part, Slices) else part.name
+    return SparseGradient(part.indices.name, part.values.name) if isinstance(part, GradientSlices) else part.name

@@ -1,6 +1,6 @@
 """Checkpoints: the state of a training run in a folder, one file a step, the newest whole one to go on from.
 
-A checkpoint is a database of blobs (`dagexec.core.storage.blob_file`) and a record that says which step it is of. It is
+A checkpoint is a database of blobs (`dagexec.storage.blob_file`) and a record that says which step it is of. It is
 written beside its place and renamed, so a process that is killed leaves the one before; a damaged one is refused by
 name, and the one before it is used.
 """
@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from dagexec.core import dtypes
 from dagexec.core.device import CPU
-from dagexec.core.errors import StorageError
-from dagexec.core.storage import database_types
-from dagexec.core.storage.blob_file import BlobFile, read_blob_file, write_blobs
-from dagexec.core.storage.database import reason
-from dagexec.core.storage.publishing import synchronise_folder
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
+from dagexec.errors import StorageError
+from dagexec.storage import database_types
+from dagexec.storage.blob_file import BlobFile, read_blob_file, write_blobs
+from dagexec.storage.database import reason
+from dagexec.storage.publishing import synchronize_folder
 
 logger = logging.getLogger("dagexec")
 
@@ -223,7 +223,7 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        synchronise_folder(path.parent)
+        synchronize_folder(path.parent)
     except OSError as error:
         logger.warning("an old checkpoint cannot be removed: %s: %s", path, reason(error))
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.blocking import wait_until
-from dagexec.core.errors import ClosedError, DataError
-from dagexec.core.forking import LEFT_BEHIND, reset_after_fork
-from dagexec.core.threads import Thread, ThreadWait, acquire, threads
+from dagexec.errors import ClosedError, DataError
+from dagexec.platform.blocking import wait_until
+from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
+from dagexec.platform.threads import Thread, ThreadWait, acquire, threads
 
 logger = logging.getLogger("dagexec")
 
@@ -80,7 +80,7 @@ def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _BatchOrder:
     """Which samples each batch has.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Plan:
 class _Reading:
     """What the threads and the loader share; the loader itself may be forgotten while they run."""
 
-    def __init__(self, plan: _Plan, step: int, last: int | None, prefetch: int) -> None:
+    def __init__(self, plan: _BatchOrder, step: int, last: int | None, prefetch: int) -> None:
         self.plan = plan
         self.prefetch = prefetch
         self.last = last
@@ -282,7 +282,7 @@ class BatchLoader:
         steps = count // batch_size if drop_last else -(-count // batch_size)
         if not steps:
             raise ValueError(f"{count} samples do not fill a batch of {batch_size}: pass drop_last=False")
-        plan = _Plan(dict(arrays), count, batch_size, seed, shuffle, steps, transform)
+        plan = _BatchOrder(dict(arrays), count, batch_size, seed, shuffle, steps, transform)
         last = None if epochs is None else max(epochs * steps, start_step)
         self.steps_per_epoch = steps
         self._reading = reading = _Reading(plan, start_step, last, prefetch)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import DataError
-from dagexec.core.extras import install_command
+from dagexec.errors import DataError
+from dagexec.platform.extras import install_command
 from dagexec.training.data import epoch_order
 
 Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ def digits(size: int = 8, *, test_share: float = 0.2, seed: int = 0) -> Split:
 
 
 def scaled_up(images: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
-    """Images (N, C, H, W) as (N, C, size, size) by linear interpolation along each axis, pixel centres aligned."""
+    """Images (N, C, H, W) as (N, C, size, size) by linear interpolation along each axis, pixel centers aligned."""
     height, width = images.shape[2:]
     if (height, width) == (size, size):
         return images

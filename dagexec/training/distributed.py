@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dagexec.core.errors import CommunicationError, GradientError
 from dagexec.core.proto import NetDef
-from dagexec.core.threads import ThreadWait, threads
 from dagexec.core.workspace import Workspace
+from dagexec.errors import CommunicationError, GradientError
 from dagexec.ops.communication import CommonWorld, all_gather, broadcast
+from dagexec.platform.threads import ThreadWait, threads
 from dagexec.training.model_helper import ModelHelper
 
 WORLD = "comm_world"
@@ -44,7 +44,7 @@ def draw_for_rank(net: NetDef, rank: int) -> None:
 def add_all_reduce(helper: ModelHelper, *, bucket_bytes: int = BUCKET_BYTES, algorithm: str = "ring") -> int:
     """Append to the net operators that sum the gradients over the ranks of blob WORLD; returns the number of buckets.
 
-    Gradients of the last layers go first, since they are there first. The statistics of batch normalisation become the
+    Gradients of the last layers go first, since they are there first. The statistics of batch normalization become the
     means over the ranks. Raises GradientError for a sparse gradient, which is named.
     """
     pending: list[tuple[str, int]] = []

@@ -62,7 +62,7 @@ class Initialization:
     Attributes:
         weight: filler of convolution and fully connected weights, from their fan-in.
         bias: of their biases.
-        scale, shift: of batch normalisation's learnt parameters.
+        scale, shift: of batch normalization's learned parameters.
         mean, variance: of its statistics.
     """
 

@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dagexec.core.errors import StorageError
-from dagexec.core.forking import reset_after_fork
-from dagexec.core.storage.database import reason
+from dagexec.errors import StorageError
+from dagexec.platform.forking import reset_after_fork
+from dagexec.storage.database import reason
 
 try:
     import fcntl

@@ -13,10 +13,10 @@ from typing import Any
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT32, INT64, TypeMeta
-from dagexec.core.errors import SchemaError
 from dagexec.core.model import InputInfo
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.errors import SchemaError
 from dagexec.training.fillers import HE, SYNTHETIC, Filler, Initialization
 from dagexec.training.scopes import Scopes
 
@@ -39,7 +39,7 @@ class ModelBuilder:
         training: whether layers that work otherwise in training do so.
         inputs: what `add_input` declared.
         parameters: names and shapes of the parameters that training changes.
-        computed_parameters: names and shapes of those it does not: batch normalisation's statistics.
+        computed_parameters: names and shapes of those it does not: batch normalization's statistics.
         states: names and shapes of what updates keep from step to step, such as momentum.
         scopes: those that are open.
     """
@@ -168,7 +168,7 @@ class ModelBuilder:
     def iteration(self) -> str:
         """The blob that counts training steps, one int64; on the host and outside all scopes. Made by the first call.
 
-        The init net sets it to 0; the updates of an optimiser add one.
+        The init net sets it to 0; the updates of an optimizer add one.
         """
         if ITERATION not in self.states:
             fill = op("ConstantFill", [], [ITERATION], shape=[1], value=0, dtype=INT64.number)

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dagexec.core.errors import GradientError, SchemaError
 from dagexec.core.gradient import Gradient
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
+from dagexec.errors import GradientError, SchemaError
 from dagexec.training.backward import add_gradient_operators
 from dagexec.training.layers.dense import DenseLayers
 from dagexec.training.layers.loss import LossLayers

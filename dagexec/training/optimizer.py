@@ -1,4 +1,4 @@
-"""Optimisers: they append to a model's net the operators that change its parameters by their gradients.
+"""Optimizers: they append to a model's net the operators that change its parameters by their gradients.
 
     gradients = helper.add_gradient_operators([loss])
     SGD(0.05, momentum=0.9, policy=Step(stepsize=1000, gamma=0.5), weight_decay=5e-4).add_updates(helper)
@@ -17,21 +17,21 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import GradientError, SchemaError
 from dagexec.core.gradient import SparseGradient
+from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.optimize.policies import Fixed, Policy
 from dagexec.training.model_helper import ModelHelper
-from dagexec.training.update_net import Trained, UpdateNet
+from dagexec.training.update_net import UpdatedParameter, UpdateNet
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """Base of the optimisers.
+    """Base of the optimizers.
 
     Attributes:
         learning_rate: the rate that the policy scales, at least 0.
         policy: how the rate depends on the iteration.
-        weight_decay: L2 regularisation: this much of a parameter is added to its gradient, before anything else. It is
+        weight_decay: L2 regularization: this much of a parameter is added to its gradient, before anything else. It is
             for parameters with the tag "weight" alone, as Caffe2's add_weight_decay, and for dense gradients alone.
         max_gradient_norm: all gradients of a call of `add_updates` are scaled together so that the norm of them all
             does not exceed this; None for no limit. Pascanu et al., 2013, arXiv:1211.5063. Of a sparse gradient the
@@ -68,7 +68,7 @@ class Optimizer(ABC):
     def add_updates(self, helper: ModelHelper, parameters: Sequence[str] | None = None) -> None:
         """Append the updates of `parameters`, by default of all that have a gradient, to the net of `helper`.
 
-        May be called again for other parameters, with the same optimiser or another. Raises GradientError when
+        May be called again for other parameters, with the same optimizer or another. Raises GradientError when
         `helper.add_gradient_operators` was not called yet, and for a parameter without gradient, which it names;
         SchemaError for a parameter that has an update already, and for a multiplier of what the model does not have.
         """
@@ -91,22 +91,22 @@ class Optimizer(ABC):
             if isinstance(one.grad, SparseGradient) and not self.takes_sparse:
                 raise GradientError(
                     f"model {helper.name!r}: parameter {one.name!r} has a sparse gradient, which {type(self).__name__} "
-                    "does not take; update it with another optimiser"
+                    "does not take; update it with another optimizer"
                 )
             self._add_update(net, one)
 
     @abstractmethod
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         """Append the update of one parameter."""
 
-    def _rate(self, net: UpdateNet, one: Trained, sign: int) -> str:
+    def _rate(self, net: UpdateNet, one: UpdatedParameter, sign: int) -> str:
         """The blob of the parameter's learning rate, times `sign`."""
         return net.learning_rate(type(self).__name__, sign * self.learning_rate * one.multiplier, self.policy)
 
     def _add_rule(
         self,
         net: UpdateNet,
-        one: Trained,
+        one: UpdatedParameter,
         op_type: str,
         state: Sequence[str],
         rest: Sequence[str],
@@ -151,7 +151,7 @@ class SGD(Optimizer):
         super().__post_init__()
         self._require_numbers("momentum", *(["lars"] if self.lars is not None else []))
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         rate = self._rate(net, one, 1 if self.momentum else -1)
         if self.lars is not None and not isinstance(one.grad, SparseGradient):
             rate = net.scaled_rate(one, rate, self.lars)
@@ -197,7 +197,7 @@ class Adam(Optimizer):
         if self.row_wise and self.rectified:
             raise SchemaError("Adam: row_wise and rectified do not go together")
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         sparse = isinstance(one.grad, SparseGradient)
         decay = self.decoupled_weight_decay if one.is_weight else 0.0
         if sparse and decay:
@@ -235,7 +235,7 @@ class Adagrad(Optimizer):
         super().__post_init__()
         self._require_numbers("epsilon", "decay")
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         sparse, rate = isinstance(one.grad, SparseGradient), self._rate(net, one, -1)
         arguments: dict[str, ArgumentValue] = {"epsilon": self.epsilon}
         if sparse and self.row_wise:
@@ -267,7 +267,7 @@ class Adadelta(Optimizer):
         super().__post_init__()
         self._require_numbers("epsilon", "decay")
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         state = [net.state(one, "squared_moment"), net.state(one, "squared_moment_update")]
         arguments = {"epsilon": self.epsilon, "decay": self.decay}
         self._add_rule(net, one, "Adadelta", state, [self._rate(net, one, -1)], arguments)
@@ -298,7 +298,7 @@ class RmsProp(Optimizer):
         super().__post_init__()
         self._require_numbers("decay", "momentum", "epsilon")
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         state = [net.state(one, "mean_squares"), net.state(one, "momentum")]
         arguments = {"decay": self.decay, "momentum": self.momentum, "epsilon": self.epsilon}
         rate = self._rate(net, one, -1)
@@ -312,7 +312,7 @@ class Ftrl(Optimizer):
 
     Attributes:
         beta: smooths the learning rate at first.
-        lambda1, lambda2: strengths of L1 and L2 regularisation.
+        lambda1, lambda2: strengths of L1 and L2 regularization.
     """
 
     learning_rate: float = 0.01
@@ -325,7 +325,7 @@ class Ftrl(Optimizer):
         super().__post_init__()
         self._require_numbers("beta", "lambda1", "lambda2")
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         state = net.state(one, "ftrl_nz", (*one.kind.shape, 2))
         arguments = {"beta": self.beta, "lambda1": self.lambda1, "lambda2": self.lambda2}
         self._add_rule(net, one, "Ftrl", [state], [self._rate(net, one, 1)], arguments)
@@ -363,7 +363,7 @@ class YellowFin(Optimizer):
         if self.policy != Fixed():
             raise SchemaError(f"YellowFin: it tunes the learning rate itself; found policy {self.policy.name!r}")
 
-    def _add_update(self, net: UpdateNet, one: Trained) -> None:
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         changed = [
             one.name,
             net.state(one, "moment"),

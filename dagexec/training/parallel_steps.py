@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import SchemaError
+from dagexec.errors import SchemaError
 from dagexec.training.data_parallel import parallelize
-from dagexec.training.data_parallel.places import REPLICA
+from dagexec.training.data_parallel.replica_devices import REPLICA
 from dagexec.training.engines import name_engines
-from dagexec.training.measuring import Measuring
+from dagexec.training.evaluation import Evaluation
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.task import Results, TrainingTask, check_batch, task_workspace
 
@@ -73,7 +73,7 @@ class ParallelSteps:
         )
         self._metrics = dict(found[0].metrics)
         self.workspace = task_workspace(allow_io)
-        self._measuring = Measuring(task, self.workspace, net_type, num_workers)
+        self._evaluation = Evaluation(task, self.workspace, net_type, num_workers)
         self._collected = False
         self.collect()
 
@@ -110,9 +110,9 @@ class ParallelSteps:
     def measure(self, batch: Mapping[str, Array]) -> dict[str, float]:
         """The metrics of a batch in test mode, on the host."""
         self.collect()
-        return self._measuring.measure(batch)
+        return self._evaluation.measure(batch)
 
     def close(self) -> None:
         """Close the nets and end the threads."""
         self._model.close()
-        self._measuring.close()
+        self._evaluation.close()

@@ -17,9 +17,9 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from dagexec.core.blobs_queue import BlobsQueue
-from dagexec.core.errors import ClosedError, OperatorError, QueueClosedError
-from dagexec.core.forking import LEFT_BEHIND, reset_after_fork
-from dagexec.core.threads import Thread, threads
+from dagexec.errors import ClosedError, OperatorError, QueueClosedError
+from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
+from dagexec.platform.threads import Thread, threads
 
 logger = logging.getLogger("dagexec")
 

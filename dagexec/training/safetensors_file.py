@@ -26,13 +26,13 @@ from dagexec.core.dtypes import (
     UINT16,
     TypeMeta,
 )
-from dagexec.core.errors import StorageError
-from dagexec.core.extras import install_command
-from dagexec.core.regular_file import regular_only
-from dagexec.core.storage.database import reason
-from dagexec.core.storage.publishing import Unpublished
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
+from dagexec.errors import StorageError
+from dagexec.platform.extras import install_command
+from dagexec.platform.files import regular_only
+from dagexec.storage.database import reason
+from dagexec.storage.publishing import Unpublished
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from dagexec.core.device import Device
-from dagexec.core.errors import SchemaError
+from dagexec.errors import SchemaError
 
 SEPARATOR = "/"
 

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import SchemaError
 from dagexec.core.gradient import fill_like
 from dagexec.core.workspace import Workspace
+from dagexec.errors import SchemaError
 from dagexec.ops.communication import CommonWorld, all_reduce
 from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, draw_for_rank, share_of
 from dagexec.training.engines import name_engines
-from dagexec.training.gradients_apart import gradients_apart
-from dagexec.training.measuring import Measuring, scalar
+from dagexec.training.evaluation import Evaluation, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
+from dagexec.training.split_gradients import gradients_apart
 from dagexec.training.task import TrainingTask, check_batch, task_workspace
 
 Array = npt.NDArray[Any]
@@ -77,7 +77,7 @@ class LocalSteps:
         net = gradients_apart(self.helper.net)
         self._net = with_nan_checks(net) if stop_on_nan else net
         self.activations = Workspace(self.workspace)
-        self._measuring = Measuring(task, self.workspace, net_type, num_workers, device)
+        self._evaluation = Evaluation(task, self.workspace, net_type, num_workers, device)
 
     def checkpoint_blobs(self) -> list[str]:
         """What a training needs to go on."""
@@ -110,11 +110,11 @@ class LocalSteps:
 
     def measure(self, batch: Mapping[str, Array]) -> dict[str, float]:
         """The metrics of a batch in test mode; every rank computes all of it."""
-        return self._measuring.measure(batch)
+        return self._evaluation.measure(batch)
 
     def close(self) -> None:
         """Close the nets."""
-        self._measuring.close()
+        self._evaluation.close()
         for name in self.activations.nets:
             self.activations.delete_net(name)
 

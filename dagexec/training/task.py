@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.errors import FeedError, SchemaError
 from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo
 from dagexec.core.workspace import Workspace
+from dagexec.errors import FeedError, SchemaError
 from dagexec.training.data import Transform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer

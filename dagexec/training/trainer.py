@@ -23,13 +23,13 @@ from typing import Self
 import numpy as np
 
 from dagexec.core.device import Device
-from dagexec.core.errors import ArgumentError, NonFiniteError, SchemaError, StorageError
-from dagexec.core.processor import available_cores
+from dagexec.errors import ArgumentError, NonFiniteError, SchemaError, StorageError
 from dagexec.ops.communication import CommonWorld
+from dagexec.platform.processor import available_cores
 from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.checkpoint import checkpoints as list_checkpoints
 from dagexec.training.data import BatchLoader
-from dagexec.training.data_parallel import find_places
+from dagexec.training.data_parallel import find_replica_devices
 from dagexec.training.data_parallel.parallelizing import REDUCTIONS
 from dagexec.training.distributed import on_first_rank
 from dagexec.training.folder_lock import FolderLock
@@ -111,7 +111,7 @@ class Trainer:
         self._checkpoint_steps = checkpoint_steps or task.steps_per_epoch
         self._saved: int | None = None
         workers = num_workers or available_cores()
-        find_places(devices)
+        find_replica_devices(devices)
         self.steps: LocalSteps | ParallelSteps
         if len(devices) == 1 and iter_size == 1:
             self.steps = LocalSteps(

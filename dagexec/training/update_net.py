@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import GradientError, SchemaError
 from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
+from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.optimize.policies import Policy
 from dagexec.training.fillers import constant
 from dagexec.training.model_builder import BIAS, WEIGHT
@@ -26,7 +26,7 @@ from dagexec.training.model_helper import ModelHelper
 
 
 @dataclass(frozen=True)
-class Trained:
+class UpdatedParameter:
     """A parameter to update.
 
     Attributes:
@@ -89,16 +89,16 @@ class UpdateNet:
                 f"there are {sorted(known)}"
             )
 
-    def trained(self, name: str, grad: Gradient, multipliers: Mapping[str, float]) -> Trained:
+    def trained(self, name: str, grad: Gradient, multipliers: Mapping[str, float]) -> UpdatedParameter:
         """A parameter, with what the init net says of it. Raises SchemaError when that does not make it."""
         kind = self._types.get(name)
         if kind is None:
             raise SchemaError(f"model {self._helper.name!r}: the init net gives no type for parameter {name!r}")
         tags = self._helper.tags_of(name)
         factors = [factor for key, factor in multipliers.items() if key == name or key in tags]
-        return Trained(name, grad, kind, self._placed[name], WEIGHT in tags, math.prod(factors))
+        return UpdatedParameter(name, grad, kind, self._placed[name], WEIGHT in tags, math.prod(factors))
 
-    def state(self, one: Trained, suffix: str, shape: Sequence[int] | None = None, value: float = 0.0) -> str:
+    def state(self, one: UpdatedParameter, suffix: str, shape: Sequence[int] | None = None, value: float = 0.0) -> str:
         """The blob `<param>_<suffix>` of the parameter's type, filled with `value`; by default of its shape."""
         size = one.kind.shape if shape is None else shape
         with self._helper.device_scope(one.device):
@@ -106,7 +106,7 @@ class UpdateNet:
 
     def add(
         self,
-        one: Trained,
+        one: UpdatedParameter,
         op_type: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
@@ -115,7 +115,7 @@ class UpdateNet:
         """Append an operator on the parameter's device."""
         self._append(self._helper.net, op_type, inputs, outputs, arguments, one.device)
 
-    def add_scaled(self, one: Trained, factor: str) -> None:
+    def add_scaled(self, one: UpdatedParameter, factor: str) -> None:
         """Append param' = param + factor * gradient."""
         ones = self.number(1.0, "ONE", one.device)
         if isinstance(one.grad, SparseGradient):
@@ -150,7 +150,7 @@ class UpdateNet:
         self._helper.net.op.append(made)
         return made.output[0]
 
-    def scaled_rate(self, one: Trained, rate: str, offset: float) -> str:
+    def scaled_rate(self, one: UpdatedParameter, rate: str, offset: float) -> str:
         """The blob of a learning rate scaled for one parameter with a dense gradient by Lars."""
         factor, scaled = f"{one.name}_lars", f"{one.name}_lr"
         self.add(one, "Lars", [one.name, one.values], [factor], {"offset": float(offset)})
@@ -162,7 +162,7 @@ class UpdateNet:
         if all(self.iteration not in definition.output for definition in self._helper.net.op):
             self._append(self._helper.net, "Iter", [self.iteration], [self.iteration], {}, CPU)
 
-    def add_weight_decay(self, trained: Sequence[Trained], decay: float) -> None:
+    def add_weight_decay(self, trained: Sequence[UpdatedParameter], decay: float) -> None:
         """Append grad' = grad + decay * param for weights. Raises GradientError for one with a sparse gradient."""
         for one in trained:
             if not one.is_weight:
@@ -172,14 +172,14 @@ class UpdateNet:
             factors = [self.number(1.0, "ONE", one.device), self.number(decay, f"wd_{decay!r}", one.device)]
             self.add(one, "WeightedSum", [one.grad, factors[0], one.name, factors[1]], [one.grad], {})
 
-    def no_sparse_decay(self, one: Trained) -> GradientError:
+    def no_sparse_decay(self, one: UpdatedParameter) -> GradientError:
         """The error that weight decay is asked for a parameter with a sparse gradient; the caller raises it."""
         return GradientError(
             f"model {self._helper.name!r}: parameter {one.name!r} has a sparse gradient, for which there is no weight "
-            "decay; leave the tag 'weight' off it, or update it with an optimiser of its own"
+            "decay; leave the tag 'weight' off it, or update it with an optimizer of its own"
         )
 
-    def add_clipping(self, trained: Sequence[Trained], limit: float) -> None:
+    def add_clipping(self, trained: Sequence[UpdatedParameter], limit: float) -> None:
         """Append what scales the gradients so that the norm of all of them does not exceed `limit`."""
         squares = []
         for one in trained:

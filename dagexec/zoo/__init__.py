@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
-from dagexec.ops.layout import NCHW
+from dagexec.errors import ModelFormatError
+from dagexec.ops.base.layout import NCHW
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo import (
     densenet,

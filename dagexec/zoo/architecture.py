@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dagexec.core.dtypes import INT32
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
-from dagexec.ops.layout import NCHW
+from dagexec.errors import ModelFormatError
+from dagexec.ops.base.layout import NCHW
 from dagexec.training.fillers import Filler
 from dagexec.training.model_helper import ModelHelper
 

@@ -1,7 +1,7 @@
 """Inception v3: Szegedy et al. 2015, "Rethinking the Inception architecture for computer vision", table 1.
 
 Channels of the inner branches, which the paper leaves open, are those of the authors' release, without the auxiliary
-classifier. Every convolution is followed by batch normalisation and ReLU.
+classifier. Every convolution is followed by batch normalization and ReLU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Network:
     def conv(
         self, x: str, name: str, dim_in: int, dim_out: int, *, kernel: Pair, stride: int = 1, pad: Pair = 0
     ) -> str:
-        """Convolution, batch normalisation, ReLU."""
+        """Convolution, batch normalization, ReLU."""
         x = self.helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=pad, bias=False)
         x = self.helper.spatial_bn(x, f"{name}_bn", dim_out, epsilon=1e-3)
         return self.helper.relu(x, x)

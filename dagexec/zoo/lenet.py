@@ -34,7 +34,7 @@ def _classified(helper: ModelHelper, x: str, images: Images, *, kernel: int, pad
 
 
 LENET = Architecture("lenet", Images(1, 28, 10), _layers, least_size=16)
-"""LeNet for grey images; 431,080 parameters."""
+"""LeNet for gray images; 431,080 parameters."""
 
 LENET_DIGITS = Architecture("lenet_digits", Images(1, 8, 10), _small_layers, least_size=4)
 """LeNet for the 8x8 digits of scikit-learn; 114,760 parameters."""

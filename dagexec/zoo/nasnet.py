@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagexec.ops.layout import NCHW
+from dagexec.ops.base.layout import NCHW
 from dagexec.training.fillers import gaussian, he_normal, lecun_normal, uniform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images, stand_in
@@ -126,7 +126,7 @@ class _Cells:
     def _separable(
         self, x: _Feature, name: str, kernel: int, *, stride: int = 1, widen_first: int | None = None
     ) -> _Feature:
-        """Twice: ReLU, depthwise kernel x kernel, 1x1, batch normalisation (appendix A.4)."""
+        """Twice: ReLU, depthwise kernel x kernel, 1x1, batch normalization (appendix A.4)."""
         filters = widen_first or x.channels
         size = (x.size - 1) // stride + 1
         blob = self._separable_once(x.blob, f"{name}_a", x.channels, filters, kernel, stride)
@@ -153,7 +153,7 @@ class _Cells:
         )
 
     def _bn(self, x: str, name: str, dim: int) -> str:
-        """Batch normalisation with small scales: every block is a sum of two, and their variances add."""
+        """Batch normalization with small scales: every block is a sum of two, and their variances add."""
         scale_init = stand_in(self.helper, uniform(0.4, 1.0))
         return self.helper.spatial_bn(x, f"{name}_bn", dim, epsilon=1e-3, scale_init=scale_init)
 

@@ -40,7 +40,7 @@ def _conv_bn(
     pad: int = 0,
     last: bool = False,
 ) -> str:
-    """Convolution and batch normalisation. The last of a branch has a small scale, so that sums over blocks stay small.
+    """Convolution and batch normalization. The last of a branch has a small scale, so that sums over blocks stay small.
 
     For training it starts at zero (Goyal et al. 2017, section 5.1), so that each block begins as the identity.
     """

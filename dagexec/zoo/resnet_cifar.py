@@ -30,7 +30,7 @@ def _layers(helper: ModelHelper, x: str, images: Images) -> str:
 def _conv_bn(
     helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, stride: int = 1, last: bool = False
 ) -> str:
-    """3x3 convolution and batch normalisation."""
+    """3x3 convolution and batch normalization."""
     x = helper.conv(x, name, dim_in, dim_out, kernel=3, stride=stride, pad=1, bias=False)
     last_scale = stand_in(helper, uniform(0.1, 0.5))
     return helper.spatial_bn(x, f"{name}_bn", dim_out, scale_init=last_scale if last else None)

@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.errors import ArgumentError
 from dagexec.ops.communication.collectives import Array, divide
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.communication.common_world import CommonWorld, Tag
 
 Array = npt.NDArray[Any]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ArgumentError, ClosedError, ShapeError
+from dagexec.errors import ArgumentError, ClosedError, ShapeError
 
 Array = npt.NDArray[Any]
 

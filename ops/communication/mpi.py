@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
-from dagexec.core.extras import install_command
-from dagexec.core.threads import threads
+from dagexec.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
 from dagexec.ops.communication.mpi_startup import limited_start
+from dagexec.platform.extras import install_command
+from dagexec.platform.threads import threads
 
 if TYPE_CHECKING:
     from mpi4py import MPI

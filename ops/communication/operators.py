@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.errors import ArgumentError
 from dagexec.ops.communication.collectives import ALGORITHMS, Array, all_gather, all_reduce, barrier, broadcast, reduce
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, connect
 

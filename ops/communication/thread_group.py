@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.blocking import wait_until
-from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, ShapeError
-from dagexec.core.threads import ThreadWait, threads
+from dagexec.errors import ArgumentError, ClosedError, CommunicationError, ShapeError
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
+from dagexec.platform.blocking import wait_until
+from dagexec.platform.threads import ThreadWait, threads
 
 Array = npt.NDArray[Any]
 

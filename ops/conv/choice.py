@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from dagexec.core.errors import ResourceError
+from dagexec.errors import ResourceError
 from dagexec.ops.conv.depthwise import DEPTHWISE
 from dagexec.ops.conv.direct import DIRECT
 from dagexec.ops.conv.fft import FFT

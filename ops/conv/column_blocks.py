@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
-from dagexec.ops.blocks import even_ranges
+from dagexec.ops.base.blocks import even_ranges
+from dagexec.ops.base.geometry import Axis, output_sizes, tap_count
 from dagexec.ops.conv.problem import Allocate, Array, ConvProblem
-from dagexec.ops.geometry import Axis, output_sizes, tap_count
 
 _FEW_PIXELS = 512  # an image with fewer windows is taken together with others: its matrix product alone is too narrow
 

@@ -9,20 +9,20 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.shared_buffer import find_shared_buffer, shared_buffer_forced, shared_step
 from dagexec.core.workspace import Workspace
-from dagexec.ops.blocks import compute_dtype
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import compute_dtype
+from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
+from dagexec.ops.base.layout import ImageOperator, channels_last, image_order, image_shape, require_image, spatial_sizes
 from dagexec.ops.conv.choice import ENGINES, named_algorithm
 from dagexec.ops.conv.gradient_outputs import GROUP_ARGS
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Algorithm, Allocate, Array, ConvProblem, add_bias
 from dagexec.ops.conv.search import searched_algorithm
-from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
-from dagexec.ops.layout import ImageOperator, channels_last, image_order, image_shape, require_image, spatial_sizes
 
 SPATIAL_AXES = {"": (1, 2, 3), "1D": (1,), "2D": (2,), "3D": (3,)}
 """How many spatial axes the operators have whose names end so."""

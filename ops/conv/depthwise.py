@@ -2,7 +2,7 @@
 
 A matrix product of one row would waste the BLAS. Channels are taken in blocks that stay in the cache over all taps.
 With channels first the padded image is dealt out into stride x stride phases, so that the pixels a tap reads are
-neighbours in one of them. A phase and its shift are read as one long row each: pixels at the ends of the rows are
+neighbors in one of them. A phase and its shift are read as one long row each: pixels at the ends of the rows are
 computed for nothing, but the inner loops are long.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem, add_bias, wide_weights
-from dagexec.ops.geometry import Axis
 
 _BLOCK_BYTES = 256 << 10
 Load = Callable[[int], list[Step]]

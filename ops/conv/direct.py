@@ -22,9 +22,9 @@ from itertools import product as every
 import numpy as np
 
 from dagexec.core.operator import Step
+from dagexec.ops.base.geometry import Axis, output_sizes, tap_count
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem
 from dagexec.ops.conv.product import product
-from dagexec.ops.geometry import Axis, output_sizes, tap_count
 
 _BLOCK = 256 << 10  # bytes: a few blocks stay in the L2 cache of a core
 _SHORT_ROW = 12  # pixels: a matrix product of fewer takes longer than gathering several rows for one
@@ -113,7 +113,7 @@ class _Memory:
 
 
 def _rows_are_gathered(problem: ConvProblem) -> bool:
-    """True when rows of x make no good matrix: pixels that are not neighbours, or few of them."""
+    """True when rows of x make no good matrix: pixels that are not neighbors, or few of them."""
     row = problem.axes[-1]
     strided = row.stride > 1 and not problem.channels_last
     return problem.channels > problem.group and (strided or (row.out < _SHORT_ROW and problem.out[:-1] != ()))

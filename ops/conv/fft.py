@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv.overlap_add import Cut, Plan, Sizes, choose_plan, filter_arena
+from dagexec.ops.conv.overlap_add import Cut, OverlapAddPlan, Sizes, choose_plan, filter_arena
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem
 
 _ALL = slice(None)
@@ -68,7 +68,7 @@ class _Workspace:
         return (arena.view(self._work) if real else arena)[: math.prod(shape)].reshape(shape)
 
 
-def planned_steps(problem: ConvProblem, plan: Plan, allocate: Allocate) -> list[Step]:
+def planned_steps(problem: ConvProblem, plan: OverlapAddPlan, allocate: Allocate) -> list[Step]:
     """For some images at a time: the bias everywhere, then what each row of blocks adds."""
     workspace = _Workspace(allocate, plan.arena, problem.work)
     filters, calls = _filter_spectra(problem, plan, workspace, allocate)
@@ -88,7 +88,7 @@ def planned_steps(problem: ConvProblem, plan: Plan, allocate: Allocate) -> list[
 
 def _rows(
     problem: ConvProblem,
-    plan: Plan,
+    plan: OverlapAddPlan,
     workspace: _Workspace,
     filters: Array,
     x: Array,
@@ -200,7 +200,7 @@ def _inverse(workspace: _Workspace, cuts: Sequence[Cut], row: int, z: Array, sum
 
 
 def _filter_spectra(
-    problem: ConvProblem, plan: Plan, workspace: _Workspace, allocate: Allocate
+    problem: ConvProblem, plan: OverlapAddPlan, workspace: _Workspace, allocate: Allocate
 ) -> tuple[Array, list[Step]]:
     """Spectra of the filters turned round, with the factor of `_scale`, as (frequencies, G, M/G, C/G).
 

@@ -11,13 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
-from dagexec.ops.conv.convolution import CONV_ARGS, Convolution, conv_flops, conv_output, register_engines
-from dagexec.ops.layout import channels_last, image_order
-from dagexec.ops.post_ops import (
+from dagexec.errors import ArgumentError
+from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
     SUM,
     infer_post_ops,
@@ -25,6 +23,8 @@ from dagexec.ops.post_ops import (
     post_op_passes,
     read_post_ops,
 )
+from dagexec.ops.base.layout import channels_last, image_order
+from dagexec.ops.conv.convolution import CONV_ARGS, Convolution, conv_flops, conv_output, register_engines
 
 
 def first_operand(call: OperatorCall) -> int:

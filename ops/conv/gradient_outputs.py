@@ -7,8 +7,8 @@ any of them alone; nothing is computed for the others.
 
 from __future__ import annotations
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall
+from dagexec.errors import ArgumentError
 
 FILTER, BIAS, INPUT = "filter", "bias", "input"
 

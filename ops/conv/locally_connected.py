@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import Scratch, block_indices, compute_dtype
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import Scratch, block_indices, compute_dtype
+from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, output_sizes, tap_count
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, GROUP_ARGS, INPUT, wanted_gradients
 from dagexec.ops.conv.unrolled import (
     add_to_image,
@@ -35,7 +36,6 @@ from dagexec.ops.conv.unrolled import (
     some_windows,
     spatial_first,
 )
-from dagexec.ops.geometry import WINDOW_ARGS, Axis, output_sizes, tap_count
 
 Array = npt.NDArray[Any]
 

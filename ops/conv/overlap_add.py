@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import ConvProblem
-from dagexec.ops.geometry import Axis
 
 _ARENA = 4 << 20  # bytes of each of the two workspaces, while one row of blocks takes less
 _CUTS_AN_OCTAVE = 3  # lengths of transforms that are compared
@@ -110,7 +110,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OverlapAddPlan:
     """How a problem is divided: the cut of each axis, and the images and rows of blocks that are computed together.
 
     Attributes:
@@ -131,7 +131,7 @@ class Plan:
 
 
 @lru_cache(maxsize=1024)
-def choose_plan(sizes: Sizes) -> Plan | None:
+def choose_plan(sizes: Sizes) -> OverlapAddPlan | None:
     """The plan of least cost within the limit, or else the one of least memory; None when no window reads a pixel."""
     choices = [axis_cuts(axis) for axis in sizes.axes]
     if not all(choices):
@@ -193,7 +193,7 @@ def _frequencies(cuts: Sequence[Cut]) -> tuple[int, ...]:
     return (*(cut.size for cut in cuts[:-1]), cuts[-1].size // 2 + 1)
 
 
-def _divide(sizes: Sizes, cuts: tuple[Cut, ...]) -> Plan:
+def _divide(sizes: Sizes, cuts: tuple[Cut, ...]) -> OverlapAddPlan:
     """As many images, or else rows of blocks, as the workspaces hold and the limit allows; at least one row."""
     wanted = _ARENA // sizes.itemsize
     images = max(1, min(sizes.batch, wanted // _arena(sizes, cuts, 1, cuts[0].blocks)))
@@ -207,14 +207,14 @@ def _divide(sizes: Sizes, cuts: tuple[Cut, ...]) -> Plan:
         images, rows = (images // 2, rows) if images > 1 else (1, rows // 2)
 
 
-def plan_with(sizes: Sizes, cuts: tuple[Cut, ...], images: int, rows: int) -> Plan:
+def plan_with(sizes: Sizes, cuts: tuple[Cut, ...], images: int, rows: int) -> OverlapAddPlan:
     """The plan that cuts the axes like this and computes so many images and rows of blocks together."""
     arena = _arena(sizes, cuts, images, rows)
     if not sizes.constant:
         arena = max(arena, filter_arena(cuts, sizes.filter_elements))
     spectra = sizes.filter_elements * math.prod(_frequencies(cuts))
     sums = -(-images * sizes.filters * math.prod(axis.out for axis in sizes.axes) // 2) if sizes.converts else 0
-    return Plan(cuts, images, rows, arena, 2 * arena + spectra + sums)
+    return OverlapAddPlan(cuts, images, rows, arena, 2 * arena + spectra + sums)
 
 
 def _arena(sizes: Sizes, cuts: Sequence[Cut], images: int, rows: int) -> int:
@@ -230,7 +230,7 @@ def filter_arena(cuts: Sequence[Cut], elements: int) -> int:
     return elements * max([-(-math.prod(extents) // 2), *stages])
 
 
-def _cost(sizes: Sizes, plan: Plan) -> float:
+def _cost(sizes: Sizes, plan: OverlapAddPlan) -> float:
     """Nanoseconds, about."""
     cuts = plan.cuts
     spectrum = [cut.blocks * cut.size for cut in cuts]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dagexec.core.operator import Step
 from dagexec.core.tensor import Constant
-from dagexec.ops.geometry import Axis, output_sizes
+from dagexec.ops.base.geometry import Axis, output_sizes
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[Sequence[int], npt.DTypeLike], Array]

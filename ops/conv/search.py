@@ -16,14 +16,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.choices import choices
 from dagexec.core.device import CPU, make_context
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.processor import processor_key
 from dagexec.core.tensor import Constant
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
+from dagexec.platform.arithmetic import operator_arithmetic
+from dagexec.platform.processor import processor_key
 
 logger = logging.getLogger("dagexec")
 

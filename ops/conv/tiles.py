@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step
-from dagexec.ops.blocks import even_ranges
+from dagexec.ops.base.blocks import even_ranges
 from dagexec.ops.conv.problem import Array, ConvProblem
 from dagexec.ops.conv.toom_cook import MinimalFilter
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.geometry import TRANSPOSED_ARGS, Axis, Window, read_transposed_window
+from dagexec.ops.base.layout import require_image
 from dagexec.ops.conv.convolution import (
     CONV_ARGS,
     SPATIAL_AXES,
@@ -26,8 +28,6 @@ from dagexec.ops.conv.convolution import (
 from dagexec.ops.conv.gradient import GradientOperator, data_gradient, filter_gradient, gradient_cost, gradient_types
 from dagexec.ops.conv.gradient_outputs import GRADIENT_ARGS
 from dagexec.ops.conv.problem import Array
-from dagexec.ops.geometry import TRANSPOSED_ARGS, Axis, Window, read_transposed_window
-from dagexec.ops.layout import require_image
 
 _ARGS = CONV_ARGS | TRANSPOSED_ARGS
 

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import NUMBER_TYPES
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import BLOCK, block_indices, compute_dtype
-from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window, tap_count
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import BLOCK, block_indices, compute_dtype
+from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window, tap_count
 
 Array = npt.NDArray[Any]
 

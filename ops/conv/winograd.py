@@ -154,7 +154,7 @@ def _finish(problem: ConvProblem, block: Block, source: Array, flat: Array) -> l
     """The steps of A^T z along the last axis, the bias, and writing to y.
 
     With channels last the results are m, m, tiles, M in memory. Otherwise they are m, M, tiles, m: so pixels of a tile
-    that are neighbours in y are neighbours here too.
+    that are neighbors in y are neighbors here too.
     """
     matrix = _matrix(block.tiling.filters[-1].output, problem.work)
     *outputs, last = block.tiling.outputs

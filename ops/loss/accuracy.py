@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, INT32
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.loss.labels import label_check, require_labels
 
 no_gradient("Accuracy", "MultiClassAccuracy")

@@ -9,7 +9,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import is_narrow
+from dagexec.ops.base.blocks import is_narrow
 
 
 def require_one_element(call: OperatorCall, index: int) -> None:

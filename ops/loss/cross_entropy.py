@@ -16,15 +16,15 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import Array, Scratch, compute_dtype
+from dagexec.ops.base.blocks import Array, Scratch, compute_dtype
+from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.labels import label_check, require_labels
 from dagexec.ops.loss.rows import RowGradient, RowLoss, gradient_after_inputs, row_gradient_schema, row_loss_schema
-from dagexec.ops.pointwise import scalar_pass
 
 LEAST_PROBABILITY = 1e-20
 
 
-def _require_labelled(call: OperatorCall) -> tuple[int, int]:
+def _require_labeled(call: OperatorCall) -> tuple[int, int]:
     """Rows and classes of X; a tensor of one axis is one row. Raises ShapeError unless the labels fit."""
     call.require_types(0, *FLOAT_TYPES)
     shape = call.inputs[0].shape
@@ -37,12 +37,12 @@ def _require_labelled(call: OperatorCall) -> tuple[int, int]:
     return rows, classes
 
 
-class _Labelled(Operator):
+class _Labeled(Operator):
     """What LabelCrossEntropy and its gradient share: the probability of each row's label."""
 
     def picked(self) -> tuple[Array, Array, list[Step]]:
         """The probabilities of the labels, at least 1e-20, where they are in X, and the steps that find both."""
-        rows, classes = _require_labelled(self.call())
+        rows, classes = _require_labeled(self.call())
         x, labels = self.x(0).reshape(-1), self.x(1).reshape(-1)
         work = compute_dtype(x.dtype)
         place, given, found = (
@@ -61,7 +61,7 @@ class _Labelled(Operator):
 
 def infer_label_cross_entropy(call: OperatorCall) -> list[TensorType]:
     """One element a row."""
-    rows, _ = _require_labelled(call)
+    rows, _ = _require_labeled(call)
     return [TensorType((rows,), call.inputs[0].meta)]
 
 
@@ -76,7 +76,7 @@ def infer_label_cross_entropy(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
     )
 )
-class LabelCrossEntropy(_Labelled):
+class LabelCrossEntropy(_Labeled):
     """Minus the logarithm of the probability of the label."""
 
     def prepare(self) -> Step:
@@ -89,7 +89,7 @@ class LabelCrossEntropy(_Labelled):
 
 def infer_label_cross_entropy_gradient(call: OperatorCall) -> list[TensorType]:
     """The type of X."""
-    rows, _ = _require_labelled(call)
+    rows, _ = _require_labeled(call)
     call.require_same_type(0, 2)
     call.require_shape(2, (rows,), "one element a row")
     return [call.inputs[0]]
@@ -106,7 +106,7 @@ def infer_label_cross_entropy_gradient(call: OperatorCall) -> list[TensorType]:
         output_names=("dX",),
     )
 )
-class LabelCrossEntropyGradient(_Labelled):
+class LabelCrossEntropyGradient(_Labeled):
     """The gradient of LabelCrossEntropy."""
 
     def prepare(self) -> Step:

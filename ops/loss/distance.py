@@ -9,7 +9,8 @@ import numpy as np
 
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
-from dagexec.ops.blocks import Array, Scratch
+from dagexec.ops.base.blocks import Array, Scratch
+from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.rows import (
     RowGradient,
     RowLoss,
@@ -18,7 +19,6 @@ from dagexec.ops.loss.rows import (
     row_gradient_schema,
     row_loss_schema,
 )
-from dagexec.ops.pointwise import scalar_pass
 
 _PAIR, _WITH_GRADIENT, _BOTH = ("X", "Y"), ("X", "Y", "dZ"), ("dX", "dY")
 _EQUAL = 1e-12  # of L1Distance: elements that differ by no more have no gradient, as in Caffe2

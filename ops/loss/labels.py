@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import INT32, INT64
-from dagexec.core.errors import FeedError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OperatorCall
-from dagexec.ops.blocks import Array
+from dagexec.errors import FeedError
+from dagexec.ops.base.blocks import Array
 
 LABEL_TYPES = (INT32, INT64)
 

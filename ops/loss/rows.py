@@ -17,7 +17,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
+from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
 
 Shape = tuple[int, ...]
 RowShape = Callable[[Shape], Shape]

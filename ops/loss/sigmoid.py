@@ -17,15 +17,15 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall
-from dagexec.ops.activation_passes import sigmoid_passes
-from dagexec.ops.blocks import Array, Scratch
+from dagexec.errors import ArgumentError
+from dagexec.ops.activation.passes import sigmoid_passes
+from dagexec.ops.base.blocks import Array, Scratch
+from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.rows import RowGradient, RowLoss, Shape, all_but_last, row_gradient_schema, row_loss_schema
-from dagexec.ops.pointwise import scalar_pass
 
 ARGUMENTS = {
     "log_D_trick": "1: (2 t - 1) (x - ln(1 + exp(x))) (default 0)",

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
-from dagexec.core.errors import ArgumentError, FeedError
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
+from dagexec.errors import ArgumentError, FeedError
+from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.loss.averaged import require_one_element
 from dagexec.ops.loss.labels import IGNORED, label_check, require_labels
 

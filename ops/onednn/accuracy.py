@@ -9,11 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import PostOp
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.post_ops import ELTWISE
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC, Attributes, Descriptor, describe
-from dagexec.ops.post_ops import PostOp
 
 CLOSE = 2e-6
 """An error that is too large, absolute or, of results above 1, relative."""

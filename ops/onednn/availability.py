@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.ops.layout import BLOCKS
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import Library, library
 from dagexec.ops.onednn.primitive import FORWARD_INFERENCE, Attributes, Descriptor, describe
 

@@ -21,11 +21,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dagexec.core import machine_code, teams
-from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
-from dagexec.core.extras import install_command
-from dagexec.core.forking import ProcessLock, undivided
-from dagexec.core.processor import InstructionSet, instruction_set
+from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
+from dagexec.ops.onednn import machine_code
+from dagexec.platform import teams
+from dagexec.platform.extras import install_command
+from dagexec.platform.forking import ProcessLock, undivided
+from dagexec.platform.processor import InstructionSet, instruction_set
 
 logger = logging.getLogger("dagexec")
 

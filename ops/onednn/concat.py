@@ -13,9 +13,9 @@ import numpy as np
 
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.ops import concat
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, DTYPES, MULTIPLE_SRC
+from dagexec.ops.shape import concat
 
 
 class Joining(OneDNNOperator):
@@ -48,7 +48,7 @@ class Joining(OneDNNOperator):
         )
         sources = {MULTIPLE_SRC + index: pair for index, pair in enumerate(zip(layouts, matrices, strict=True))}
         bound = self.bound(found, {**sources, DST: (target, y)})
-        self.offer_moves(bound, {}, {0: DST})
+        self.offer_rebinding(bound, {}, {0: DST})
         information: Step = nothing_to_do
         if len(self.output_blobs) == 2:
             information = partial(np.copyto, self.y(1), np.array(sizes, np.int32))

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.schema import OperatorCall
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import SUM, PostOp, post_op_passes, read_post_ops
+from dagexec.ops.base.geometry import Axis
+from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
-from dagexec.ops.geometry import Axis
-from dagexec.ops.layout import NHWC, image_order
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
@@ -33,7 +34,6 @@ from dagexec.ops.onednn.primitive import (
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Candidate
 from dagexec.ops.onednn.winograd import TAPS, Layer, candidates, finish
 from dagexec.ops.onednn.winograd_kernels import LANES
-from dagexec.ops.post_ops import SUM, PostOp, post_op_passes, read_post_ops
 
 
 class ForwardConvolution(ConvolutionFamily):
@@ -87,7 +87,7 @@ class ForwardConvolution(ConvolutionFamily):
         self.offer(assembled, inputs, {DST: 0})
         if not later:
             return in_sequence(assembled.steps)
-        self.output_moves = {}
+        self.output_rebinds = {}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
         return in_sequence([*assembled.steps, post_op_passes(self, later, y, y, operands_later)])
 

@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT16, FLOAT32, from_numpy
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.ops.geometry import Axis, tap_count
-from dagexec.ops.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.geometry import Axis, tap_count
+from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator, PackedForms
@@ -261,7 +261,7 @@ class ConvolutionFamily(OneDNNOperator):
         """
         names = list(self.definition.input)
         direct = assembled.direct
-        self.offer_moves(
+        self.offer_rebinding(
             assembled.bound,
             {
                 index: number

@@ -4,7 +4,7 @@ A chain is one primitive: an eltwise one for a single function, otherwise a bina
 1) whose post-ops are the other links; of more than 32 links it takes several. Small chains cost little more than their
 first link: of 64 elements on one core, 0.8 us for one function and 1.9 us for 31, where NumPy takes 0.4 us a link and
 more. A lone sum of two tensors of one shape costs 0.9 us and NumPy's 0.4, but 0.5 in a row of native calls
-(`dagexec.core.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
+(`dagexec.ops.onednn.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
 
 oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keeping_nan`.
 """
@@ -18,12 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops import activation, elementwise, fused_elementwise, unary
-from dagexec.ops.broadcasting import operand_views
-from dagexec.ops.layout import BLOCKS, NCHW
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation import functions as activation
+from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
+from dagexec.ops.base.broadcasting import operand_views
+from dagexec.ops.base.layout import BLOCKS, NCHW
+from dagexec.ops.elementwise import arithmetic as elementwise
+from dagexec.ops.elementwise import fused as fused_elementwise
+from dagexec.ops.elementwise import unary
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
@@ -37,7 +41,6 @@ from dagexec.ops.onednn.primitive import (
     Descriptor,
     PrimitiveDescriptor,
 )
-from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
 
 MOST_POST_OPS = 32
 """What one primitive takes."""
@@ -46,7 +49,7 @@ Operands = Mapping[int, Array]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChainLayout:
     """How the tensors of a chain are shown to oneDNN.
 
     Attributes:
@@ -60,7 +63,7 @@ class Layout:
     operands: Operands
 
 
-def merged(shape: tuple[int, ...], operands: Operands) -> Layout:
+def merged(shape: tuple[int, ...], operands: Operands) -> ChainLayout:
     """A packed tensor and operands that broadcast to it, in as few axes as say the same."""
     padded = {index: (1,) * (len(shape) - array.ndim) + array.shape for index, array in operands.items()}
     axes: list[int] = []
@@ -78,19 +81,19 @@ def merged(shape: tuple[int, ...], operands: Operands) -> Layout:
             for index, view in kept.items():
                 view.append(own[index])
     views = {index: operands[index].reshape(view or (1,)) for index, view in kept.items()}
-    return Layout(tuple(axes) or (1,), NCHW, views)
+    return ChainLayout(tuple(axes) or (1,), NCHW, views)
 
 
-def layouts(shape: tuple[int, ...], operands: Operands) -> Iterator[Layout]:
+def layouts(shape: tuple[int, ...], operands: Operands) -> Iterator[ChainLayout]:
     """Ways to show the tensors to oneDNN, which has fast code for operands that vary along axis 1 alone."""
     least = merged(shape, operands)
     yield least
     leading = {index: array[None] for index, array in least.operands.items()}
     if len(least.shape) > 1:
-        yield Layout((1, *least.shape), NCHW, leading)
+        yield ChainLayout((1, *least.shape), NCHW, leading)
     for order, block in BLOCKS.items():
         if least.shape[-1] == block and len(least.shape) == 3:
-            yield Layout((1, *least.shape), order, leading)
+            yield ChainLayout((1, *least.shape), order, leading)
         if least.shape[-1] == block and len(least.shape) == 4:
             yield replace(least, order=order)
 
@@ -127,7 +130,7 @@ class Chain(OneDNNOperator):
             bounds.append(self._link(source, target, group, {i: operands[i] for i in _inputs(group)}))
             source = target
         if len(bounds) == 1 and not any(link.kind == SUM for link in links):
-            self.offer_moves(bounds[0], {} if self._reads_input_twice() else {0: SRC}, {0: DST})
+            self.offer_rebinding(bounds[0], {} if self._reads_input_twice() else {0: SRC}, {0: DST})
         return in_sequence([bound.step for bound in bounds])
 
     def _reads_input_twice(self) -> bool:
@@ -161,7 +164,7 @@ class Chain(OneDNNOperator):
         raise UnsupportedFeatureError(f"{self.label}: oneDNN is slow with operands of {shapes} for {y.shape}")
 
     def _binary(
-        self, way: Layout, x: Array, other: Array, y: Array, group: Sequence[PostOp]
+        self, way: ChainLayout, x: Array, other: Array, y: Array, group: Sequence[PostOp]
     ) -> tuple[PrimitiveDescriptor, dict[int, tuple[Descriptor, Array]]]:
         """The binary primitive of a group of links, and its arguments; `other` is its second operand."""
         first, rank = group[0], len(way.shape)
@@ -174,7 +177,7 @@ class Chain(OneDNNOperator):
         return found, {SRC: (layout, x), SRC_1: (beside, other), DST: (layout, y), **further}
 
 
-def _others(first: PostOp, way: Layout, dtype: np.dtype[Any]) -> list[Array]:
+def _others(first: PostOp, way: ChainLayout, dtype: np.dtype[Any]) -> list[Array]:
     """What may be the second operand of the binary primitive: that of the first link, or else ones.
 
     A few implementations that take operands a channel as post-ops take no scalar beside them.

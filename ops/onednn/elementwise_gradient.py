@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.ops import activation_gradient, softmax_gradient
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation import gradient as activation_gradient
+from dagexec.ops.activation import softmax_gradient
+from dagexec.ops.activation.softmax import grouping
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
 from dagexec.ops.onednn.primitive import (
@@ -34,7 +36,6 @@ from dagexec.ops.onednn.primitive import (
     Descriptor,
 )
 from dagexec.ops.onednn.softmax import LOG_SOFTMAX, SOFTMAX
-from dagexec.ops.softmax import grouping
 
 _AT_LEAST, _ABOVE, _BELOW = 0x1FFF6, 0x1FFF7, 0x1FFF9
 
@@ -123,7 +124,7 @@ class FunctionGradient(OneDNNOperator):
         if derivative.number is not None and not derivative.times_y:
             moves[0] = SRC
         if self.definition.input[0] != self.definition.input[1]:
-            self.offer_moves(bound, moves, {0: DST})
+            self.offer_rebinding(bound, moves, {0: DST})
         return bound.step
 
     def _number(self, value: float) -> tuple[Descriptor, Array]:
@@ -132,7 +133,7 @@ class FunctionGradient(OneDNNOperator):
         return self.packed(constant), constant
 
 
-class NormalisationGradient(OneDNNOperator):
+class NormalizationGradient(OneDNNOperator):
     """The gradient of Softmax or LogSoftmax."""
 
     algorithm: ClassVar[int]
@@ -150,7 +151,7 @@ class NormalisationGradient(OneDNNOperator):
         handles = (*both, layout.handle, 1, forward.handle, attributes.handle)
         found = self.describe_fast("softmax_backward", self.onednn.engine, self.algorithm, *handles)
         bound = self.bound(found, {DST: (layout, y), DIFF_DST: (layout, dy), DIFF_SRC: (layout, dx)})
-        self.offer_moves(bound, {0: DST, 1: DIFF_DST}, {0: DIFF_SRC})
+        self.offer_rebinding(bound, {0: DST, 1: DIFF_DST}, {0: DIFF_SRC})
         return bound.step
 
 
@@ -160,14 +161,14 @@ for _default in DERIVATIVES:
 
 
 @operator(softmax_gradient.SoftmaxGradient.schema, engine="ONEDNN")
-class SoftmaxGradient(NormalisationGradient, softmax_gradient.SoftmaxGradient):
+class SoftmaxGradient(NormalizationGradient, softmax_gradient.SoftmaxGradient):
     """Gradient of Softmax."""
 
     algorithm = SOFTMAX
 
 
 @operator(softmax_gradient.LogSoftmaxGradient.schema, engine="ONEDNN")
-class LogSoftmaxGradient(NormalisationGradient, softmax_gradient.LogSoftmaxGradient):
+class LogSoftmaxGradient(NormalizationGradient, softmax_gradient.LogSoftmaxGradient):
     """Gradient of LogSoftmax."""
 
     algorithm = LOG_SOFTMAX

@@ -10,15 +10,15 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.geometry import Axis
+from dagexec.ops.base.layout import BLOCKS, NHWC
 from dagexec.ops.conv.convolution import SPATIAL_AXES, conv_window
 from dagexec.ops.conv.gradient import ConvolutionGradient, bias_gradient
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
-from dagexec.ops.geometry import Axis
-from dagexec.ops.layout import BLOCKS, NHWC
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.primitive import (
     DIFF_BIAS,

@@ -12,11 +12,11 @@ from math import prod
 
 from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.core.processor import processor_key
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.measuring import fastest, is_reproducible
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem
+from dagexec.platform.processor import processor_key
 
 logger = logging.getLogger("dagexec")
 

@@ -1,6 +1,6 @@
 """NaN stays NaN in operators that oneDNN computes with maxima, minima and comparisons, which give a number for it.
 
-The processor says after a step whether one of them has met a NaN (`dagexec.core.invalid_operations`). Then, and only
+The processor says after a step whether one of them has met a NaN (`dagexec.ops.onednn.invalid_operations`). Then, and only
 then, the default engine computes the operator again, and rows of the results in which that finds a NaN that is missing,
 or misses one, are taken from it. So finite values cost nothing, and a row's bytes do not depend on those beside it.
 
@@ -17,12 +17,12 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from dagexec.core.invalid_operations import Watch, can_be_seen
-from dagexec.core.native import NativeCall, native_call
-from dagexec.core.operator import Move, Operator, Step, parts_of
-from dagexec.ops.blocks import Array
+from dagexec.core.operator import Operator, Rebind, Step, parts_of
+from dagexec.ops.base.blocks import Array
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.plain_order import plain_twin, require_clear
+from dagexec.ops.onednn.invalid_operations import Watch, can_be_seen
+from dagexec.ops.onednn.native import NativeCall, native_call
+from dagexec.ops.onednn.nchw_fallback import nchw_fallback, require_clear
 from dagexec.ops.onednn.team import parallel_function
 
 logger = logging.getLogger("dagexec")
@@ -134,7 +134,7 @@ class Recomputation:
         self._label = operator.label
         self._said = False
         require_clear(self._call, self.inputs, self._results)
-        for moves, arrays in ((operator.input_moves, self.inputs), (operator.output_moves, self._results)):
+        for moves, arrays in ((operator.input_rebinds, self.inputs), (operator.output_rebinds, self._results)):
             for index, move in moves.items():
                 moves[index] = partial(_moved, move, arrays, index)
 
@@ -149,12 +149,12 @@ class Recomputation:
 
     def compute(self, results: list[Array]) -> None:
         """Write to `results` what the default engine computes."""
-        twin = plain_twin(self._call, self.inputs, results, "")
+        twin = nchw_fallback(self._call, self.inputs, results, "")
         for step in (*twin.before, twin.operator.bind(twin.operator.infer()), *twin.after):
             step()
 
 
-def _moved(move: Move, arrays: list[Array], index: int, array: Array) -> None:
+def _moved(move: Rebind, arrays: list[Array], index: int, array: Array) -> None:
     arrays[index] = array
     move(array)
 

@@ -25,15 +25,15 @@ from functools import lru_cache
 import numpy as np
 
 from dagexec.core.choices import at_end_of_measuring
-from dagexec.core.deadline import Deadline, attempt
 from dagexec.core.dtypes import TypeMeta
-from dagexec.core.errors import DagexecError, UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.processor import last_level_cache
+from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
+from dagexec.platform.deadline import Deadline, attempt
+from dagexec.platform.processor import last_level_cache
 
 logger = logging.getLogger("dagexec")
 

@@ -1,7 +1,7 @@
-"""Normalisations by oneDNN: SpatialBN with given statistics, LRN across channels, LayerNorm.
+"""Normalizations by oneDNN: SpatialBN with given statistics, LRN across channels, LayerNorm.
 
-Of 64 x 56 x 56 in NCHW oneDNN's batch normalisation takes 370 us on one core, NumPy's 150, and a product whose post-op
-adds 22; in NHWC batch normalisation is faster than that, 31 us against 70.
+Of 64 x 56 x 56 in NCHW oneDNN's batch normalization takes 370 us on one core, NumPy's 150, and a product whose post-op
+adds 22; in NHWC batch normalization is faster than that, 31 us against 70.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops import batch_norm, normalization, standardization
-from dagexec.ops.blocks import convert
-from dagexec.ops.layout import NCHW, NHWC, image_order, logical_shape
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.blocks import convert
+from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
+from dagexec.ops.normalization import batch_norm, standardization
+from dagexec.ops.normalization import local_response as normalization
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY
 from dagexec.ops.onednn.primitive import (
@@ -42,7 +43,7 @@ _ACROSS_CHANNELS = 0xAFF
 
 @operator(batch_norm.SpatialBN.schema, engine="ONEDNN")
 class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
-    """Batch normalisation."""
+    """Batch normalization."""
 
     metas = (FLOAT32, BFLOAT16)
 
@@ -51,20 +52,20 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         return not self.arguments.bool("is_test") and image_order(self.call()) == NCHW
 
     def prepare_primitive(self) -> Step:
-        """A product and a sum in one where that is the faster, or a batch normalisation."""
+        """A product and a sum in one where that is the faster, or a batch normalization."""
         if self.x(0).ndim == 2:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN normalises images, found 2 axes")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN normalizes images, found 2 axes")
         if not self.arguments.bool("is_test"):
             return self._train()
         if image_order(self.call()) == NHWC or self.input(0).meta is not FLOAT32:
-            return self._normalise()
+            return self._normalize()
         return self._scale_and_shift()
 
     def _scale_and_shift(self) -> Step:
         """Y = X * factor + shift, which are computed in every run unless the parameters are constant."""
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         if math.prod(logical_shape(order, x.shape)[2:]) == 1:  # its binary primitive takes factors of other channels
-            return self._normalise()
+            return self._normalize()
         factor, shift, steps = self.affine()
         channels = (1, factor.size, *(1,) * (len(logical_shape(order, x.shape)) - 2))
         layout, attributes = self.image(x, order), self.attributes()
@@ -73,22 +74,22 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         handles = (layout, operand, layout, attributes)
         found = self.describe("binary", self.onednn.engine, BINARY["mul"], *handles)
         if found.is_reference:
-            return self._normalise()
+            return self._normalize()
         arguments = {SRC: (layout, x), SRC_1: (operand, factor), DST: (layout, y), POST_OP | SRC_1: (operand, shift)}
         bound = self.bound(found, arguments)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         if all(self.input(index).constant is not None for index in range(1, 5)):
             in_sequence(steps)()
             return bound.step
         return in_sequence([*steps, bound.step])
 
     def _train(self) -> Step:
-        """One batch normalisation that gives the statistics of the batch, and what training keeps of them."""
+        """One batch normalization that gives the statistics of the batch, and what training keeps of them."""
         if len(self.input_blobs) == 7:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN takes no sums over several batches")
         if self.x(0).size == 0:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
-        bound, steps, statistics = self._normalisation(FORWARD_TRAINING, 0)
+        bound, steps, statistics = self._normalization(FORWARD_TRAINING, 0)
         mean, variance = (self.scratch(array.shape, np.float64) for array in statistics)
         kept = tuple(self.y(index) for index in range(1, 5))
         momentum, epsilon = self.arguments.float("momentum", 0.9), normalization.epsilon_of(self.call())
@@ -96,13 +97,13 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         moved: list[Step] = [convert(statistics[0], mean), convert(statistics[1], variance)]
         return in_sequence([*steps, bound.step, *moved, settle])
 
-    def _normalise(self) -> Step:
-        """One batch normalisation with given statistics."""
-        bound, steps, _ = self._normalisation(FORWARD_INFERENCE, _GIVEN_STATISTICS)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+    def _normalize(self) -> Step:
+        """One batch normalization with given statistics."""
+        bound, steps, _ = self._normalization(FORWARD_INFERENCE, _GIVEN_STATISTICS)
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return in_sequence([*steps, bound.step])
 
-    def _normalisation(self, kind: int, flags: int) -> tuple[BoundPrimitive, list[Step], tuple[Array, Array]]:
+    def _normalization(self, kind: int, flags: int) -> tuple[BoundPrimitive, list[Step], tuple[Array, Array]]:
         """The primitive with scale and shift, on float32 parameters, the steps before it, and its mean and variance."""
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         layout, attributes = self.image(x, order), self.attributes()
@@ -128,7 +129,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
 
 @operator(normalization.LRN.schema, engine="ONEDNN")
 class LRN(OneDNNOperator, normalization.LRN):
-    """Local response normalisation across channels."""
+    """Local response normalization across channels."""
 
     metas = (FLOAT32, BFLOAT16)
 
@@ -152,18 +153,18 @@ class LRN(OneDNNOperator, normalization.LRN):
             attributes,
         )
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
 
 @operator(standardization.LayerNorm.schema, engine="ONEDNN")
 class LayerNorm(OneDNNOperator, standardization.LayerNorm):
-    """Layer normalisation."""
+    """Layer normalization."""
 
     metas = (FLOAT32, BFLOAT16)
 
     def prepare_primitive(self) -> Step:
-        """One layer normalisation of a matrix with a row a group; outputs mean and std are float32 alone."""
+        """One layer normalization of a matrix with a row a group; outputs mean and std are float32 alone."""
         groups = standardization.layer_grouping(self.call())
         x, y = self.x(0).reshape(groups.view), self.y(0).reshape(groups.view)
         if len(self.output_blobs) > 1:
@@ -184,5 +185,5 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
             arguments[number] = (wanted, array)
             steps.append(conversion)
         bound = self.bound(found, arguments)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return in_sequence([*steps, bound.step])

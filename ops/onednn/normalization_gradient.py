@@ -1,4 +1,4 @@
-"""Gradients of normalisations by oneDNN: SpatialBN and LRN.
+"""Gradients of normalizations by oneDNN: SpatialBN and LRN.
 
 LRN's needs what oneDNN's forward primitive leaves in a workspace, so that one runs again before it.
 """
@@ -12,15 +12,16 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops import batch_norm_gradient, normalization_gradient
-from dagexec.ops.batch_norm import num_batches_of
-from dagexec.ops.batch_norm_gradient import GradientMemory
-from dagexec.ops.channel_statistics import ChannelPieces, channel_view
-from dagexec.ops.layout import NCHW, image_order
-from dagexec.ops.normalization import epsilon_of
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.channel_statistics import ChannelPieces, channel_view
+from dagexec.ops.base.layout import NCHW, image_order
+from dagexec.ops.normalization import batch_norm_gradient
+from dagexec.ops.normalization import local_response_gradient as normalization_gradient
+from dagexec.ops.normalization.batch_norm import num_batches_of
+from dagexec.ops.normalization.batch_norm_gradient import GradientMemory
+from dagexec.ops.normalization.local_response import epsilon_of
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY
 from dagexec.ops.onednn.primitive import (
@@ -48,7 +49,7 @@ _ACROSS_CHANNELS = 0xAFF
 
 @operator(batch_norm_gradient.SpatialBNGradient.schema, engine="ONEDNN")
 class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
-    """The gradient of batch normalisation."""
+    """The gradient of batch normalization."""
 
     metas: ClassVar = (FLOAT32,)
 
@@ -57,13 +58,13 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
         return self.arguments.bool("is_test") and image_order(self.call()) == NCHW
 
     def prepare_primitive(self) -> Step:
-        """In NHWC one backward batch normalisation, once the variance is found from the inverse deviation."""
+        """In NHWC one backward batch normalization, once the variance is found from the inverse deviation."""
         x, scale, dy, mean, spread = (self.x(index) for index in range(5))
         if x.ndim == 2:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN normalises images, found 2 axes")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN normalizes images, found 2 axes")
         if len(self.input_blobs) == 7 or num_batches_of(self.call()) > 1 or x.size == 0:
             raise UnsupportedFeatureError(
-                f"{self.label}: oneDNN normalises one batch, of one element a channel or more"
+                f"{self.label}: oneDNN normalizes one batch, of one element a channel or more"
             )
         test, epsilon = self.arguments.bool("is_test"), epsilon_of(self.call())
         order = image_order(self.call())
@@ -105,7 +106,7 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
     def _in_two_products(self) -> Step:
         """In NCHW: sums by NumPy, then dX = dY * factor + shift, to which X * slope is added.
 
-        Of 8 x 64 x 56 x 56 that takes 1.5 ms on one core, oneDNN's batch normalisation 8, NumPy alone 2.5. The mean is
+        Of 8 x 64 x 56 x 56 that takes 1.5 ms on one core, oneDNN's batch normalization 8, NumPy alone 2.5. The mean is
         not subtracted from X but from the result, which costs accuracy where it is many times the deviation.
         """
         x, scale, dy, mean, inverse = (self.x(index) for index in range(5))
@@ -159,7 +160,7 @@ def _variance_of(inverse: Array, epsilon: float, variance: Array) -> None:
 
 @operator(normalization_gradient.LRNGradient.schema, engine="ONEDNN")
 class LRNGradient(OneDNNOperator, normalization_gradient.LRNGradient):
-    """The gradient of local response normalisation."""
+    """The gradient of local response normalization."""
 
     metas: ClassVar = (FLOAT32,)
 

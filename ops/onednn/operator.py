@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
-from dagexec.core.errors import ArgumentError, UnsupportedFeatureError
-from dagexec.core.forking import ProcessLock
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
-from dagexec.ops.layout import ORDERS, blocked_orders, logical_shape
+from dagexec.errors import ArgumentError, UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import SUM, PostOp
+from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
+from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.plain_order import in_plain_order
 from dagexec.ops.onednn.post_ops import DROPS_NAN
 from dagexec.ops.onednn.primitive import (
     DST,
@@ -32,14 +32,14 @@ from dagexec.ops.onednn.primitive import (
     Attributes,
     BoundPrimitive,
     Descriptor,
-    Movable,
     Primitive,
     PrimitiveDescriptor,
+    Rebindable,
     aligned_empty,
     describe,
 )
 from dagexec.ops.onednn.reproducing import gives_same_bytes
-from dagexec.ops.post_ops import SUM, PostOp
+from dagexec.platform.forking import ProcessLock
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
@@ -75,12 +75,12 @@ class PackedForms:
             return array
 
 
-class _Moving:
+class _Rebind:
     """Lets one argument be at another array."""
 
     __slots__ = ("_bound", "_number")
 
-    def __init__(self, bound: Movable, number: int) -> None:
+    def __init__(self, bound: Rebindable, number: int) -> None:
         self._bound = bound
         self._number = number
 
@@ -146,7 +146,7 @@ class OneDNNOperator(Operator):
             if self.needs_onednn():
                 return in_plain_order(self, reason)
             logger.info("%s: the default engine computes it: %s", self.label, reason)
-            self.input_moves, self.output_moves = {}, {}
+            self.input_rebinds, self.output_rebinds = {}, {}
             return super().prepare()  # type: ignore[safe-super]
 
     def kept(self, step: Step) -> Step:
@@ -253,7 +253,7 @@ class OneDNNOperator(Operator):
             arguments = {**arguments, SCRATCHPAD: scratchpad}
         return description.create().bind(arguments, self.label)
 
-    def offer_moves(self, bound: Movable, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
+    def offer_rebinding(self, bound: Rebindable, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
         """Let a caller's memory take the place of inputs and outputs: by index, their argument numbers.
 
         Each argument must be all that the step does with the array. In place nothing is offered.
@@ -261,9 +261,9 @@ class OneDNNOperator(Operator):
         if set(self.definition.input) & set(self.definition.output):
             return
         for index, number in inputs.items():
-            self.input_moves[index] = _Moving(bound, number)
+            self.input_rebinds[index] = _Rebind(bound, number)
         for index, number in outputs.items():
-            self.output_moves[index] = _Moving(bound, number)
+            self.output_rebinds[index] = _Rebind(bound, number)
 
     def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:
         """The primitive that copies `x` to `y`, from layout and type `source` to `target`."""

@@ -10,8 +10,8 @@ import weakref
 
 import numpy as np
 
-from dagexec.core.forking import ProcessLock
 from dagexec.ops.onednn.primitive import Array, aligned_empty
+from dagexec.platform.forking import ProcessLock
 
 PIECE = 16 << 20
 """Bytes of a piece. It is freed with the last of the arrays in it."""

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
-from dagexec.ops.geometry import Axis, tap_count
-from dagexec.ops.layout import NCHW, NHWC
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.geometry import Axis, tap_count
+from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import (
     DIFF_DST,
@@ -71,7 +71,7 @@ class Pooling(OneDNNOperator):
             attributes,
         )
         bound = self.bound(found, arguments)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
     @abstractmethod
@@ -236,7 +236,7 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
             none,
         )
         bound = self.bound(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)})
-        self.offer_moves(bound, {2: DIFF_DST}, {0: DIFF_SRC})
+        self.offer_rebinding(bound, {2: DIFF_DST}, {0: DIFF_SRC})
         return bound.step
 
 

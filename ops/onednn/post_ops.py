@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dagexec.core.dtypes import from_numpy
-from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.ops.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import SUM, PostOp
+from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.primitive import POST_OP, SRC_1, Array, Attributes, Descriptor
-from dagexec.ops.post_ops import SUM, PostOp
 
 _RELU, _TANH, _ELU, _SQUARE, _ABS, _SQRT, _LINEAR, _SOFTPLUS, _HARDSIGMOID, _LOGISTIC, _EXP = range(0x20, 0x2B)
 _GELU_TANH, _SWISH, _LOG, _CLIP, _, _POW, _GELU_ERF, _, _MISH, _HARDSWISH = range(0x2B, 0x35)

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
-from dagexec.core.errors import DagexecError, UnsupportedFeatureError
-from dagexec.core.host_memory import aligned_bytes
-from dagexec.core.native import NativeCall, declare
-from dagexec.ops.layout import NCHW, NCHW8C, NCHW16C, NHWC
+from dagexec.errors import DagexecError, UnsupportedFeatureError
+from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.native import NativeCall, declare
+from dagexec.platform.host_memory import aligned_bytes
 
 Array = npt.NDArray[Any]
 
@@ -376,7 +376,7 @@ class Primitive:
         return BoundPrimitive(self, arguments, label)
 
 
-class Movable(Protocol):
+class Rebindable(Protocol):
     """Arguments of a candidate that may be at other places from one run to the next; see BoundPrimitive."""
 
     def move(self, number: int, array: Array) -> None:

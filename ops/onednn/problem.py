@@ -12,8 +12,8 @@ from math import prod
 from typing import Protocol
 
 from dagexec.core.dtypes import TypeMeta
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, nothing_to_do
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import (
@@ -25,8 +25,8 @@ from dagexec.ops.onednn.primitive import (
     WEIGHTS,
     Array,
     Descriptor,
-    Movable,
     PrimitiveDescriptor,
+    Rebindable,
 )
 
 DIRECT, WINOGRAD = "direct", "winograd"
@@ -252,7 +252,7 @@ class Assembled:
     """
 
     steps: list[Step]
-    bound: Movable
+    bound: Rebindable
     direct: frozenset[int]
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, from_numpy
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops import fused_product, product
-from dagexec.ops.layout import NCHW
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import SUM, PostOp, post_op_passes, read_post_ops
+from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
@@ -31,7 +31,8 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
-from dagexec.ops.post_ops import SUM, PostOp, post_op_passes, read_post_ops
+from dagexec.ops.product import fused as fused_product
+from dagexec.ops.product import products as product
 
 STREAMED_BYTES = 3 << 20
 """Weights of more bytes than this are taken not to be in a cache when the layer runs."""
@@ -81,7 +82,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                 )
             )
             if is_moved and not later:
-                self.offer_moves(assembled.bound, offered, {0: DST})
+                self.offer_rebinding(assembled.bound, offered, {0: DST})
             return in_sequence([*assembled.steps, self._finished(later)])
         layout, source, target, bias = (self.packed(array) for array in (weights, x, y, self.x(2)))
         wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(w.dtype))
@@ -96,7 +97,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
         bound = self.bound(found, arguments)
         if is_moved and not later:
-            self.offer_moves(bound, offered, {0: DST})
+            self.offer_rebinding(bound, offered, {0: DST})
         return in_sequence([pack, bound.step, self._finished(later)])
 
     def drops_nan(self) -> bool:

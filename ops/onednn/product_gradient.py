@@ -7,12 +7,12 @@ own, which for weights that change every run means a copy there and one back; ma
 
 from __future__ import annotations
 
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
-from dagexec.ops import product_gradient
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, SRC, WEIGHTS, Array
+from dagexec.ops.product import gradient as product_gradient
 
 
 class FullyConnectedGradient(OneDNNOperator, product_gradient.FullyConnectedGradient):

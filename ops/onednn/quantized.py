@@ -1,4 +1,4 @@
-"""Quantised operators by oneDNN: products of 8-bit integers summed in 32 bits, four a lane (VNNI).
+"""Quantized operators by oneDNN: products of 8-bit integers summed in 32 bits, four a lane (VNNI).
 
 Where the processor has no instruction that sums exactly (older ones saturate 16-bit pairs), NumPy computes. Sums are
 exact; scaling is in float32 as the schemas say it, but with the bias added after the scaling and factors multiplied in
@@ -16,10 +16,11 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, INT8, INT32, TypeMeta, from_numpy
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.ops.layout import NCHW, NHWC, channels_last
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import PostOp, read_post_ops
+from dagexec.ops.base.layout import NCHW, NHWC, channels_last
 from dagexec.ops.onednn.convolution_family import grouped, require_window, tail_of
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
@@ -38,10 +39,9 @@ from dagexec.ops.onednn.primitive import (
     Descriptor,
     PrimitiveDescriptor,
 )
-from dagexec.ops.post_ops import PostOp, read_post_ops
 from dagexec.ops.quantized import addition, convolution, linear, product
 from dagexec.ops.quantized.accumulation import fits_int32
-from dagexec.ops.quantized.requantisation import Requantisation
+from dagexec.ops.quantized.requantization import Requantization
 from dagexec.ops.quantized.scales import BYTES, checked_scales, scale_argument
 
 _CONVOLUTION_DIRECT = 1
@@ -67,7 +67,7 @@ class Scaling:
     shift: float
 
     @classmethod
-    def of(cls, what: Requantisation, x_scale: np.float32, addend: TypeMeta | None) -> Scaling:
+    def of(cls, what: Requantization, x_scale: np.float32, addend: TypeMeta | None) -> Scaling:
         """The scaling of an operator with an addend of that type, if it has one."""
         unit = what.y_scale if addend is None else np.float32(1) if addend is FLOAT32 else what.add_scale
         first_adds = bool(what.post_ops) and what.post_ops[0].kind == "add"
@@ -80,7 +80,7 @@ class Scaling:
         return cls(np.float32(x_scale / unit), np.float32(what.y_scale / unit), tuple(post_ops), shift)
 
 
-class QuantisedProduct(OneDNNOperator):
+class QuantizedProduct(OneDNNOperator):
     """What QuantConv and QuantFC share: scales, zero points, and the bias in float32."""
 
     metas: ClassVar = BYTES
@@ -101,7 +101,7 @@ class QuantisedProduct(OneDNNOperator):
         return Descriptor.strided(self.onednn, values.shape, from_numpy(values.dtype), (1,)), values
 
     def scale_arguments(
-        self, what: Requantisation, scaling: Scaling, attributes: Attributes, mask: int, zero_point: int
+        self, what: Requantization, scaling: Scaling, attributes: Attributes, mask: int, zero_point: int
     ) -> tuple[Arguments, list[Step]]:
         """Scales, zero points and the bias, and the steps that compute those that are not constant.
 
@@ -132,7 +132,7 @@ class QuantisedProduct(OneDNNOperator):
             return arguments, checks
         return arguments, checks + steps
 
-    def addend_meta(self, what: Requantisation) -> TypeMeta | None:
+    def addend_meta(self, what: Requantization) -> TypeMeta | None:
         """The type of what post_ops add."""
         return None if what.addend is None else self.input(what.addend).meta
 
@@ -142,7 +142,7 @@ def _drops_nan(owner: Operator) -> bool:
 
 
 @operator(convolution.QUANT_CONV, engine="ONEDNN")
-class QuantConv(QuantisedProduct, convolution.QuantConv):
+class QuantConv(QuantizedProduct, convolution.QuantConv):
     """One convolution primitive on NHWC images; those in NCHW are copied before and after it."""
 
     def prepare_primitive(self) -> Step:
@@ -183,7 +183,7 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
         arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
         bound = self.bound(found, arguments)
         if x is self.x(0) and y is self.y(0):
-            self.offer_moves(bound, {0: SRC}, {0: DST})
+            self.offer_rebinding(bound, {0: SRC}, {0: DST})
         store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
         return in_sequence([*before, *load, pack, bound.step, *store])
 
@@ -206,7 +206,7 @@ class QuantConv(QuantisedProduct, convolution.QuantConv):
 
 
 @operator(product.QUANT_FC, engine="ONEDNN")
-class QuantFC(QuantisedProduct, product.QuantFC):
+class QuantFC(QuantizedProduct, product.QuantFC):
     """One matrix product."""
 
     def prepare_primitive(self) -> Step:
@@ -237,7 +237,7 @@ class QuantFC(QuantisedProduct, product.QuantFC):
         packed, pack = self.parameter(1, weights, self.packed(weights), target)
         arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
         bound = self.bound(found, arguments)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return in_sequence([*before, pack, bound.step])
 
 
@@ -248,7 +248,7 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
     metas: ClassVar = BYTES
 
     def drops_nan(self) -> bool:
-        """As in QuantisedProduct."""
+        """As in QuantizedProduct."""
         return _drops_nan(self)
 
     def prepare_primitive(self) -> Step:
@@ -278,7 +278,7 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast sum of these types")
         bound = self.bound(found, arguments | {SRC: (first, a), SRC_1: (second, b), DST: (result, y)})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
     def _scale(self, value: np.float32) -> tuple[Descriptor, Array]:
@@ -322,13 +322,13 @@ class _LinearCopy(OneDNNOperator):
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast copy between these types")
         bound = self.bound(found, arguments | {SRC: (source, x), DST: (target, y)})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
 
 @operator(linear.QuantizeLinear.schema, engine="ONEDNN")
 class QuantizeLinear(_LinearCopy, linear.QuantizeLinear):
-    """A copy with conversion; it multiplies with 1 / scale, so that a tie may go to the other neighbour."""
+    """A copy with conversion; it multiplies with 1 / scale, so that a tie may go to the other neighbor."""
 
     metas: ClassVar = (FLOAT32,)
 

@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.ops.layout import NCHW
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import (
     BIAS,
@@ -103,7 +103,7 @@ class LSTM(OneDNNOperator, lstm.LSTM):
             last = self.y(2) if len(self.output_blobs) > 2 else self.scratch(self.y(1).shape, y.dtype)
             arguments[DST_2] = (state, last)
         bound = self.bound(found, arguments)
-        self.offer_moves(bound, {0: SRC}, {0: DST} if directions == 1 else {})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST} if directions == 1 else {})
         return in_sequence([*steps, add, bound.step, self._separated(sizes, joined)])
 
     def _layout(self, shape: tuple[int, ...]) -> Descriptor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.ops import reduction
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, SRC
+from dagexec.ops.reduction import axes as reduction
 
 _MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)
 
@@ -39,7 +39,7 @@ class Reducing(OneDNNOperator):
         return next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
 
     def prepare_primitive(self) -> Step:
-        """One reduction, of neighbouring axes as one. oneDNN has fast code where the last axes are reduced."""
+        """One reduction, of neighboring axes as one. oneDNN has fast code where the last axes are reduced."""
         x = self.x(0)
         if len(self.input_blobs) > 1:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN does not reduce parts of an axis")
@@ -53,12 +53,12 @@ class Reducing(OneDNNOperator):
         tensors = (source, target, 0.0, 0.0, attributes)
         found = self.describe_fast("reduction", self.onednn.engine, self._algorithm(), *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
 
 def merged(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`shape` with neighbouring axes as one that are all reduced or all kept; and that with the reduced ones as 1."""
+    """`shape` with neighboring axes as one that are all reduced or all kept; and that with the reduced ones as 1."""
     sizes, reduced = [1], [False]
     for axis, size in enumerate(shape):
         if (axis in axes) != reduced[-1]:

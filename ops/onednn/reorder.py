@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
-from dagexec.ops import reorder
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, DTYPES, SRC
+from dagexec.ops.shape import reorder
 
 
 @operator(reorder.Reorder.schema, engine="ONEDNN")
@@ -24,5 +24,5 @@ class Reorder(OneDNNOperator, reorder.Reorder):
         x, y = self.x(0), self.y(0)
         source, target = reorder.orders_of(self.call())
         bound = self.reorder(self.image(x, source), self.image(y, target), x, y)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step

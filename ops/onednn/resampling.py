@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
-from dagexec.ops import spatial
-from dagexec.ops.layout import image_order, spatial_sizes
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.layout import image_order, spatial_sizes
+from dagexec.ops.image import spatial
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
@@ -19,7 +19,7 @@ _CACHE_LINE = 64
 
 @operator(spatial.ResizeNearest.schema, engine="ONEDNN")
 class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
-    """Nearest-neighbour resizing."""
+    """Nearest-neighbor resizing."""
 
     def prepare_primitive(self) -> Step:
         """One resampling.
@@ -31,8 +31,8 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
         scales = spatial.resize_scales(self.call())
         sizes = zip(spatial_sizes(order, x.shape), spatial_sizes(order, y.shape), scales, strict=True)
         for size, out, scale in sizes:
-            centres = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * np.float32(size / out) - np.float32(0.5)
-            if (np.floor(centres + np.float32(0.5)).astype(np.intp) != spatial.nearest_pixels(out, scale)).any():
+            centers = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * np.float32(size / out) - np.float32(0.5)
+            if (np.floor(centers + np.float32(0.5)).astype(np.intp) != spatial.nearest_pixels(out, scale)).any():
                 raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} takes other pixels than oneDNN does")
         if y.ctypes.data % _CACHE_LINE:
             raise UnsupportedFeatureError(f"{self.label}: its output does not begin on a cache line")
@@ -40,5 +40,5 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
         tensors = (self.onednn.ffi.NULL, source, target, attributes)
         found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, y)})
-        self.offer_moves(bound, {0: SRC}, {})  # a caller's memory may begin anywhere
+        self.offer_rebinding(bound, {0: SRC}, {})  # a caller's memory may begin anywhere
         return bound.step

@@ -11,8 +11,8 @@ import math
 
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
-from dagexec.ops import spatial
-from dagexec.ops.layout import BLOCKS, channel_axis, channel_count, image_order
+from dagexec.ops.base.layout import BLOCKS, channel_axis, channel_count, image_order
+from dagexec.ops.image import spatial
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, DTYPES, FORWARD_INFERENCE, SRC, Array
 
@@ -39,7 +39,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
             source = x.reshape(outer, group, width, inner)
             target = y.reshape(outer, width, group, inner).swapaxes(1, 2)
         bound = self.reorder(self.packed(source), self.packed(target), x, y)
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
     def _shuffle(self, x: Array, y: Array, order: str, width: int) -> Step:
@@ -48,7 +48,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         shuffled = (FORWARD_INFERENCE, layout, layout, 1, width, attributes)
         found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
 

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
-from dagexec.ops import softmax
+from dagexec.ops.activation import softmax
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 SOFTMAX, LOG_SOFTMAX = 0x30000, 0x30001
 
 
-class _Normalising(OneDNNOperator):
+class _Normalizing(OneDNNOperator):
     algorithm: ClassVar[int]
 
     def drops_nan(self) -> bool:
@@ -29,19 +29,19 @@ class _Normalising(OneDNNOperator):
         handles = (layout, layout, 1, attributes)
         found = self.describe_fast("softmax_forward", self.onednn.engine, FORWARD_INFERENCE, self.algorithm, *handles)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
-        self.offer_moves(bound, {0: SRC}, {0: DST})
+        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         return bound.step
 
 
 @operator(softmax.Softmax.schema, engine="ONEDNN")
-class Softmax(_Normalising, softmax.Softmax):
+class Softmax(_Normalizing, softmax.Softmax):
     """Softmax."""
 
     algorithm = SOFTMAX
 
 
 @operator(softmax.LogSoftmax.schema, engine="ONEDNN")
-class LogSoftmax(_Normalising, softmax.LogSoftmax):
+class LogSoftmax(_Normalizing, softmax.LogSoftmax):
     """Logarithm of Softmax."""
 
     algorithm = LOG_SOFTMAX

@@ -13,11 +13,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import DagexecError
-from dagexec.core.machine_code import executable
-from dagexec.core.native import NativeCall, declare, table_code
 from dagexec.core.operator import Step
+from dagexec.errors import DagexecError
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.machine_code import executable
+from dagexec.ops.onednn.native import NativeCall, declare, table_code
 
 Row = tuple[int, int, int, int, int]
 """A function and its arguments, whose result does not count."""

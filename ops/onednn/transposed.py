@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.geometry import Axis
+from dagexec.ops.base.layout import NHWC
 from dagexec.ops.conv.convolution import SPATIAL_AXES
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
 from dagexec.ops.conv.transposed import TransposedConvolution, TransposedConvolutionGradient, transposed_window
-from dagexec.ops.geometry import Axis
-from dagexec.ops.layout import NHWC
 from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
 from dagexec.ops.onednn.gradient import GradientFamily
 from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor

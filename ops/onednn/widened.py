@@ -15,9 +15,9 @@ from math import prod
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step
-from dagexec.ops.layout import NCHW
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import (

@@ -26,14 +26,14 @@ from itertools import pairwise
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.core.native import join
 from dagexec.core.operator import Step
-from dagexec.core.processor import core_cache
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import SUM, PostOp
+from dagexec.ops.base.layout import NHWC
 from dagexec.ops.conv.toom_cook import MinimalFilter, kronecker, minimal_filter
-from dagexec.ops.layout import NHWC
 from dagexec.ops.onednn import winograd_kernels as kernels
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.native import join
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import (
@@ -56,7 +56,7 @@ from dagexec.ops.onednn.primitive import (
 )
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem
 from dagexec.ops.onednn.team import Row, can_run, team_step
-from dagexec.ops.post_ops import SUM, PostOp
+from dagexec.platform.processor import core_cache
 
 TAPS = 3
 _OUTPUTS = (2, 4)  # m
@@ -90,13 +90,13 @@ class Layer:
     groups: int
     heads: tuple[int, int]
     result: tuple[int, int]
-    finish: kernels.Finish
+    finish: kernels.Epilogue
     other: int = 0
 
 
 def finish(
     post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...], *, has_bias: bool
-) -> tuple[kernels.Finish, int] | None:
+) -> tuple[kernels.Epilogue, int] | None:
     """How a layer with these post-ops ends, and the argument that is added to the result; None where it cannot.
 
     `operands` are the arrays that post-ops read, by input number, and `shape` is that of the result.
@@ -116,7 +116,7 @@ def finish(
             return None
     if sum(kind != kernels.ADD_OTHER for kind, _, _ in found) > kernels.MOST_LIMITS:
         return None
-    return kernels.Finish(has_bias, tuple(found)), other
+    return kernels.Epilogue(has_bias, tuple(found)), other
 
 
 def _is_alike(operand: Array, shape: tuple[int, ...]) -> bool:

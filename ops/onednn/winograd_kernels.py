@@ -3,7 +3,7 @@
 A kernel reads up to six lines of vectors, and writes as many lines, each a sum of those read with the coefficients of a
 matrix: B^T or A^T of `ops/conv/toom_cook.py`. It is called with the address of `Lines`, which say where they are: as
 often as `outer`, it goes along `inner_bytes` of all lines, and then moves the lines read and written by their steps.
-The last one of a convolution also adds the bias and does the post-ops (`Finish`).
+The last one of a convolution also adds the bias and does the post-ops (`Epilogue`).
 
 No code knows a geometry: padding, strides and tiles are in the addresses that `winograd` writes.
 """
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from dagexec.core.machine_code import executable
 from dagexec.ops.conv.toom_cook import Matrix
 from dagexec.ops.onednn.assembler import (
     ADD,
@@ -40,6 +39,7 @@ from dagexec.ops.onednn.assembler import (
     SUB,
     Assembler,
 )
+from dagexec.ops.onednn.machine_code import executable
 
 LANES = 8
 """Float32 numbers in a vector: lines are whole vectors."""
@@ -58,7 +58,7 @@ _FIRST_RESULT = 6  # vectors below hold what was read
 _LAST_VECTOR = 15
 
 MOST_LIMITS = 2
-"""How many of RELU and CLIP `Finish` may have: vectors hold their limits."""
+"""How many of RELU and CLIP `Epilogue` may have: vectors hold their limits."""
 
 ADD_OTHER = "add"
 RELU = "relu"
@@ -66,7 +66,7 @@ CLIP = "clip"
 
 
 @dataclass(frozen=True)
-class Finish:
+class Epilogue:
     """What is done to sums before they are written.
 
     Attributes:
@@ -83,12 +83,12 @@ _Term = tuple[Fraction, int]
 
 
 @lru_cache(maxsize=64)
-def line_kernel(matrix: Matrix, finish: Finish | None = None) -> int | None:
+def line_kernel(matrix: Matrix, finish: Epilogue | None = None) -> int | None:
     """The address of a kernel for the rows of `matrix`, at most four with `finish`; None where it cannot run."""
     return executable(_kernel(matrix, finish))
 
 
-def _kernel(matrix: Matrix, finish: Finish | None) -> bytes:
+def _kernel(matrix: Matrix, finish: Epilogue | None) -> bytes:
     code = Assembler()
     inputs, outputs = _INPUTS[: len(matrix[0])], _OUTPUTS[: len(matrix)]
     code.push(*_SAVED)
@@ -121,7 +121,7 @@ def _write(code: Assembler, line: int, vector: int) -> None:
     code.store(vector, line, _INDEX)
 
 
-def _finishing(code: Assembler, finish: Finish) -> Callable[[Assembler, int, int], None]:
+def _finishing(code: Assembler, finish: Epilogue) -> Callable[[Assembler, int, int], None]:
     """Loads what `finish` needs into registers. Returns what writes a vector to a line."""
     free = _LAST_VECTOR
     limits: list[tuple[int, int]] = []
@@ -211,7 +211,7 @@ def _sum(code: Assembler, terms: Sequence[_Term], vector: int) -> int:
 
 
 def _paired_columns(matrix: Matrix) -> list[tuple[int, int]]:
-    """Neighbouring columns that are equal but for the signs of some entries."""
+    """Neighboring columns that are equal but for the signs of some entries."""
     found = []
     for left in range(1, len(matrix[0]) - 1, 2):
         both = [(row[left], row[left + 1]) for row in matrix]
@@ -221,7 +221,7 @@ def _paired_columns(matrix: Matrix) -> list[tuple[int, int]]:
 
 
 def _paired_rows(matrix: Matrix) -> list[tuple[int, int]]:
-    """Neighbouring rows that are equal but for the signs of some entries, of which there are both kinds."""
+    """Neighboring rows that are equal but for the signs of some entries, of which there are both kinds."""
     found = []
     for row in range(1, len(matrix) - 1, 2):
         both = [(a, b) for a, b in zip(matrix[row], matrix[row + 1], strict=True) if a or b]

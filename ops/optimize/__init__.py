@@ -1,4 +1,4 @@
-"""Operators that optimisers are made of: the counter, learning rates, and update rules, dense and sparse."""
+"""Operators that optimizers are made of: the counter, learning rates, and update rules, dense and sparse."""
 
 from dagexec.ops.optimize import (
     adam,

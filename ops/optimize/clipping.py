@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.scalars import require_rate
 from dagexec.ops.optimize.update import PIECE
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dagexec.core.dtypes import INT64
-from dagexec.core.forking import ProcessLock
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration
+from dagexec.platform.forking import ProcessLock
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace

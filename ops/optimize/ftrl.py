@@ -1,4 +1,4 @@
-"""FTRL-Proximal: updates with L1 regularisation, which leave parameters at exactly 0."""
+"""FTRL-Proximal: updates with L1 regularization, which leave parameters at exactly 0."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, Shape, 
 FTRL_ARGS = {
     "alpha": "the learning rate, above 0 (default 0.005)",
     "beta": "smooths the learning rate at first (default 1)",
-    "lambda1": "strength of L1 regularisation (default 0.001)",
-    "lambda2": "strength of L2 regularisation (default 0.001)",
+    "lambda1": "strength of L1 regularization (default 0.001)",
+    "lambda2": "strength of L2 regularization (default 0.001)",
 }
 FTRL_DOC = (
     "FTRL-Proximal: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / alpha * param; param' = 0 where |z'| <= lambda1, "

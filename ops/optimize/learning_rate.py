@@ -1,4 +1,4 @@
-"""LearningRate: the rate of an optimiser at the iteration that a counter holds."""
+"""LearningRate: the rate of an optimizer at the iteration that a counter holds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def infer_learning_rate(call: OperatorCall) -> list[TensorType]:
         input_names=("iteration",),
         output_names=("rate",),
         args={
-            "base_lr": "the rate that the policy scales; optimisers that add their step take a negative one",
+            "base_lr": "the rate that the policy scales; optimizers that add their step take a negative one",
             "policy": f"one of {', '.join(policy_names())}",
             "gamma": "exp, step, inv, hill: the base of the decay",
             "power": "inv, poly, hill: the exponent",

@@ -1,4 +1,4 @@
-"""Learning-rate policies: how the rate of an optimiser depends on the iteration.
+"""Learning-rate policies: how the rate of an optimizer depends on the iteration.
 
 A policy is a frozen dataclass whose fields are the arguments of operator LearningRate of the same names. The rate is
 `base_lr * policy.multiplier(iteration, base_lr)`. Formulas and defaults are Caffe2's (caffe2/sgd/learning_rate_*).
@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import ClassVar, TypeVar
 
 from dagexec.core.arguments import Arguments, ArgumentValue
-from dagexec.core.errors import ArgumentError
+from dagexec.errors import ArgumentError
 
 
 @dataclass(frozen=True)

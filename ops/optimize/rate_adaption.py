@@ -9,8 +9,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
-from dagexec.ops.array_function import array_function
-from dagexec.ops.blocks import Array
+from dagexec.ops.base.array_function import array_function
+from dagexec.ops.base.blocks import Array
 
 
 def infer_rate_adaption(call: OperatorCall) -> list[TensorType]:

@@ -9,7 +9,7 @@ from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, first_to_first
-from dagexec.ops.index import check_indices
+from dagexec.ops.index.indexing import check_indices
 from dagexec.ops.optimize.scalars import require_rate
 from dagexec.ops.optimize.sparse import occurrences
 from dagexec.ops.optimize.update import PIECE

@@ -15,7 +15,7 @@ import numpy as np
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.operator import Array, Step
 from dagexec.core.schema import OperatorCall
-from dagexec.ops.index import check_indices
+from dagexec.ops.index.indexing import check_indices
 from dagexec.ops.optimize.adam import ADAM_ARGS, RectifiedAdamRule
 from dagexec.ops.optimize.adaptive import ADADELTA_ARGS, EPSILON_ARGS, AdadeltaRule, AdagradRule
 from dagexec.ops.optimize.ftrl import FTRL_ARGS, FTRL_DOC, FtrlRule, ftrl_state

@@ -1,4 +1,4 @@
-"""Update operators: a parameter and the state an optimiser keeps for it, changed in place by a gradient.
+"""Update operators: a parameter and the state an optimizer keeps for it, changed in place by a gradient.
 
 A `Rule` says what happens to a piece of them; `DenseUpdate` goes through all pieces, each small enough to stay in the
 cache, so that memory is read and written once. `sparse` has the operators that change some rows only.
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration, require_rate
 
 Array = npt.NDArray[Any]
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Rule(ABC):
-    """How an optimiser changes a piece of a parameter and of its state.
+    """How an optimizer changes a piece of a parameter and of its state.
 
     Attributes:
         scratch: how many arrays of the size of a piece the rule works in.

@@ -12,11 +12,11 @@ import math
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost, one_to_one
+from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration
 from dagexec.ops.optimize.update import PIECE
 

@@ -9,9 +9,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import OpSchema
-from dagexec.ops.blocks import compute_dtype
-from dagexec.ops.geometry import POOL_ARGS
-from dagexec.ops.layout import ImageOperator
+from dagexec.ops.base.blocks import compute_dtype
+from dagexec.ops.base.geometry import POOL_ARGS
+from dagexec.ops.base.layout import ImageOperator
 from dagexec.ops.pool.reduction import Pooling
 from dagexec.ops.pool.spreading import spread
 from dagexec.ops.pool.window import (

@@ -16,13 +16,13 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import compute_dtype, is_narrow
-from dagexec.ops.geometry import POOL_ARGS, Axis
-from dagexec.ops.index import check_indices
-from dagexec.ops.layout import ImageOperator
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import compute_dtype, is_narrow
+from dagexec.ops.base.geometry import POOL_ARGS, Axis
+from dagexec.ops.base.layout import ImageOperator
+from dagexec.ops.index.indexing import check_indices
 from dagexec.ops.pool.maximum import MaxPooling
 from dagexec.ops.pool.phases import Phases, part, split_phases
 from dagexec.ops.pool.window import (
@@ -41,7 +41,7 @@ from dagexec.ops.pool.window import (
 
 
 def pixel_pitches(call: OperatorCall, sizes: Sequence[int]) -> list[int]:
-    """How far apart, in the mask's numbers, neighbours along each spatial axis are. Raises ArgumentError."""
+    """How far apart, in the mask's numbers, neighbors along each spatial axis are. Raises ArgumentError."""
     storage_order = call.arguments.int("storage_order", 0)
     if storage_order not in (0, 1) or (storage_order and not call.arguments.bool("flat_indices")):
         raise ArgumentError(

@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import compute_dtype
-from dagexec.ops.geometry import POOL_ARGS
-from dagexec.ops.layout import ImageOperator
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import compute_dtype
+from dagexec.ops.base.geometry import POOL_ARGS
+from dagexec.ops.base.layout import ImageOperator
 from dagexec.ops.pool.reduction import Pooling
 from dagexec.ops.pool.spreading import spread
 from dagexec.ops.pool.window import (

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from dagexec.ops.geometry import Axis
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.pool.window import Array
 
 Places = tuple[slice, ...]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.ops.geometry import Axis
-from dagexec.ops.layout import ImageOperator
+from dagexec.ops.base.geometry import Axis
+from dagexec.ops.base.layout import ImageOperator
 from dagexec.ops.pool.window import Array, as_images, image_blocks, is_whole, pool_window
 
 Load = Callable[[Array, Array], Sequence[Step]]

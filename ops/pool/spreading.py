@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.ops.geometry import Axis
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.pool.reduction import axis_shifts, combine_shifted, window_starts
 from dagexec.ops.pool.window import Array, image_blocks
 

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, CostFunction, InferFunction, OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import BLOCK
-from dagexec.ops.geometry import COMPUTED_PADS, Axis, Window, output_sizes, read_window, tap_count
-from dagexec.ops.layout import image_order, require_image, spatial_sizes
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import BLOCK
+from dagexec.ops.base.geometry import COMPUTED_PADS, Axis, Window, output_sizes, read_window, tap_count
+from dagexec.ops.base.layout import image_order, require_image, spatial_sizes
 
 Array = npt.NDArray[Any]
 

@@ -2,7 +2,7 @@
 
 - `scales`: reading and checking scales and zero points.
 - `linear`: QuantizeLinear and DequantizeLinear, between floats and integers.
-- `accumulation`: exact integer sums on the floating-point unit; `requantisation`: from a sum to the output's integers.
+- `accumulation`: exact integer sums on the floating-point unit; `requantization`: from a sum to the output's integers.
 - `convolution`, `product`, `addition`: QuantConv, QuantFC and QuantAdd, from integers to integers.
 - `integer`: ConvInteger, MatMulInteger and DynamicQuantizeLinear of ONNX.
 
@@ -15,7 +15,7 @@ from dagexec.ops.quantized import addition, convolution, integer, linear, produc
 __all__ = ["addition", "convolution", "integer", "linear", "product"]
 
 not_differentiable(
-    "its numbers are rounded to integers; differentiate the net before it is quantised",
+    "its numbers are rounded to integers; differentiate the net before it is quantized",
     *("QuantConv", "QuantFC", "QuantAdd", "QuantizeLinear", "DequantizeLinear"),
     *("ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"),
 )

@@ -35,7 +35,7 @@ def fits_int32(terms: int, a: TypeMeta, b: TypeMeta) -> bool:
     return terms * (most - least) * max(abs(low), abs(high)) < 1 << 31
 
 
-def centred(owner: Operator, x: Array, zero_point: int, work: np.dtype[Any]) -> tuple[Array, Step]:
+def centered(owner: Operator, x: Array, zero_point: int, work: np.dtype[Any]) -> tuple[Array, Step]:
     """`x` less its zero point in dtype `work`, and the step that computes it."""
     wide = owner.scratch(x.shape, work)
     if zero_point == 0:

@@ -1,4 +1,4 @@
-"""QuantAdd: the sum of two quantised tensors, quantised, with what follows it fused."""
+"""QuantAdd: the sum of two quantized tensors, quantized, with what follows it fused."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.quantized.requantisation import (
+from dagexec.ops.quantized.requantization import (
     INPUT_ARGS,
     OUTPUT_ARGS,
     POST_OPS_ARGS,
-    Requantisation,
+    Requantization,
     output_steps,
-    read_requantisation,
+    read_requantization,
 )
 from dagexec.ops.quantized.scales import BYTES, scale_argument, zero_point_argument
 
 
-def read_add(call: OperatorCall) -> tuple[TensorType, Requantisation]:
+def read_add(call: OperatorCall) -> tuple[TensorType, Requantization]:
     """The type of QuantAdd's Y and how it is made. Raises ArgumentError or ShapeError."""
     meta = call.require_types(0, *BYTES)
     scale_argument(call, "x_scale")
     zero_point_argument(call, "x_zero_point", meta)
     shape = call.inputs[0].shape
-    what = read_requantisation(call, shape, 1)
+    what = read_requantization(call, shape, 1)
     return TensorType(shape, what.y), what
 
 

@@ -8,24 +8,24 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import INT8, INT32, TypeMeta
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
+from dagexec.ops.base.layout import NHWC, ImageOperator
 from dagexec.ops.conv.choice import default_algorithm
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, ConvProblem
-from dagexec.ops.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
-from dagexec.ops.layout import NHWC, ImageOperator
-from dagexec.ops.quantized.accumulation import centred, exact_dtype
-from dagexec.ops.quantized.requantisation import (
+from dagexec.ops.quantized.accumulation import centered, exact_dtype
+from dagexec.ops.quantized.requantization import (
     INPUT_ARGS,
     OUTPUT_ARGS,
     POST_OPS_ARGS,
-    Requantisation,
+    Requantization,
     check_bias,
     multiplier_steps,
     output_steps,
-    read_requantisation,
+    read_requantization,
     scaled_sum_steps,
 )
 from dagexec.ops.quantized.scales import (
@@ -68,7 +68,7 @@ def integer_conv_shape(call: OperatorCall, metas: tuple[TypeMeta, ...]) -> tuple
     return window.image_shape(shape[0], filters, output_sizes(axes))
 
 
-def read_conv(call: OperatorCall) -> tuple[TensorType, Requantisation]:
+def read_conv(call: OperatorCall) -> tuple[TensorType, Requantization]:
     """The type of QuantConv's Y and how it is made. Raises ArgumentError or ShapeError."""
     scale_argument(call, "x_scale")
     zero_point_argument(call, "x_zero_point", call.inputs[0].meta)
@@ -80,7 +80,7 @@ def read_conv(call: OperatorCall) -> tuple[TensorType, Requantisation]:
         check_bias(call, BIAS, filters, (INT32,))
     elif biased:
         raise call.fail("with bias=1 the fourth input must be the bias")
-    what = read_requantisation(call, shape, BIAS + 1 if biased else BIAS)
+    what = read_requantization(call, shape, BIAS + 1 if biased else BIAS)
     return TensorType(shape, what.y), what
 
 
@@ -119,7 +119,7 @@ def convolution_sums(owner: ImageOperator, zero_point: int, axes: tuple[Axis, ..
     sums = owner.scratch(y.shape, work)
     if not terms:
         return sums, partial(sums.fill, 0)
-    x, centre = centred(owner, owner.x(0), zero_point, work)
+    x, center = centered(owner, owner.x(0), zero_point, work)
     problem = ConvProblem(
         x=x,
         weights=filters,
@@ -133,7 +133,7 @@ def convolution_sums(owner: ImageOperator, zero_point: int, axes: tuple[Axis, ..
         constant=owner.input(FILTER).constant,
     )
     algorithm = default_algorithm(problem, owner.label)  # one that only multiplies and adds, so that sums are exact
-    return sums, in_sequence([centre, *algorithm.steps(problem, owner.scratch)])
+    return sums, in_sequence([center, *algorithm.steps(problem, owner.scratch)])
 
 
 @operator(QUANT_CONV)

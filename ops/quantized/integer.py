@@ -11,9 +11,9 @@ from dagexec.core.dtypes import FLOAT32, INT8, INT32, UINT8
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.ops.broadcasting import broadcast_shape
-from dagexec.ops.geometry import WINDOW_ARGS
-from dagexec.ops.layout import NHWC, ImageOperator
+from dagexec.ops.base.broadcasting import broadcast_shape
+from dagexec.ops.base.geometry import WINDOW_ARGS
+from dagexec.ops.base.layout import NHWC, ImageOperator
 from dagexec.ops.quantized.convolution import convolution_sums, integer_conv_shape, quant_window
 from dagexec.ops.quantized.linear import saturate_passes
 from dagexec.ops.quantized.scales import BYTES, Array, zero_point_argument
@@ -127,7 +127,7 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
         inputs=(1, 1),
         outputs=(3, 3),
         infer=infer_dynamic,
-        doc="Y = X quantised to uint8 by its own range, 0 included: scale = (max - min) / 255, zero_point = "
+        doc="Y = X quantized to uint8 by its own range, 0 included: scale = (max - min) / 255, zero_point = "
         "round(-min / scale). As ONNX's DynamicQuantizeLinear; where X is 0 everywhere the scale is 1.",
         input_names=("X",),
         output_names=("Y", "scale", "zero_point"),

@@ -14,7 +14,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, 
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import BLOCK, Scratch, block_indices
+from dagexec.ops.base.blocks import BLOCK, Scratch, block_indices
 from dagexec.ops.quantized.scales import Array, along, checked_scales, integer_range, type_named
 
 QUANTISED = (UINT8, INT8, UINT16, INT16)

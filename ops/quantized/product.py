@@ -12,16 +12,16 @@ from dagexec.core.dtypes import INT8, INT32
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
-from dagexec.ops.quantized.accumulation import centred, exact_dtype, widened
-from dagexec.ops.quantized.requantisation import (
+from dagexec.ops.quantized.accumulation import centered, exact_dtype, widened
+from dagexec.ops.quantized.requantization import (
     INPUT_ARGS,
     OUTPUT_ARGS,
     POST_OPS_ARGS,
-    Requantisation,
+    Requantization,
     check_bias,
     multiplier_steps,
     output_steps,
-    read_requantisation,
+    read_requantization,
     scaled_sum_steps,
 )
 from dagexec.ops.quantized.scales import BYTES, checked_scales, require_scales, scale_argument, zero_point_argument
@@ -30,7 +30,7 @@ WEIGHTS, WEIGHT_SCALE, BIAS = 1, 2, 3
 """Where the inputs are."""
 
 
-def read_fc(call: OperatorCall) -> tuple[TensorType, Requantisation]:
+def read_fc(call: OperatorCall) -> tuple[TensorType, Requantization]:
     """The type of QuantFC's Y and how it is made. Raises ArgumentError or ShapeError."""
     x_meta = call.require_types(0, *BYTES)
     call.require_types(WEIGHTS, INT8)
@@ -48,7 +48,7 @@ def read_fc(call: OperatorCall) -> tuple[TensorType, Requantisation]:
     elif biased:
         raise call.fail("with bias=1 the fourth input must be the bias")
     shape = (*x[:axis], units)
-    what = read_requantisation(call, shape, BIAS + 1 if biased else BIAS)
+    what = read_requantization(call, shape, BIAS + 1 if biased else BIAS)
     return TensorType(shape, what.y), what
 
 
@@ -88,10 +88,10 @@ class QuantFC(Operator):
         units, inner = self.x(WEIGHTS).shape
         zero_point = call.arguments.int("x_zero_point", 0)
         work = exact_dtype(inner, self.input(0).meta, zero_point, INT8)
-        x, centre = centred(self, self.x(0).reshape(-1, inner), zero_point, work)
+        x, center = centered(self, self.x(0).reshape(-1, inner), zero_point, work)
         w, widen = widened(self, WEIGHTS, self.x(WEIGHTS), work)
         sums = self.scratch((len(x), units), work)
-        steps: list[Step] = [*checked_scales(self, WEIGHT_SCALE), centre, widen, partial(np.matmul, x, w.T, out=sums)]
+        steps: list[Step] = [*checked_scales(self, WEIGHT_SCALE), center, widen, partial(np.matmul, x, w.T, out=sums)]
         multiplier = self.scratch(self.x(WEIGHT_SCALE).shape, np.float32)
         steps += multiplier_steps(multiplier, scale_argument(call, "x_scale"), self.x(WEIGHT_SCALE), what.y_scale)
         target = y.reshape(sums.shape)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from dagexec.core import dtypes
 from dagexec.core.dtypes import FLOAT32, INT8, UINT8, TypeMeta
-from dagexec.core.errors import ArgumentError
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OperatorCall
+from dagexec.errors import ArgumentError
 
 Array = npt.NDArray[Any]
 
 BYTES = (UINT8, INT8)
-"""The integer types of quantised activations."""
+"""The integer types of quantized activations."""
 
 
 def integer_range(meta: TypeMeta) -> tuple[int, int]:

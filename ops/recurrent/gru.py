@@ -14,7 +14,7 @@ import numpy as np
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.blocks import Array, convert
+from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
     LayerKind,

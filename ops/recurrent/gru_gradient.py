@@ -11,7 +11,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
-from dagexec.ops.blocks import Array
+from dagexec.ops.base.blocks import Array
 from dagexec.ops.recurrent.gru import GRU_ARGS, GRU_KIND
 from dagexec.ops.recurrent.layer_gradient import (
     GRADIENT_ARGS,

@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, INT32, INT64, TypeMeta
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.schema import Cost, OperatorCall, TensorType
-from dagexec.ops.blocks import Array, compute_dtype, convert, is_narrow
+from dagexec.errors import ArgumentError, ShapeError
+from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 

@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import GradientOperators, GradientRequest
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import Cost, OperatorCall, TensorType
-from dagexec.ops.blocks import BLOCK, Array, convert
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import BLOCK, Array, convert
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
     LayerKind,

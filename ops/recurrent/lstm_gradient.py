@@ -10,7 +10,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
-from dagexec.ops.blocks import Array
+from dagexec.ops.base.blocks import Array
 from dagexec.ops.recurrent.layer_gradient import (
     GRADIENT_ARGS,
     BackwardArrays,

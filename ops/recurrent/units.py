@@ -17,9 +17,9 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.activation_passes import sigmoid_passes
-from dagexec.ops.blocks import Array
-from dagexec.ops.pointwise import scalar_pass
+from dagexec.ops.activation.passes import sigmoid_passes
+from dagexec.ops.base.blocks import Array
+from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.recurrent.layer import WorkArrays
 
 UNIT_ARGS = {

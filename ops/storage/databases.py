@@ -8,16 +8,16 @@ from pathlib import Path
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
 from dagexec.core.dtypes import BOOL
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.core.storage import database_exists, database_types
-from dagexec.core.storage.reader import DBReader
 from dagexec.core.workspace import Workspace
+from dagexec.errors import ArgumentError
+from dagexec.storage import database_exists, database_types
+from dagexec.storage.reader import DBReader
 
 DB_ARGS = {
     "db_type": "minidb (the default) or lmdb",

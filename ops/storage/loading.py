@@ -13,19 +13,19 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
 from dagexec.core.device import Device, make_context
 from dagexec.core.dtypes import STRING
-from dagexec.core.errors import ArgumentError, StorageError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import DeviceOption
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OpSchema
-from dagexec.core.storage import open_database
-from dagexec.core.storage.blob_file import BlobFile, read_blobs
-from dagexec.core.storage.reader import DBReader
 from dagexec.core.tensor import Tensor
+from dagexec.errors import ArgumentError, StorageError
 from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, names_of_user
 from dagexec.ops.storage.saving import without_prefix
+from dagexec.storage import open_database
+from dagexec.storage.blob_file import BlobFile, read_blobs
+from dagexec.storage.reader import DBReader
 
 _MOST_READERS = 64
 
@@ -71,7 +71,7 @@ class Load(StorageOperator):
 
     def prepare(self) -> Step:
         """Read all, then change blobs."""
-        wanted = _Wanted(self.arguments, names_of_user(self.definition.output, self.context.device), self.label)
+        wanted = _Selection(self.arguments, names_of_user(self.definition.output, self.context.device), self.label)
         kind = db_type(self.arguments, self.label)
         paths = self.arguments.strings("dbs") or [path for path in [self.arguments.string("db", "")] if path]
         if bool(paths) == bool(self.input_blobs):
@@ -90,7 +90,7 @@ class Load(StorageOperator):
         with reader.database.cursor() as cursor:
             return read_blobs(cursor, reader.database.nbytes, reader.path, wanted)
 
-    def _store(self, wanted: _Wanted, files: Sequence[BlobFile]) -> None:
+    def _store(self, wanted: _Selection, files: Sequence[BlobFile]) -> None:
         tensors: dict[str, tuple[Array, Device | None]] = {}
         strings: dict[str, bytes] = {}
         for file in files:
@@ -125,7 +125,7 @@ class Load(StorageOperator):
             _feed(self.output_blobs[index], array, device)
 
 
-class _Wanted:
+class _Selection:
     """Which blobs of a database are loaded, and what they are called then.
 
     Attributes:

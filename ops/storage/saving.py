@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
-from dagexec.core.storage.blob_file import INTEGRITY_KEY, write_blobs
-from dagexec.core.storage.blob_proto import CHUNK_SEPARATOR
+from dagexec.errors import ArgumentError
 from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, names_of_user, required_path
+from dagexec.storage.blob_file import INTEGRITY_KEY, write_blobs
+from dagexec.storage.blob_proto import CHUNK_SEPARATOR
 
 _ARGS = {
     "db": "the path",

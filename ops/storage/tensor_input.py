@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ArgumentError, ShapeError, StorageError
-from dagexec.core.forking import LEFT_BEHIND
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
-from dagexec.core.storage.reader import DBReader
-from dagexec.core.storage.tensor_proto import Segment, decode_tensor
-from dagexec.core.storage.wire import LENGTH, WireError, fields
-from dagexec.core.threads import Thread, threads
 from dagexec.core.workspace import Workspace
-from dagexec.ops.declared_types import DTYPES, SHAPES, declared_types
+from dagexec.errors import ArgumentError, ShapeError, StorageError
+from dagexec.ops.base.declared_types import DTYPES, SHAPES, declared_types
 from dagexec.ops.storage.loading import store
+from dagexec.platform.forking import LEFT_BEHIND
+from dagexec.platform.threads import Thread, threads
+from dagexec.storage.reader import DBReader
+from dagexec.storage.tensor_proto import Segment, decode_tensor
+from dagexec.storage.wire import LENGTH, WireError, fields
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +31,7 @@ def infer_input(call: OperatorCall) -> list[TensorType]:
     return declared_types(call.arguments, len(call.definition.output), call.label) or []
 
 
-class _Ahead:
+class _Prefetch:
     """A batch that is being read on another thread."""
 
     def __init__(self, read: Step, reader: DBReader, name: str) -> None:
@@ -89,7 +89,7 @@ class TensorProtosDBInput(Operator):
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
         self._batch: list[Array] = []
-        self._ahead: _Ahead | None = None
+        self._ahead: _Prefetch | None = None
         self._size = self.arguments.int("batch_size", 0)
         if self._size < 0:
             raise ArgumentError(f"{self.label}: argument 'batch_size' must be 0 or more, found {self._size}")
@@ -110,7 +110,7 @@ class TensorProtosDBInput(Operator):
             for index, array in enumerate(self._batch):
                 self._hand_out(index, array)
             if alone and sum(other.input_blobs[0] is self.input_blobs[0] for other in tuple(_operators)) == 1:
-                self._ahead = _Ahead(lambda: self._read(reader), reader, f"{self.label} reads ahead")
+                self._ahead = _Prefetch(lambda: self._read(reader), reader, f"{self.label} reads ahead")
 
         return next_batch
 

@@ -4,7 +4,7 @@ The threads are real, but one baton passes between them and only its holder runs
 lock, starts, joins or ends, it comes to a *decision point*: the strategy chooses among all that can go on, and the
 choice is noted. What happens between two decision points is one step of the schedule.
 
-Time is virtual: each thread has its own (that of `dagexec.core.sim.clock`), a lock carries the time of whoever let it
+Time is virtual: each thread has its own (that of `dagexec.devices.sim.clock`), a lock carries the time of whoever let it
 go to whoever takes it, and a deadline passes when the strategy lets it pass.
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
-from dagexec.core.errors import DagexecError, DeadlockError
-from dagexec.core.sim.clock import host_time, host_waited_until, set_host_time
-from dagexec.core.threads import Lock, Mutex, Threads, ThreadsEndedError, Timer
+from dagexec.devices.sim.clock import host_time, host_waited_until, set_host_time
+from dagexec.errors import DagexecError, DeadlockError
+from dagexec.platform.threads import Lock, Mutex, Threads, ThreadsEndedError, Timer
 from dagexec.scheduler.exploration.strategies import Candidate, Strategy
 
 Ready = Callable[[], bool]
@@ -291,7 +291,7 @@ class ControlledThreads(Threads):
         if running is None or running.ident != threading.get_ident():
             raise DagexecError(
                 f"thread {threading.current_thread().name} uses a lock or thread of a controlled schedule and is not "
-                "one of its threads: start threads with dagexec.core.threads.threads().start"
+                "one of its threads: start threads with dagexec.platform.threads.threads().start"
             )
         return running
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dagexec.core.errors import DagexecError, DeviceError
-from dagexec.core.sim.driver import Driver, Subscribe, enter_device, is_device_thread
-from dagexec.core.threads import threads
+from dagexec.devices.sim.driver import Driver, Subscribe, enter_device, is_device_thread
+from dagexec.errors import DagexecError, DeviceError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 
 if TYPE_CHECKING:
-    from dagexec.core.sim.stream import SimStream
+    from dagexec.devices.sim.stream import SimStream
 
 
 class ControlledDriver(Driver):

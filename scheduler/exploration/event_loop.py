@@ -17,9 +17,9 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from dagexec.core.errors import DagexecError
-from dagexec.core.sim.clock import host_time, host_waited_until
-from dagexec.core.threads import ThreadsEndedError, threads
+from dagexec.devices.sim.clock import host_time, host_waited_until
+from dagexec.errors import DagexecError
+from dagexec.platform.threads import ThreadsEndedError, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 
 Returned = TypeVar("Returned")

@@ -2,7 +2,7 @@
 
 A *scenario* is a function that makes what it needs (pools, nets, executors), uses it, and returns something or raises.
 It must behave the same whenever the same decisions are made: no real time, no randomness without a seed, no threads
-but those of `dagexec.core.threads`.
+but those of `dagexec.platform.threads`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from dagexec.core.errors import DagexecError, DeadlockError
-from dagexec.core.threads import installed, threads
+from dagexec.errors import DagexecError, DeadlockError
+from dagexec.platform.threads import installed, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.strategies import BoundedSearch, RandomStrategy, ReplayStrategy, Strategy
 

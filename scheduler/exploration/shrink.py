@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from dagexec.core.errors import DagexecError
 from dagexec.core.graph import build_graph
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.errors import DagexecError
 
 Fails = Callable[[NetDef], bool]
 
 
 def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
-    """A net of fewer operators for which `fails` is true too, and for none that lacks a chunk of neighbours more.
+    """A net of fewer operators for which `fails` is true too, and for none that lacks a chunk of neighbors more.
 
     `fails` is called at most `limit` times; when they are spent, the smallest net so far is the answer. Raises
     ValueError when `fails(net)` is false.
@@ -50,7 +50,7 @@ def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
 
 
 def _candidates(net: NetDef, chunk: int) -> Iterator[NetDef]:
-    """Nets without `chunk` neighbouring operators; the last ones go first, as least depends on them."""
+    """Nets without `chunk` neighboring operators; the last ones go first, as least depends on them."""
     count = len(net.op)
     for end in range(count, 0, -chunk):
         gone = frozenset(range(max(0, end - chunk), end))

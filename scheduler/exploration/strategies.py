@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from dagexec.core.errors import DagexecError
+from dagexec.errors import DagexecError
 
 
 class Candidate(Protocol):

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.cuda.arrays import address, is_on_device
 from dagexec.core.device import CPU, Device, make_context
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.shared_buffer import shared_buffer_forced
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.preparation import CheckedStep, dynamic_operators
+from dagexec.devices.cuda.arrays import address, is_on_device
+from dagexec.scheduler.plan.preparation import CheckedStep, dynamic_operators
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -385,7 +385,7 @@ def _has_gaps(group: Sequence[int], regions: Mapping[int, Region]) -> bool:
 
 
 def _packed_parts(group: Sequence[int], regions: Mapping[int, Region]) -> list[tuple[int, ...]]:
-    """The regions that cover each stretch between two neighbouring ends of regions; each set of regions once."""
+    """The regions that cover each stretch between two neighboring ends of regions; each set of regions once."""
     cuts = sorted({end for key in group for end in (regions[key].low, regions[key].high)})
     starts: dict[int, list[int]] = {}
     for key in group:

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dagexec.core.graph import Graph, Hazard
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses, touched_memory
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.hazards.overwriting import Overwritten, find_overwritten
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import Plan, build_plan, build_sequence
-from dagexec.scheduler.synchronisation import Synchronisation, finished_chains, synchronise
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.plan import Plan, build_plan, build_sequence
+from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains, synchronize
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,21 @@ Pair = tuple[int, int, Hazard]
 
 def check_plan(
     plan: Plan,
-    synchronisation: Synchronisation,
+    synchronization: Synchronization,
     accesses: Accesses | None = None,
     streams: int | None = None,
     *,
     finished: bool = False,
 ) -> Proof:
-    """Prove that `plan`, run as `synchronisation` says, orders all conflicting `accesses`, or find those it does not.
+    """Prove that `plan`, run as `synchronization` says, orders all conflicting `accesses`, or find those it does not.
 
     `accesses` default to those by name, `streams` (on each device, in all) to any number. With `finished`, workers
     wait for each chain before they go on.
     Raises CycleError when chains depend on each other in a circle.
     """
     touched = named_accesses(plan.graph) if accesses is None else accesses
-    order = HappensBefore(plan, synchronisation, streams, finished=finished)
-    graph, guards = plan.graph, synchronisation.guards
+    order = HappensBefore(plan, synchronization, streams, finished=finished)
+    graph, guards = plan.graph, synchronization.guards
     unordered = [_fault(plan, *fault) for fault in order.faults]
     pairs = contested = 0
     for number, users in enumerate(touched.users()):
@@ -122,8 +122,8 @@ def check_plan(
         operators=len(graph),
         chains=sum(1 for chain in plan.chains if chain),
         dependencies=sum(map(len, plan.children)),
-        events=synchronisation.events,
-        waits=sum(map(len, synchronisation.waits)),
+        events=synchronization.events,
+        waits=sum(map(len, synchronization.waits)),
         guards=dict(Counter(name for row in guards for name in row)),
         resources=contested,
         pairs_checked=pairs,
@@ -155,14 +155,14 @@ def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int |
     """`check_plan` for the way the kind of `net` runs."""
     if isinstance(net, AsyncDAGNet):
         own = net.streams_of_a_device()
-        found = net.synchronisation(chained) if streams in (None, own) else synchronise(chained, net.guards(), streams)
+        found = net.synchronization(chained) if streams in (None, own) else synchronize(chained, net.guards(), streams)
         return check_plan(chained, found, accesses, streams or own)
     plan = chained if isinstance(net, DAGNet) else build_sequence(net.graph)
     return check_plan(plan, finished_chains(plan, net.guards()), accesses, streams, finished=True)
 
 
 def _conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[Pair]:
-    """Neighbouring conflicting accesses to ordered memory; see above."""
+    """Neighboring conflicting accesses to ordered memory; see above."""
     found: list[Pair] = []
     writer = -1
     readers: list[int] = []
@@ -181,7 +181,7 @@ def _conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[
 def _turns(users: Sequence[int], guards: Sequence[tuple[str, ...]], mutex: str | None) -> list[Pair]:
     """Pairs of users of working memory: each that does not hold `mutex` with those since the last such, and with it.
 
-    Those that do hold it are paired with their neighbours only, to be counted.
+    Those that do hold it are paired with their neighbors only, to be counted.
     """
     found: list[Pair] = []
     since: list[int] = []  # the last user without the mutex, and all after it

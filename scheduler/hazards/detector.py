@@ -30,15 +30,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dagexec.core.device import CPU
-from dagexec.core.errors import HazardError
 from dagexec.core.exclusive import WatchedTurns, watch_turns
 from dagexec.core.graph import Hazard
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Kernel, Stream
 from dagexec.core.tensor import binding_epoch
-from dagexec.core.threads import threads
+from dagexec.errors import HazardError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.hazards.accesses import Accesses, prepared_accesses
-from dagexec.scheduler.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.observers import ObservedRun, Observer
 
 
 @dataclass(frozen=True, slots=True)

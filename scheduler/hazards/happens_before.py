@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagexec.core.device import CPU
-from dagexec.core.errors import CycleError
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.synchronisation import Synchronisation
+from dagexec.errors import CycleError
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.synchronization import Synchronization
 
 
 class HappensBefore:
-    """The order of the operators of a plan, with all that a synchronisation adds to it.
+    """The order of the operators of a plan, with all that a synchronization adds to it.
 
     Sets of chains are integers, bit c for chain c: O(chains + dependencies) operations on n/64 words each. In all
     they take 3 n * n / 8 bytes at most: 38 MB for 10,000 chains.
@@ -39,7 +39,7 @@ class HappensBefore:
     """
 
     def __init__(
-        self, plan: Plan, synchronisation: Synchronisation, streams: int | None = None, *, finished: bool = False
+        self, plan: Plan, synchronization: Synchronization, streams: int | None = None, *, finished: bool = False
     ) -> None:
         """`streams` is how many each device has in all, None for any number.
 
@@ -47,7 +47,7 @@ class HappensBefore:
         Raises CycleError when chains depend on each other in a circle.
         """
         self.plan = plan
-        self.synchronisation = synchronisation
+        self.synchronization = synchronization
         self.parents = _parents(plan.children)
         self.order = _topological(plan.children, self.parents)
         self._chain_of = plan.chain_of
@@ -56,7 +56,7 @@ class HappensBefore:
             for place, operator in enumerate(chain):
                 self._place[operator] = place
         count = len(plan.chains)
-        self._devices = (CPU,) * count if finished else synchronisation.devices
+        self._devices = (CPU,) * count if finished else synchronization.devices
         self.faults: list[tuple[int, int, str]] = []
         self._done = self._find_done(one_stream=streams == 1)
 
@@ -87,7 +87,7 @@ class HappensBefore:
         raise AssertionError(f"chain {first} comes before chain {last}")
 
     def _missing_between(self, parent: int, child: int) -> str:
-        if parent not in self.synchronisation.waits[child]:
+        if parent not in self.synchronization.waits[child]:
             return f"chain {child} must wait for the event of chain {parent}"
         return f"chain {parent} never records its event, which chain {child} waits for"
 
@@ -101,8 +101,8 @@ class HappensBefore:
 
     def _find_done(self, *, one_stream: bool) -> list[int]:
         """For each chain, the chains that are done when it begins."""
-        devices, records = self._devices, self.synchronisation.records
-        waits = self.synchronisation.waits
+        devices, records = self._devices, self.synchronization.records
+        waits = self.synchronization.waits
         found = [0] * len(self.order)
         launched = [0] * len(self.order)  # the chains that are done when this one is launched
         ancestors = [0] * len(self.order)  # the chains that are launched by then

@@ -45,7 +45,7 @@ class Overwritten:
 
 
 class _Stretches:
-    """The bytes between neighbouring ends of regions of one address space, and who wrote each stretch last."""
+    """The bytes between neighboring ends of regions of one address space, and who wrote each stretch last."""
 
     def __init__(self, ends: Collection[int]) -> None:
         self._cuts = np.unique(np.fromiter(ends, np.int64, len(ends)))

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Context
-from dagexec.core.host_memory import address_space_is_limited, check_fits, promise
+from dagexec.platform.host_memory import address_space_is_limited, check_fits, promise
 from dagexec.scheduler.memory.lifetime import Lifetimes
-from dagexec.scheduler.memory.placement import Integers, aligned, smallest_gap
+from dagexec.scheduler.memory.offsets import Integers, aligned, best_fit
 
 Array = npt.NDArray[Any]
 
@@ -129,7 +129,7 @@ class Arena:
         beside = mine[self._lifetimes.together(mine[:, _OPERATOR], operator)]
         starts = np.concatenate((starts, beside[:, _OFFSET]))
         room = np.concatenate((room, beside[:, _SIZE]))
-        return smallest_gap(starts, room, size)
+        return best_fit(starts, room, size)
 
     def _add_block(self, nbytes: int) -> None:
         """One more block with room for `nbytes`, none of them used yet."""

@@ -27,7 +27,7 @@ from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.memory.content import Content, Span
+from dagexec.scheduler.memory.content import ByteRange, Content
 from dagexec.scheduler.memory.lifetime import Order
 
 
@@ -64,7 +64,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferSlice:
     """Where in which buffer a tensor begins."""
 
     buffer: int
@@ -83,7 +83,7 @@ class Buffers:
     """
 
     buffers: tuple[Buffer, ...]
-    places: Mapping[int, Place]
+    places: Mapping[int, BufferSlice]
     own_bytes: int
 
 
@@ -172,7 +172,7 @@ class _Search:
                 self._lay_into(self._root_of[source], key, self._offset(source) + offset)
                 return
         nbytes = found.types[place].nbytes
-        content = Content((Span(0, nbytes, key, 0),))
+        content = Content((ByteRange(0, nbytes, key, 0),))
         self._roots[key] = _Root(nbytes, content, {key: 0}, _tensor(blob).device)
         self._root_of[key] = key
 
@@ -202,14 +202,14 @@ class _Search:
         if result not in self._root_of or self._uses[result].writers[0] != index or self._root_of[result] != result:
             return
         target = self._roots[result]
-        wanted: list[Span] = []
+        wanted: list[ByteRange] = []
         for place, offset in sorted(offsets.items(), key=lambda item: item[1]):
             key = id(operator.input_blobs[place])
             if key in self._root_of:
                 own, nbytes = self._offset(key), self._uses[key].types[0].nbytes
                 wanted += self._roots[self._root_of[key]].content.part(own, own + nbytes, offset - own)
         goal = Content.of(wanted)
-        laid: list[Span] = []
+        laid: list[ByteRange] = []
         for place, offset in offsets.items():
             key = id(operator.input_blobs[place])
             root = self._root_of.get(key, result)
@@ -277,7 +277,7 @@ class _Search:
 
     def _finished(self) -> Buffers:
         buffers: list[Buffer] = []
-        places: dict[int, Place] = {}
+        places: dict[int, BufferSlice] = {}
         for root in self._roots.values():
             users: set[int] = set()
             for key in root.members:
@@ -287,7 +287,7 @@ class _Search:
             kept = self._is_kept(root.members)
             buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first.blob).context))
             for key, offset in root.members.items():
-                places[key] = Place(len(buffers) - 1, offset, self._uses[key].types[0])
+                places[key] = BufferSlice(len(buffers) - 1, offset, self._uses[key].types[0])
         own = {
             key: max((kind.nbytes for kind in uses.types), default=0)
             for key, uses in self._uses.items()

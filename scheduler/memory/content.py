@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteRange:
     """Bytes from `start` up to `end` of a buffer that hold values of `owner`, whose byte 0 would be at `origin`."""
 
     start: int
@@ -19,31 +19,31 @@ class Span:
 
 @dataclass(frozen=True)
 class Content:
-    """Spans in order, without overlaps. Neighbours that go on with the same values are one span."""
+    """Spans in order, without overlaps. Neighbors that go on with the same values are one span."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[ByteRange, ...]
 
     @staticmethod
-    def of(spans: Iterable[Span]) -> Content:
+    def of(spans: Iterable[ByteRange]) -> Content:
         """The content made of `spans`, which do not overlap."""
-        found: list[Span] = []
+        found: list[ByteRange] = []
         for span in sorted(spans, key=lambda span: span.start):
             last = found[-1] if found else None
             if last and (last.end, last.owner, last.origin) == (span.start, span.owner, span.origin):
-                found[-1] = Span(last.start, span.end, span.owner, span.origin)
+                found[-1] = ByteRange(last.start, span.end, span.owner, span.origin)
             else:
                 found.append(span)
         return Content(tuple(found))
 
-    def part(self, start: int, end: int, shift: int = 0) -> list[Span]:
+    def part(self, start: int, end: int, shift: int = 0) -> list[ByteRange]:
         """What lies from `start` up to `end`, moved by `shift` bytes."""
         return [
-            Span(max(span.start, start) + shift, min(span.end, end) + shift, span.owner, span.origin + shift)
+            ByteRange(max(span.start, start) + shift, min(span.end, end) + shift, span.owner, span.origin + shift)
             for span in self.spans
             if span.start < end and span.end > start
         ]
 
-    def contains(self, spans: Iterable[Span]) -> bool:
+    def contains(self, spans: Iterable[ByteRange]) -> bool:
         """True when all of `spans` hold here what they say."""
         for span in spans:
             place = bisect_right(self.spans, span.start, key=lambda one: one.start) - 1
@@ -55,8 +55,8 @@ class Content:
     def filled(self, nbytes: int, owner: int) -> Content:
         """The same in a buffer of `nbytes`, all that is free belonging to `owner`, whose byte 0 is at 0."""
         spans, end = list(self.spans), 0
-        for span in (*self.spans, Span(nbytes, nbytes, owner, 0)):
+        for span in (*self.spans, ByteRange(nbytes, nbytes, owner, 0)):
             if span.start > end:
-                spans.append(Span(end, span.start, owner, 0))
+                spans.append(ByteRange(end, span.start, owner, 0))
             end = max(end, span.end)
         return Content.of(spans)

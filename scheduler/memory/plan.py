@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import Context, Device, array_on
-from dagexec.core.errors import ResourceError
-from dagexec.core.host_memory import check_fits
 from dagexec.core.operator import Operator
 from dagexec.core.tensor import Storage
+from dagexec.errors import ResourceError
+from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.memory.arena import Arena, StripArena
-from dagexec.scheduler.memory.bound import heaviest_antichain
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
 from dagexec.scheduler.memory.lifetime import MOST_IN_PAIRS, Lifetimes, Numbers, Order
-from dagexec.scheduler.memory.listed import place_listed
-from dagexec.scheduler.memory.placement import Integers, Placed, aligned, place
+from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
+from dagexec.scheduler.memory.lower_bound import heaviest_antichain
+from dagexec.scheduler.memory.offsets import BufferOffsets, Integers, aligned, place
 
 Array = npt.NDArray[Any]
 MemorySource = Callable[[int], Array]
@@ -99,7 +99,7 @@ class MemoryPlan:
         if not self._many:
             return Arena(context, offsets, sizes, self.lifetimes, members)
         if context.device not in self._strips:
-            self._strips[context.device] = place_listed((), (), (), self._order).strips
+            self._strips[context.device] = place_in_list_order((), (), (), self._order).strips
         return StripArena(context, offsets, sizes, self._strips[context.device])
 
     @property
@@ -141,20 +141,20 @@ class MemoryPlan:
             total += heaviest_antichain(weights, Lifetimes(users, kept, self._order).precedes)
         return total
 
-    def _place(self, device: Device, members: Sequence[int]) -> Placed:
+    def _place(self, device: Device, members: Sequence[int]) -> BufferOffsets:
         sizes = [self.buffers[number].nbytes for number in members]
         if not self._many:
             return self._place_in_pairs(members, sizes)
         rows = [self.buffers[number] for number in members]
-        walked = place_listed(sizes, [row.users for row in rows], [row.kept for row in rows], self._order)
+        walked = place_in_list_order(sizes, [row.users for row in rows], [row.kept for row in rows], self._order)
         self._strips[device] = walked.strips
-        placed = Placed(walked.offsets, walked.extent)
+        placed = BufferOffsets(walked.offsets, walked.extent)
         if self.lifetimes is None or len(members) < len(self.buffers) or self.lifetimes.are_crowded():
             return placed
         other = self._place_in_pairs(members, sizes)
         return other if other.extent < placed.extent else placed
 
-    def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> Placed:
+    def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> BufferOffsets:
         """The placement of buffers that are compared with one another."""
         lifetimes = self.lifetimes
         assert lifetimes is not None

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
-from dagexec.core.errors import ArgumentError
 from dagexec.core.proto import Argument, OperatorDef, TensorProto
+from dagexec.errors import ArgumentError
 
 
 def reading(**values: ArgumentValue) -> Arguments:

@@ -8,9 +8,9 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.blob import Blob
-from dagexec.core.errors import BlobTypeError, DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import net_types
+from dagexec.errors import BlobTypeError, DagexecError, MissingBlobError, SchemaError, ShapeError
 from tests.ops.running import operator_def
 
 

@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pytest
 
 from dagexec.core.blobs_queue import BlobsQueue
-from dagexec.core.blocking import working_for
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import QueueClosedError, QueueTimeoutError, RunCancelledError, RunTimeoutError, ShapeError
 from dagexec.core.schema import TensorType
-from dagexec.core.threads import threads
+from dagexec.errors import QueueClosedError, QueueTimeoutError, RunCancelledError, RunTimeoutError, ShapeError
+from dagexec.platform.blocking import working_for
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.strategies import EarliestFirst
-from dagexec.scheduler.run import Run, task
+from dagexec.scheduler.run.run import Run, task
 
 Array = npt.NDArray[Any]
 

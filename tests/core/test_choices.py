@@ -23,7 +23,7 @@ from dagexec.core.choices import (
     save_choices,
     seconds_left,
 )
-from dagexec.core.errors import ModelFormatError, UnsupportedFeatureError
+from dagexec.errors import ModelFormatError, UnsupportedFeatureError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.descriptor import TensorDescriptor, _addresses_meet, axis_order, convert
-from dagexec.core.errors import ResourceError, ShapeError
+from dagexec.errors import ResourceError, ShapeError
 
 Array = npt.NDArray[Any]
 SHAPE = (4, 3, 2, 5)  # N, C, H, W

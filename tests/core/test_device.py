@@ -18,9 +18,9 @@ from dagexec.core.device import (
     register_copy,
 )
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import DeviceError, ResourceError
 from dagexec.core.proto import DeviceOption
 from dagexec.core.tensor import Tensor, copy_tensor
+from dagexec.errors import DeviceError, ResourceError
 
 
 @pytest.mark.parametrize(

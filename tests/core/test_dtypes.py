@@ -6,7 +6,7 @@ import pytest
 
 from dagexec.core import dtypes
 from dagexec.core.dtypes import ALL_TYPES, BFLOAT16, FLOAT32, STRING, TypeMeta
-from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.errors import ArgumentError, ShapeError
 
 NUMBERS = {
     "float32": 1, "int32": 2, "string": 4, "bool": 5, "uint8": 6, "int8": 7, "uint16": 8, "int16": 9, "int64": 10,

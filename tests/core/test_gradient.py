@@ -6,7 +6,6 @@ import pytest
 
 from dagexec import OperatorDef
 from dagexec.core.device import Device
-from dagexec.core.errors import GradientError
 from dagexec.core.gradient import (
     GradientOperators,
     GradientRequest,
@@ -17,6 +16,7 @@ from dagexec.core.gradient import (
     no_gradient,
     not_differentiable,
 )
+from dagexec.errors import GradientError
 from tests.ops.running import operator_def
 
 

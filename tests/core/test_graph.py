@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef
-from dagexec.core.errors import CycleError, NetOrderError, SchemaError, UnsupportedOperatorError
 from dagexec.core.graph import Graph, Hazard, build_graph, transitive_reduction
+from dagexec.errors import CycleError, NetOrderError, SchemaError, UnsupportedOperatorError
 from tests.ops.running import operator_def
 
 BLOBS = [f"b{index}" for index in range(6)]

@@ -12,8 +12,8 @@ import dagexec
 from dagexec import NetDef, op, save_net
 from dagexec.cli import app
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DeviceError
 from dagexec.core.host_placement import net_on_host
+from dagexec.errors import DeviceError
 
 X = np.array([-1, 2], np.float32)
 

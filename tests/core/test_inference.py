@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.dtypes import FLOAT32, INT64, TypeMeta
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.schema import Cost, TensorType
+from dagexec.errors import ArgumentError, ShapeError
 from tests.ops.running import operator_def
 
 

@@ -9,8 +9,8 @@ import dagexec
 from dagexec import NetDef
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
-from dagexec.core.errors import ArgumentError, DeviceError
 from dagexec.core.operator_def import OpValue
+from dagexec.errors import ArgumentError, DeviceError
 
 
 def test_the_kind_of_an_argument_follows_from_its_value() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from dagexec import OperatorDef, Workspace
 from dagexec.core import registry
-from dagexec.core.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.schema import OpSchema
+from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 
 SCHEMA = OpSchema("Probe", (0, 0), (0, 1), lambda _call: [], "For tests.")
 

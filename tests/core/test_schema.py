@@ -8,7 +8,6 @@ import pytest
 from dagexec import OperatorDef
 from dagexec.core.arguments import Arguments, make_argument
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32
-from dagexec.core.errors import SchemaError, ShapeError
 from dagexec.core.schema import (
     UNBOUNDED,
     Cost,
@@ -24,6 +23,7 @@ from dagexec.core.schema import (
     operator_label,
     same_as_input,
 )
+from dagexec.errors import SchemaError, ShapeError
 
 
 def schema(**changes: Any) -> OpSchema:

@@ -13,9 +13,9 @@ import pytest
 
 from dagexec import Workspace, create_shared_buffer
 from dagexec.core.device import CPU
-from dagexec.core.errors import DeviceError, ResourceError
 from dagexec.core.operator import Step
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, find_shared_buffer, shared_buffer_name, shared_step
+from dagexec.errors import DeviceError, ResourceError
 
 
 def test_the_first_operator_to_ask_for_one_makes_it_for_all_children_of_the_outermost_workspace() -> None:

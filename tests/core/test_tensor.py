@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as arrays
 
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import ALL_TYPES, FLOAT32, FLOAT64, INT32, STRING, TypeMeta
-from dagexec.core.errors import MissingBlobError, ResourceError, ShapeError
 from dagexec.core.tensor import Tensor, as_bytes_objects, binding_epoch
+from dagexec.errors import MissingBlobError, ResourceError, ShapeError
 from tests.memory_limits import leave
 
 Array = npt.NDArray[Any]

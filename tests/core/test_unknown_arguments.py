@@ -11,8 +11,8 @@ import pytest
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import make_argument
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
-from dagexec.core.errors import ArgumentError
 from dagexec.core.registry import registered_operators, schema_of, verify
+from dagexec.errors import ArgumentError
 
 
 def definition(op_type: str, inputs: int, **arguments: int | float | str) -> OperatorDef:

@@ -6,7 +6,7 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, Workspace, op
-from dagexec.core.errors import UnsupportedOperatorError
+from dagexec.errors import UnsupportedOperatorError
 
 
 def net_of(*types: str, name: str = "n") -> NetDef:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dagexec.core.extras import install_command
+from dagexec.platform.extras import install_command
 from tests.cuda.nvrtc import architectures, errors_of, nvrtc
 
 

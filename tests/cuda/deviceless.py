@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dagexec.core.cuda.cudnn_graph import ConvGraph
-from dagexec.core.cuda.cudnn_plans import PlanOptions
+from dagexec.devices.cuda.cudnn_graph import ConvGraph
+from dagexec.devices.cuda.cudnn_plans import PlanOptions
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +170,7 @@ def _answer(folder: Path) -> None:
     """The other process."""
     import cudnn
 
-    from dagexec.core.cuda.cudnn_plans import built, planned
+    from dagexec.devices.cuda.cudnn_plans import built, planned
 
     device, requests = pickle.loads((folder / "requests").read_bytes())
     description = cudnn.create_device_properties(json.dumps(device))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.cuda.binding import cupy
+from dagexec.devices.cuda.binding import cupy
 
 
 def to_device(array: np.ndarray[Any, Any]) -> Any:

@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dagexec.core.cuda.binding import installed
-from dagexec.core.cuda.compilation import OPTIONS, compiled_binary
+from dagexec.devices.cuda.binding import installed
+from dagexec.devices.cuda.compilation import OPTIONS, compiled_binary
 
 WANTED = (75, 80, 90, 100)
 

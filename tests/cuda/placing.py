@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from dagexec import NetDef
-from dagexec.core.cuda.binding import cupy
 from dagexec.core.device import Device
 from dagexec.core.proto import DeviceOption
-from dagexec.scheduler import net as nets
-from dagexec.scheduler.copies import insert_copies
+from dagexec.devices.cuda.binding import cupy
+from dagexec.scheduler.nets import net as nets
+from dagexec.scheduler.plan.copies import insert_copies
 from tests.cuda.emulated import cuda_devices
 
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import dagexec
 from dagexec.cli import app
-from dagexec.core.cuda import timing
 from dagexec.core.graph import Graph
-from dagexec.scheduler.trace import KernelSpan, Trace
+from dagexec.devices.cuda import timing
+from dagexec.scheduler.observe.trace import KernelSpan, Trace
 from tests.cuda.emulated import emulated
 
 KERNEL_SECONDS, LAUNCH_SECONDS = 2e-5, 2e-6

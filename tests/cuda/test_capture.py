@@ -10,9 +10,9 @@ import pytest
 
 import dagexec
 from dagexec import Workspace
-from dagexec.core.errors import OperatorError
 from dagexec.core.model import Model
-from dagexec.scheduler.captured import CapturedNet
+from dagexec.errors import OperatorError
+from dagexec.scheduler.nets.captured import CapturedNet
 from tests.cuda.emulated import cuda_devices, emulated
 from tests.cuda.test_nets import X, branches, feeds_of, inception, y_of
 

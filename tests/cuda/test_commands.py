@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dagexec.cli import app
-from dagexec.core.cuda.binding import _loaded, cupy, installed
-from dagexec.core.errors import DeviceError
+from dagexec.devices.cuda.binding import _loaded, cupy, installed
+from dagexec.errors import DeviceError
 from dagexec.stress.session import Session, SessionOptions
 from tests.command_line import Cli
 from tests.cuda.emulated import emulated, has_gpu

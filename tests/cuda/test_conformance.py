@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dagexec.core.cuda.cublas_library import __file__ as _library_file
+from dagexec.devices.cuda.cublas_library import __file__ as _library_file
 from tests.cuda.emulated.installation import new_cupy
 from tests.cuda.emulated.machine import Machine
 
@@ -153,7 +153,7 @@ def test_queries_return_a_status_in_the_real_module_too() -> None:
 
 
 def test_cublas_itself_can_be_loaded_and_has_every_function_that_is_called() -> None:
-    from dagexec.core.cuda.binding import cublas
+    from dagexec.devices.cuda.binding import cublas
 
     library = cublas()
     with open(_library_file) as file:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace, create_shared_buffer
-from dagexec.core.cuda.cublas import LARGE_WORKSPACE, WORKSPACE
 from dagexec.core.device import Device
 from dagexec.core.exclusive import StreamMutex
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.runtime import Kernel, Stream, runtime_of
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
-from dagexec.ops.cuda.copy import copy_step
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.captured import CapturedNet
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.devices.cuda.cublas import LARGE_WORKSPACE, WORKSPACE
+from dagexec.ops.cuda.base.copy import copy_step
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.captured import CapturedNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, emulated
 from tests.ops.running import on_device, operator_def
 

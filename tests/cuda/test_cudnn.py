@@ -14,18 +14,18 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.choices import choices
-from dagexec.core.cuda.context import cuda_runtime
-from dagexec.core.cuda.cudnn_graph import FORWARD, ConvGraph, TensorLayout, Windows, aligned
-from dagexec.core.cuda.cudnn_handle import CudnnHandle, thread_handles
-from dagexec.core.cuda.cudnn_plans import PlanOptions, plan_cache
 from dagexec.core.device import Device
-from dagexec.core.errors import DeviceError, UnsupportedFeatureError
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.graph import build_graph
 from dagexec.core.runtime import Kernel
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.captured import CapturedNet
+from dagexec.devices.cuda.context import cuda_runtime
+from dagexec.devices.cuda.cudnn_graph import FORWARD, ConvGraph, ConvParameters, TensorLayout, aligned
+from dagexec.devices.cuda.cudnn_handle import CudnnHandle, thread_handles
+from dagexec.devices.cuda.cudnn_plans import PlanOptions, plan_cache
+from dagexec.errors import DeviceError, UnsupportedFeatureError
 from dagexec.scheduler.hazards import check_net, named_accesses
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.captured import CapturedNet
 from tests.cuda.emulated.cudnn import CudnnModule, Engine, emulated_cudnn, numerical_note
 from tests.cuda.emulated.machine import Machine
 from tests.ops.running import Array, on_device, operator_def, run_operator
@@ -45,7 +45,7 @@ def conv_graph(channels: int = 4, size: int = 6, **options: Any) -> ConvGraph:
     x = TensorLayout.of(np.empty((2, channels, size, size), np.float32), channels_last=False)
     weights = TensorLayout.of(np.empty((4, channels, 3, 3), np.float32), channels_last=False)
     y = TensorLayout.of(np.empty((2, 4, size, size), np.float32), channels_last=False)
-    return ConvGraph(FORWARD, "float32", x, weights, y, Windows((1, 1), (1, 1), (1, 1), (1, 1)), **options)
+    return ConvGraph(FORWARD, "float32", x, weights, y, ConvParameters((1, 1), (1, 1), (1, 1), (1, 1)), **options)
 
 
 def compare(op_type: str, arrays: list[Array], outputs: int, dtype: Any, executions: int, **arguments: Any) -> None:
@@ -550,7 +550,7 @@ def test_one_thread_builds_a_plan_and_others_wait_for_it() -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.core.cuda.cudnn_plans.MOST_PLANS", 2)
+    monkeypatch.setattr("dagexec.devices.cuda.cudnn_plans.MOST_PLANS", 2)
     with emulated_cudnn():
         plans = plan_cache(cuda_runtime(CUDA))
         for size in (5, 6, 5, 7, 5, 6):

@@ -19,20 +19,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from dagexec.binding.parameters import initialized
 from dagexec.core.arguments import Arguments
-from dagexec.core.cuda.cudnn_graph import DATA_GRADIENT, FILTER_GRADIENT, FORWARD, ConvGraph
-from dagexec.core.cuda.cudnn_plans import PlanOptions
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.blocks import compute_dtype
+from dagexec.devices.cuda.cudnn_graph import DATA_GRADIENT, FILTER_GRADIENT, FORWARD, ConvGraph
+from dagexec.devices.cuda.cudnn_plans import PlanOptions
+from dagexec.ops.base.blocks import compute_dtype
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.convolution import conv_window
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, ConvProblem
 from dagexec.ops.cuda.cudnn.operator import CudnnConvOperator
-from dagexec.ops.geometry import Axis
-from dagexec.parameters import initialised
 from dagexec.zoo import build
 from tests.cuda.deviceless import DEVICES, ask, interpreter
 
@@ -52,7 +52,7 @@ LIMIT = 256 << 20
 @cache
 def model_of(net: str, batch: int) -> Model:
     """A net, with its parameters."""
-    return initialised(build(net, batch))
+    return initialized(build(net, batch))
 
 
 def problems(net: str, batch: int, dtype: Any, order: str) -> Iterator[ConvProblem]:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.cuda import nccl
 from dagexec.core.device import Device
-from dagexec.core.errors import DeviceError, SchemaError
-from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.devices.cuda import nccl
+from dagexec.errors import DeviceError, SchemaError
 from dagexec.scheduler.hazards import check_net
-from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.net import BaseNet
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.model_helper import ModelHelper

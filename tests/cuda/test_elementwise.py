@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.cuda import kernels
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import NonFiniteError, OperatorError
-from dagexec.ops.cuda import broadcast_reduction, expression
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.devices.cuda import kernels
+from dagexec.errors import NonFiniteError, OperatorError
+from dagexec.ops.cuda.base import broadcast_reduction, expression
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import assert_rounds_to, on_device, operator_def
 

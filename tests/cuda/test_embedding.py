@@ -21,7 +21,9 @@ import dagexec
 from dagexec import NetDef
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import (
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.runtime import Kernel, runtime_of
+from dagexec.errors import (
     ClosedError,
     DagexecError,
     DeviceError,
@@ -30,8 +32,6 @@ from dagexec.core.errors import (
     RunCancelledError,
     RunTimeoutError,
 )
-from dagexec.core.model import InputInfo, Model
-from dagexec.core.runtime import Kernel, runtime_of
 from tests.cuda.emulated import emulated
 from tests.cuda.emulated.machine import Capture, EmulatedEvent, EmulatedStream, Fault, Machine
 from tests.held import PATIENCE, rows

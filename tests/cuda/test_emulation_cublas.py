@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec.core.cuda import cublas_library as cublas
-from dagexec.core.cuda.binding import cupy
+from dagexec.devices.cuda import cublas_library as cublas
+from dagexec.devices.cuda.binding import cupy
 from tests.cuda.emulated import emulated
 from tests.cuda.emulated.errors import EmulationError
 from tests.cuda.memory_copies import from_device, to_device

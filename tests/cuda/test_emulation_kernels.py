@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.cuda.kernels import Launch, compiled
+from dagexec.devices.cuda.kernels import Launch, compiled
 from tests.cuda.emulated import emulated
 from tests.cuda.emulated.compiler import CompileError, KernelError
 from tests.cuda.kernel_runs import run_kernel

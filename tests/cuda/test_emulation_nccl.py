@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec.core.cuda.binding import cupy
+from dagexec.devices.cuda.binding import cupy
 from tests.cuda.emulated import emulated
 from tests.cuda.emulated.errors import EmulationError
 from tests.cuda.memory_copies import from_device, to_device

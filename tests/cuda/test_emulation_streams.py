@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.cuda.binding import cupy
-from dagexec.core.cuda.current import current
-from dagexec.core.cuda.kernels import Launch, compiled
+from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.current import current
+from dagexec.devices.cuda.kernels import Launch, compiled
 from tests.cuda.emulated import emulated
 from tests.cuda.emulated.errors import CUDADriverError, CUDARuntimeError, EmulationError, RaceError
 from tests.cuda.emulated.machine import Fault

@@ -13,17 +13,17 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.cuda.host_words import PAGE_WORDS, HostWords
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import INT64
-from dagexec.core.errors import OperatorError
 from dagexec.core.model import InputInfo, Model
-from dagexec.ops.cuda.faults import CheckedOperator
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.captured import CapturedNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.devices.cuda.pinned_flags import PAGE_WORDS, PinnedFlags
+from dagexec.errors import OperatorError
+from dagexec.ops.cuda.base.faults import CheckedOperator
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.captured import CapturedNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, emulated
 from tests.cuda.test_nets import X, branches
 from tests.ops.running import operator_def
@@ -167,7 +167,7 @@ def test_words_are_given_back_with_the_steps() -> None:
             gc.collect()
             [gather] = [one for one in net.operators if isinstance(one, CheckedOperator)]
             assert sum(known() is not None for known in gather._faults) <= 4
-            words = gather.context.runtime.once("host words", HostWords)  # type: ignore[attr-defined]
+            words = gather.context.runtime.once("host words", PinnedFlags)  # type: ignore[attr-defined]
             taken = PAGE_WORDS - len(words._free)
             assert 1 <= taken <= 4
 

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.cuda.context import cuda_runtime
 from dagexec.core.device import Device
-from dagexec.core.errors import OperatorError, ShapeError
-from dagexec.ops.cuda import indices as indices_module
-from dagexec.ops.cuda import sorted_indices as sorting_module
-from dagexec.ops.cuda.indices import divider, index_type
-from dagexec.ops.cuda.operator import CudaOperator
-from dagexec.ops.cuda.pieces import in_place
-from dagexec.ops.layout import BLOCKS
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.devices.cuda.context import cuda_runtime
+from dagexec.errors import OperatorError, ShapeError
+from dagexec.ops.base.layout import BLOCKS
+from dagexec.ops.cuda.base import indices as indices_module
+from dagexec.ops.cuda.base.indices import divider, index_type
+from dagexec.ops.cuda.base.operator import CudaOperator
+from dagexec.ops.cuda.base.pieces import in_place
+from dagexec.ops.cuda.index import sorted_indices as sorting_module
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import on_device, operator_def, run_operator
 

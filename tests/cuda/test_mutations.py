@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.scheduler.async_dag import AsyncDAGNet
 from dagexec.scheduler.hazards import Detector, check_net
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.synchronisation import Synchronisation
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.synchronization import Synchronization
 from tests.cuda.emulated import emulated
 from tests.cuda.test_nets import CUDA, inception
 
@@ -40,8 +40,8 @@ def without(chain: int, parent: int) -> type[AsyncDAGNet]:
     """Nets in which one chain does not wait for one of its parents."""
 
     class LessOrdered(AsyncDAGNet):
-        def synchronisation(self, plan: Plan) -> Synchronisation:
-            found = super().synchronisation(plan)
+        def synchronization(self, plan: Plan) -> Synchronization:
+            found = super().synchronization(plan)
             less = tuple(other for other in found.waits[chain] if other != parent)
             assert len(less) == len(found.waits[chain]) - 1
             return replace(found, waits=(*found.waits[:chain], less, *found.waits[chain + 1 :]))
@@ -52,7 +52,7 @@ def without(chain: int, parent: int) -> type[AsyncDAGNet]:
 def all_waits() -> list[tuple[int, int, str]]:
     """A chain, a parent that it waits for, and the type of the chain's first operator."""
     with emulated(record=False), net_of(AsyncDAGNet) as net:
-        waits = net.synchronisation(net.plan).waits
+        waits = net.synchronization(net.plan).waits
         kinds = [net.graph.operators[chain[0]].type for chain in net.plan.chains]
     return [(chain, parent, kinds[chain]) for chain, row in enumerate(waits) for parent in row]
 

@@ -16,17 +16,17 @@ import dagexec
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import DagexecError, OperatorError, ResourceError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
+from dagexec.errors import DagexecError, OperatorError, ResourceError
 from dagexec.scheduler.hazards import Detector, check_net
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.synchronisation import Synchronisation
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.synchronization import Synchronization
 from tests.cuda.emulated import cuda_devices, emulated
 from tests.cuda.emulated.cudnn import emulated_cudnn
 from tests.cuda.emulated.machine import Fault
@@ -264,8 +264,8 @@ def test_the_very_plans_that_run_are_proved_and_no_race_is_met(name: str, optimi
 class LessOrdered(AsyncDAGNet):
     """Leaves out the wait of the last chain for one of its parents."""
 
-    def synchronisation(self, plan: Plan) -> Synchronisation:
-        found = super().synchronisation(plan)
+    def synchronization(self, plan: Plan) -> Synchronization:
+        found = super().synchronization(plan)
         last = max(range(len(found.waits)), key=lambda chain: len(found.waits[chain]))
         less = (*found.waits[:last], found.waits[last][1:], *found.waits[last + 1 :])
         return replace(found, waits=less)

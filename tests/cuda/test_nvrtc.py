@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.cuda.prelude import PRELUDE
+from dagexec.devices.cuda.prelude import PRELUDE
 from tests.cuda.emulated.compiler import CompileError, build
 from tests.cuda.nvrtc import architectures, assembly, compile_error, errors_of, nvrtc
 from tests.ops.running import check_on_cuda, operator_def

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.cuda import kernels
 from dagexec.core.device import Device
-from dagexec.ops.layout import BLOCKS
+from dagexec.devices.cuda import kernels
+from dagexec.ops.base.layout import BLOCKS
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import on_device, operator_def, run_operator
 from tests.ops.windows import geometries

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.cuda import cublas
-from dagexec.core.cuda.cublas import matrix_product
-from dagexec.core.cuda.kernels import Function, Launch
 from dagexec.core.device import Device
-from dagexec.core.errors import DeviceError, OperatorError
 from dagexec.core.operator import Step
 from dagexec.core.runtime import Kernel, runtime_of
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.devices.cuda import cublas
+from dagexec.devices.cuda.cublas import matrix_product
+from dagexec.devices.cuda.kernels import Function, Launch
+from dagexec.errors import DeviceError, OperatorError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, emulated
 from tests.cuda.memory_copies import from_device, to_device
 from tests.ops.running import on_device, operator_def
@@ -223,7 +223,7 @@ def test_sums_of_few_long_channels_are_shared_by_many_blocks(
             if function.name.startswith("sums"):
                 grids.append(int(np.prod(self.blocks)))
 
-    monkeypatch.setattr("dagexec.ops.cuda.operator.Launch", Recorded)
+    monkeypatch.setattr("dagexec.ops.cuda.base.operator.Launch", Recorded)
     dy, (outer, channels, inner) = (normal(shape) * 0.1 + 0.5).astype(dtype), shape
     x, w = np.ones((outer, 1, 1, inner), dtype), np.ones((channels, 1, 1, 1), dtype)
     arrays = {"x": x, "w": w, "dy": dy.reshape(outer, channels, 1, inner)}

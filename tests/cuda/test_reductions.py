@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.cuda import kernels
 from dagexec.core.device import Device
-from dagexec.core.errors import OperatorError
 from dagexec.core.registry import operator_module, registered_engines, registered_operators
-from dagexec.ops.cuda import row_reduction, top_k
+from dagexec.devices.cuda import kernels
+from dagexec.errors import OperatorError
+from dagexec.ops.cuda.base import row_reduction
+from dagexec.ops.cuda.index import top_k
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import Array, assert_rounds_to, on_device, operator_def
 
@@ -162,13 +163,13 @@ def test_variances_of_a_batch_survive_a_large_mean(order: str, shape: tuple[int,
     np.testing.assert_allclose(new_mean, 0.5 * mean + 0.5 * wide.mean(axis=axes), rtol=1e-5)
     np.testing.assert_allclose(new_var, 0.5 * var + 0.5 * wide.var(axis=axes), rtol=1e-5, atol=1e-6)
     spread = (1, -1, 1, 1) if order == "NCHW" else (1, 1, 1, -1)
-    centred = (wide - wide.mean(axis=axes, keepdims=True)) / np.sqrt(wide.var(axis=axes, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(y, centred * scale.reshape(spread) + bias.reshape(spread), atol=5e-4, rtol=1e-4)
+    centered = (wide - wide.mean(axis=axes, keepdims=True)) / np.sqrt(wide.var(axis=axes, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(y, centered * scale.reshape(spread) + bias.reshape(spread), atol=5e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 100_000), (300, 33)])
-def test_layers_are_normalised_in_one_launch_or_in_pieces(shape: tuple[int, int]) -> None:
+def test_layers_are_normalized_in_one_launch_or_in_pieces(shape: tuple[int, int]) -> None:
     x, gamma, beta = normal(*shape, mean=100.0), normal(shape[1]), normal(shape[1])
     y, mean, deviation = run("LayerNorm", x, gamma, beta, outputs=3)
     wide = x.astype(np.float64)

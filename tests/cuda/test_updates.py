@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.cuda import kernels
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import OperatorError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.devices.cuda import kernels
+from dagexec.errors import OperatorError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import assert_rounds_to, on_device, operator_def
 

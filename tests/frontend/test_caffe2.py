@@ -12,8 +12,8 @@ from google.protobuf import text_format
 import dagexec
 from dagexec import NetDef, OperatorDef, load_net, save_net
 from dagexec.core.arguments import make_argument
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.proto import Argument
+from dagexec.errors import ModelFormatError
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "caffe2"

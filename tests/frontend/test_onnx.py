@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.core import dtypes
-from dagexec.core.errors import CycleError, DagexecError, ModelFormatError, NetOrderError, UnsupportedOperatorError
 from dagexec.core.model import InputInfo
+from dagexec.errors import CycleError, DagexecError, ModelFormatError, NetOrderError, UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto, load_onnx
 from tests.models import LIGHT_MODELS, he_normal_light_model, light_model_input, light_model_path
 

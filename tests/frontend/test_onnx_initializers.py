@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
-from dagexec.core.errors import ModelFormatError, ResourceError
+from dagexec.errors import ModelFormatError, ResourceError
 from dagexec.frontend.onnx import external_data, load_onnx
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.initializers import NOWHERE, tensor_array

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
-from dagexec.core.errors import UnsupportedOperatorError
+from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 
 RNG = np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""Quantised ONNX operators, one node at a time: against onnxruntime, and products against 64-bit integers.
+"""Quantized ONNX operators, one node at a time: against onnxruntime, and products against 64-bit integers.
 
 Without VNNI onnxruntime saturates sums of two products of 8 bits, so it is asked for products with weights of 7.
 """
@@ -14,10 +14,10 @@ import onnxruntime
 import pytest
 
 import dagexec
-from dagexec.core.errors import UnsupportedOperatorError
+from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from tests.frontend.test_onnx_operators import Case, Const, build
-from tests.ops.integers import convolution_sums, requantised
+from tests.ops.integers import convolution_sums, requantized
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(17)
@@ -96,7 +96,7 @@ MULTIPLIED = (ROWS.astype(np.int64) + 7) @ WHOLE_MATRIX.astype(np.int64)
 
 
 def scaled(sums: Array, multiplier: Array, zero_point: int, dtype: Any) -> Array:
-    return requantised(sums.astype(np.float32) * multiplier, zero_point, dtype)
+    return requantized(sums.astype(np.float32) * multiplier, zero_point, dtype)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_cannot_be_converted_is_named(case: Case, reason: str) -> None:
         from_model_proto(build(case)[0])
 
 
-def test_dequantised_weights_stay_integers_in_the_model() -> None:
+def test_dequantized_weights_stay_integers_in_the_model() -> None:
     nodes = [
         onnx.helper.make_node("DequantizeLinear", ["w", "s"], ["wf"]),
         onnx.helper.make_node("MatMul", ["x", "wf"], ["y"]),

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import dagexec
-from dagexec.core.errors import ModelFormatError, UnsupportedOperatorError
+from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of, convertible_operators

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import dagexec
 from dagexec import NetDef, OperatorDef, op
 from dagexec.cli import app
-from dagexec.core.errors import AccessError, DagexecError, ModelFormatError
 from dagexec.core.proto import BlobProto, MetaNetDef, TensorProto
+from dagexec.errors import AccessError, DagexecError, ModelFormatError
 from dagexec.frontend.predictor import load_predictor
 
 W = np.array([[1, 2, 3], [4, 5, 6]], np.float32)

@@ -18,9 +18,9 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
 from dagexec.core.proto import BlobProto, MetaNetDef, NetDef
-from dagexec.core.storage.blob_file import INTEGRITY_KEY, integrity_of
-from dagexec.core.storage.blob_proto import encode_string
 from dagexec.frontend.predictor import META_NET_DEF
+from dagexec.storage.blob_file import INTEGRITY_KEY, integrity_of
+from dagexec.storage.blob_proto import encode_string
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_json_bytes, damaged_zip
 from tests.fuzz.messages import Vocabulary, damage_message, nudge_message
 from tests.fuzz.seeds import Kind, Seed

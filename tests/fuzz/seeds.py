@@ -25,19 +25,19 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
 
 from dagexec.core.arguments import make_argument
-from dagexec.core.errors import DagexecError
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.storage import Mode, open_database
-from dagexec.core.storage.blob_file import write_blobs
 from dagexec.core.workspace import Workspace
+from dagexec.errors import DagexecError
+from dagexec.storage import Mode, open_database
+from dagexec.storage.blob_file import write_blobs
 from dagexec.training.backward import add_gradient_operators
 from dagexec.training.checkpoint import save_checkpoint
 from dagexec.training.safetensors_file import export_safetensors
+from tests.compiler.passes.test_random_models import KINDS, PARAMETERS
 from tests.frontend import test_onnx_operators, test_onnx_quantized, test_predictor
 from tests.fuzz.use import plausible_choices
 from tests.ops.gradient_examples import Example, examples
 from tests.ops.running import operator_def
-from tests.passes.test_random_models import KINDS, PARAMETERS
 
 Array = npt.NDArray[Any]
 Kind = Literal["onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices"]

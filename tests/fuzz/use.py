@@ -18,21 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 import dagexec
+from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.check import check_command
 from dagexec.cli.feeds import read_feeds
 from dagexec.cli.inspect import inspect_command
-from dagexec.comparison import random_feeds
+from dagexec.compiler.tuning.choosing import to_text
+from dagexec.compiler.tuning.schedule import Schedule
 from dagexec.core.choices import choices, load_choices
 from dagexec.core.model import Model
-from dagexec.core.storage import open_database
-from dagexec.core.storage.blob_file import read_blob_file
 from dagexec.core.workspace import Workspace
-from dagexec.model_source import load_model
+from dagexec.serving.model_source import load_model
+from dagexec.storage import open_database
+from dagexec.storage.blob_file import read_blob_file
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.safetensors_file import import_safetensors, read_safetensors
-from dagexec.tuning.choosing import to_text
-from dagexec.tuning.schedule import Schedule
 
 Array = npt.NDArray[Any]
 Phase = Callable[[str], None]

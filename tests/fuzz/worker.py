@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dagexec.core.errors import DagexecError, OperatorError
+from dagexec.errors import DagexecError, OperatorError
 from tests.fuzz.case import Case, Cases
 from tests.fuzz.use import Phase, WrongError, use
 

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "windows begin at the tail's padding",
-        "ops/geometry.py",
+        "ops/base/geometry.py",
         "offset = tap * self.dilation - self.head",
         "offset = tap * self.dilation - self.tail",
         ("tests/ops/test_geometry.py",),
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "softmax exponentiates before it subtracts the maximum",
-        "ops/softmax.py",
+        "ops/activation/softmax.py",
         "                partial(np.subtract, x, rows, out=y),\n                partial(np.exp, y, out=y),\n"
         "                partial(np.add.reduce, y, axis=1, keepdims=True, out=rows),",
         "                partial(np.exp, x, out=y),\n"
@@ -30,17 +30,17 @@ MUTANTS = (
     ),
     Mutant(
         "a folded batch normalization loses its shift",
-        "dagexec/passes/batch_norm_folding.py",
+        "dagexec/compiler/passes/batch_norm_folding.py",
         "(bias * total.factor + total.shift)",
         "(bias * total.factor)",
-        ("tests/passes/test_batch_norm_folding.py",),
+        ("tests/compiler/passes/test_batch_norm_folding.py",),
     ),
     Mutant(
         "padding takes in what is shifted before a layer",
-        "dagexec/passes/batch_norm_folding.py",
+        "dagexec/compiler/passes/batch_norm_folding.py",
         "if affine is None or (layer.is_padded and affine.shift.any()):",
         "if affine is None:",
-        ("tests/passes/test_batch_norm_folding.py",),
+        ("tests/compiler/passes/test_batch_norm_folding.py",),
     ),
     Mutant(
         "quantized values are cut and not rounded",
@@ -65,35 +65,35 @@ MUTANTS = (
     ),
     Mutant(
         "a gradient passes where Relu is 0",
-        "ops/activation_gradient.py",
+        "ops/activation/gradient.py",
         "[scalar_pass(np.greater, value, low, chosen)]",
         "[scalar_pass(np.greater_equal, value, low, chosen)]",
         ("tests/ops/test_gradient_elementwise.py",),
     ),
     Mutant(
         "dropout scales by what is dropped",
-        "ops/dropout.py",
+        "ops/fill/dropout.py",
         "np.asarray(1 / (1 - ratio), work)",
         "np.asarray(1 / ratio, work)",
         ("tests/ops/test_dropout.py",),
     ),
     Mutant(
         "narrow floats are summed in their own type",
-        "ops/reduction.py",
+        "ops/reduction/axes.py",
         "total = self.scratch(kept.shape, compute_dtype(y.dtype)) if is_narrow(y.dtype) else kept",
         "total = kept",
         ("tests/ops/test_reduction.py",),
     ),
     Mutant(
         "a last window of ceil_mode may begin behind the input",
-        "ops/geometry.py",
+        "ops/base/geometry.py",
         "self.ceil_mode:\n            out = -(-room // stride) + 1\n            if (out - 1) * stride >= size + head:",
         "self.ceil_mode:\n            out = -(-room // stride) + 1\n            if False:",
         ("tests/ops/test_geometry.py", "tests/ops/test_pool.py"),
     ),
     Mutant(
         "an odd pixel of SAME_LOWER is at the tail",
-        "ops/geometry.py",
+        "ops/base/geometry.py",
         "(need - half, half) if self.legacy_pad is LegacyPad.SAME_LOWER",
         "(half, need - half) if self.legacy_pad is LegacyPad.SAME_LOWER",
         ("tests/ops/test_geometry.py",),
@@ -107,10 +107,10 @@ MUTANTS = (
     ),
     Mutant(
         "of operators with other arguments one stays",
-        "dagexec/passes/common_subexpressions.py",
+        "dagexec/compiler/passes/common_subexpressions.py",
         "    return definition.engine, arguments, device, len(definition.output)",
         "    return definition.engine, (), device, len(definition.output)",
-        ("tests/passes/test_common_subexpressions.py",),
+        ("tests/compiler/passes/test_common_subexpressions.py",),
     ),
     Mutant(
         "the last sigmoid gate of a recurrent layer is not halved",
@@ -121,14 +121,14 @@ MUTANTS = (
     ),
     Mutant(
         "a result is written over an input of another type",
-        "dagexec/passes/in_place.py",
+        "dagexec/compiler/passes/in_place.py",
         "if name in types and types[name] == types.get(result) and ordering",
         "if name in types and ordering",
-        ("tests/passes/test_in_place.py",),
+        ("tests/compiler/passes/test_in_place.py",),
     ),
     Mutant(
         "a random operator counts as one that always gives the same",
-        "dagexec/passes/purity.py",
+        "dagexec/compiler/passes/purity.py",
         " and schema_of(definition.type).reproducible",
         "",
         ("tests/passes",),

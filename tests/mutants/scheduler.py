@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_POOL = "scheduler/pool.py"
+_POOL = "scheduler/run/pool.py"
 _POOL_TESTS = (
     "tests/scheduler/test_pool.py", "tests/scheduler/test_pool_priority.py", "tests/scheduler/test_pool_order.py",
 )  # fmt: skip
@@ -98,28 +98,28 @@ MUTANTS = (
     ),
     Mutant(
         "a failed run goes on with its ready chains",
-        "scheduler/run.py",
+        "scheduler/run/run.py",
         "        self.interrupted = True\n        self.ready.clear()",
         "",
         ("tests/scheduler/test_pool.py",),
     ),
     Mutant(
         "the last error is kept, and not the first",
-        "scheduler/run.py",
+        "scheduler/run/run.py",
         "if self.error is None:\n            self.error = error",
         "if True:\n            self.error = error",
         ("tests/scheduler/test_pool.py", "tests/scheduler/test_pool_order.py", "tests/scheduler/test_nets.py"),
     ),
     Mutant(
         "the shortest path to the end goes first",
-        "scheduler/plan.py",
+        "scheduler/plan/plan.py",
         "key=lambda number: (-levels[number], split[number][:1])",
         "key=lambda number: (levels[number], split[number][:1])",
         ("tests/scheduler/test_plan.py",),
     ),
     Mutant(
         "an operator joins a chain on another device",
-        "scheduler/chains.py",
+        "scheduler/plan/chains.py",
         " and graph.device(parent) == graph.device(index)",
         "",
         _GRAPH_TESTS,
@@ -140,9 +140,9 @@ MUTANTS = (
     ),
     Mutant(
         "a request of lower priority is served first",
-        "dagexec/requests.py",
+        "dagexec/serving/requests.py",
         "-request.priority",
         "request.priority",
-        ("tests/test_requests.py",),
+        ("tests/serving/test_requests.py",),
     ),
 )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import check_on_cuda, is_turn_of_cuda, operator_def
 
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import Array
 
 STEP = 1e-5

@@ -1,4 +1,4 @@
-"""Quantised operators computed with 64-bit integers, element by element, for the tests of the fast ones."""
+"""Quantized operators computed with 64-bit integers, element by element, for the tests of the fast ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def convolution_sums(
     x: Array, weights: Array, zero_point: int, stride: int = 1, pad: int = 0, dilation: int = 1, group: int = 1
 ) -> Array:
     """Sums of (x - zero_point) * weights over each window of an N, C, H, W image; weights M, C/G, KH, KW."""
-    centred = x.astype(np.int64) - zero_point
-    padded = np.pad(centred, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    centered = x.astype(np.int64) - zero_point
+    padded = np.pad(centered, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     filters, inner, kh, kw = weights.shape
     height = (padded.shape[2] - dilation * (kh - 1) - 1) // stride + 1
     width = (padded.shape[3] - dilation * (kw - 1) - 1) // stride + 1
@@ -31,7 +31,7 @@ def convolution_sums(
     return sums
 
 
-def requantised(values: Array, zero_point: int, dtype: Any) -> Array:
+def requantized(values: Array, zero_point: int, dtype: Any) -> Array:
     """Rounded to the nearest, ties to even, shifted and saturated, by integers."""
     limits = np.iinfo(dtype)
     whole = np.floor(values.astype(np.float64))

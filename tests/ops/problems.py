@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dagexec.core.operator import Step
 from dagexec.core.tensor import Constant
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import Algorithm, ConvProblem
-from dagexec.ops.geometry import Axis
 from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels_first, to_channels_last
 
 DTYPES = ["float32", "float32", "float64", "float16", "bfloat16"]

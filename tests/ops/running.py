@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from dagexec import NetDef, OperatorDef, Workspace, op
 from dagexec.core.arguments import Arguments, ArgumentValue
-from dagexec.core.arithmetic import operator_arithmetic
 from dagexec.core.device import CPU, Device
 from dagexec.core.registry import create_operator, registered_engines
-from dagexec.ops.layout import blocked_orders
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.ops.base.layout import blocked_orders
+from dagexec.platform.arithmetic import operator_arithmetic
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
 
 Array = npt.NDArray[Any]

@@ -8,8 +8,8 @@ import pytest
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import SchemaError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import SchemaError
+from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.running import operator_def, run_operator
 

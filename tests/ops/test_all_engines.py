@@ -19,9 +19,9 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
-from dagexec.ops.layout import BLOCKS, ORDERS
+from dagexec.ops.base.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.binding import library
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn import AVX512, has_vectors_of
 from tests.ops.running import operator_def, run_operator

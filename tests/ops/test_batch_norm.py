@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient
-from dagexec.ops.layout import BLOCKS
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.ops.base.layout import BLOCKS
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.onednn import needs_onednn
 from tests.ops.running import Array, operator_def, run_operator
@@ -220,9 +220,9 @@ def gradient_by_rows(x: Array, scale: Array, dy: Array, order: str, epsilon: flo
     channel = channel_of(x, order)
     shape = np.moveaxis(x, channel, 0).shape
     rows, gradients = (np.moveaxis(a.astype(np.float64), channel, 0).reshape(shape[0], -1) for a in (x, dy))
-    centred = rows - rows.mean(1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    centered = rows - rows.mean(1, keepdims=True)
+    inverse = 1 / np.sqrt((centered**2).mean(1, keepdims=True) + epsilon)
+    normal = centered * inverse
     rest = gradients - gradients.mean(1, keepdims=True)
     rest = rest - normal * (rest * normal).mean(1, keepdims=True)
     dx = np.moveaxis((rest * inverse * scale[:, None]).reshape(shape), 0, channel)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.operator import in_sequence, nothing_to_do
-from dagexec.ops.blocks import block_indices, even_ranges
+from dagexec.ops.base.blocks import block_indices, even_ranges
 
 
 @settings(max_examples=200, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec.core.errors import OperatorError
+from dagexec.errors import OperatorError
 from tests.ops.running import run_operator
 
 MASK = np.array([True, False, True, True])

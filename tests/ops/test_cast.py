@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from dagexec.core.dtypes import ALL_TYPES, BFLOAT16, STRING
-from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.errors import ArgumentError, SchemaError, ShapeError
 from tests.ops.running import run_operator
 
 Array = npt.NDArray[Any]

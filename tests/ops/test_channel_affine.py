@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec.core.errors import ShapeError
+from dagexec.errors import ShapeError
 from tests.ops.running import run_operator
 
 RNG = np.random.default_rng(6)

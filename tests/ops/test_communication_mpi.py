@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dagexec.core.errors import CommunicationError, ShapeError
+from dagexec.errors import CommunicationError, ShapeError
 from dagexec.ops.communication.collectives import all_gather, all_reduce, broadcast
 from dagexec.ops.communication.common_world import CommonWorld, Tag, connect
 from tests.mpi import run

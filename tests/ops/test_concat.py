@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from tests.ops.running import run_operator
 
 Array = npt.NDArray[Any]

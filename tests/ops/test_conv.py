@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
+from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.conv import im2col
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (

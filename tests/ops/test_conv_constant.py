@@ -16,7 +16,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.tensor import Constant
 from dagexec.ops.conv import direct, fft, winograd
 from dagexec.ops.conv.choice import ENGINES
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.problems import Case, Memory, run_algorithm, run_steps
 from tests.ops.running import Array, operator_def
 from tests.ops.test_conv import Named

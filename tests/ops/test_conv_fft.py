@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dagexec.ops.conv import fft
 from dagexec.ops.conv.direct import DIRECT
 from dagexec.ops.conv.fft import FFT
-from dagexec.ops.conv.overlap_add import Plan, Sizes, axis_cuts, choose_plan, fast_size, plan_with
+from dagexec.ops.conv.overlap_add import OverlapAddPlan, Sizes, axis_cuts, choose_plan, fast_size, plan_with
 from dagexec.ops.conv.problem import ConvProblem
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm, run_steps
@@ -86,7 +86,7 @@ def test_long_kernels_over_long_and_short_images(geometry: Geometry, dtype: str,
     check(Case(geometry, 2, order=order, dtype=dtype, normal=True, seed=seed))
 
 
-def run_plan(problem: ConvProblem, plan: Plan) -> Array:
+def run_plan(problem: ConvProblem, plan: OverlapAddPlan) -> Array:
     """Y of this plan, which must take the memory that it says."""
     memory = Memory()
     steps = fft.planned_steps(problem, plan, memory.allocate)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.ops.conv.choice import ENGINES
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients

@@ -14,7 +14,7 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.gradient import gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.running import operator_def

@@ -14,8 +14,8 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices
-from dagexec.core.errors import ModelFormatError, ResourceError
 from dagexec.core.operator import Step
+from dagexec.errors import ModelFormatError, ResourceError
 from dagexec.ops.conv import search
 from dagexec.ops.conv.choice import ENGINES
 from dagexec.ops.conv.problem import ConvProblem

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from tests.ops.drawing import drawn
 from tests.ops.running import run_operator
 from tests.ops.test_conv import DTYPES, Named, cost_of

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import make_argument
-from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import Array, operator_def, run_operator
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dagexec.core.errors import OperatorError, ShapeError
+from dagexec.errors import OperatorError, ShapeError
 from tests.ops.running import run_operator
 
 RNG = np.random.default_rng(31)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import ALL_TYPES, STRING
-from dagexec.core.errors import ArgumentError, DagexecError, OperatorError, ResourceError, ShapeError
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.schema import TensorType
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, DagexecError, OperatorError, ResourceError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
 Array = npt.NDArray[Any]

@@ -10,10 +10,10 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Geometry, convolve, to_channels_first, to_channels_last
 

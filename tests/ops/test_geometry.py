@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.geometry import Axis, Window, output_sizes, read_window, tap_count
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.geometry import Axis, Window, output_sizes, read_window, tap_count
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def
 from tests.ops.windows import Geometry, geometries

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import ArgumentError, GradientError, ShapeError
 from dagexec.core.gradient import gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, GradientError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import Array, operator_def, run_operator

@@ -7,10 +7,10 @@ import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import GradientError
 from dagexec.core.gradient import gradient, has_maker, is_known_to_gradients
 from dagexec.core.registry import operator_module, registered_operators
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import GradientError
+from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.gradient_examples import Example, examples

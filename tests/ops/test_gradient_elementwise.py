@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import ArgumentError, GradientError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient, has_maker, is_known_to_gradients
-from dagexec.ops.layout import BLOCKS
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, GradientError, SchemaError, ShapeError
+from dagexec.ops.base.layout import BLOCKS
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import Array, operator_def, run_operator
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dagexec.core.arguments import Arguments, ArgumentValue
-from dagexec.core.errors import ArgumentError
 from dagexec.core.schema import OperatorCall
+from dagexec.errors import ArgumentError
 from dagexec.ops.conv.gradient_outputs import wanted_gradients
 from tests.ops.running import operator_def
 

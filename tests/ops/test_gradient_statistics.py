@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagexec.core.errors import GradientError
 from dagexec.core.gradient import gradient
+from dagexec.errors import GradientError
 from tests.ops.running import operator_def
 
 IMAGE_NORMS = [("InstanceNorm", 3), ("GroupNorm", 3), ("LayerNorm", 3)]
@@ -38,7 +38,7 @@ def test_running_statistics_count_as_constants() -> None:
     assert all("dm" not in operator.input for operator in made.operators)
 
 
-def test_no_gradient_comes_from_the_scale_of_local_response_normalisation() -> None:
+def test_no_gradient_comes_from_the_scale_of_local_response_normalization() -> None:
     definition = operator_def("LRN", ["x"], ["y", "scale"], size=3)
     with pytest.raises(GradientError, match="output 'scale' is there for the gradient operator"):
         gradient(definition, [None, "dscale"])

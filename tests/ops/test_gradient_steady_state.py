@@ -12,7 +12,7 @@ import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.gradient import gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn import ENGINES
 from tests.ops.running import operator_def
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dagexec.core.errors import ArgumentError, OperatorError
+from dagexec.errors import ArgumentError, OperatorError
 from tests.ops.running import run_operator
 
 RNG = np.random.default_rng(41)

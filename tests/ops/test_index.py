@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import DagexecError, OperatorError, ShapeError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import DagexecError, OperatorError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
 Array = npt.NDArray[Any]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import OperatorError, ShapeError
 from dagexec.core.gradient import SparseGradient, gradient
+from dagexec.errors import OperatorError, ShapeError
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import operator_def, run_operator
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dagexec
-from dagexec.core.errors import SettingError
 from dagexec.core.operator import Step
-from dagexec.ops.layout import NCHW, NHWC
+from dagexec.errors import SettingError
+from dagexec.ops.activation.post_ops import BINARY, FUNCTIONS
+from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.onednn import convolution_family, keeping_nan
 from dagexec.ops.onednn import operator as operator_module
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.post_ops import BINARY, FUNCTIONS
 from tests.ops.onednn import in_order, needs_onednn
 from tests.ops.running import computed, run_operator
 

@@ -8,10 +8,10 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError, UnsupportedOperatorError
 from dagexec.core.registry import create_operator, schema_of
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.layout import BLOCKS, ORDERS, channel_count, image_shape, logical_shape
+from dagexec.errors import ArgumentError, DagexecError, ShapeError, UnsupportedOperatorError
+from dagexec.ops.base.layout import BLOCKS, ORDERS, channel_count, image_shape, logical_shape
 from tests.ops.running import operator_def, run_operator
 
 Shape = tuple[int, ...]

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.errors import ArgumentError, ShapeError
 from tests.ops.running import run_operator
 
 X = np.random.default_rng(8).normal(2, 3, (3, 4, 5))

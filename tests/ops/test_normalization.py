@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import Array, operator_def, run_operator
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.errors import ArgumentError, ShapeError
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.onednn import AVX512, needs_onednn, run_onednn
 from tests.ops.running import Array, operator_def, run_operator
@@ -181,9 +181,9 @@ def gradient_by_projection(
     normal, dx = np.empty_like(x), np.empty_like(x)
     for number in np.unique(ids):
         own = ids == number
-        centred = x[own] - x[own].mean()
-        inverse = 1 / math.sqrt((centred**2).mean() + epsilon)
-        normal[own] = centred * inverse
+        centered = x[own] - x[own].mean()
+        inverse = 1 / math.sqrt((centered**2).mean() + epsilon)
+        normal[own] = centered * inverse
         up = dy[own] * weight[own]
         up = up - up.mean()
         dx[own] = (up - normal[own] * (up * normal[own]).mean()) * inverse
@@ -282,7 +282,7 @@ def test_vectors_of_zeros_stay_zeros_and_nothing_stays_nothing() -> None:
     assert gradient(operator_def("NormalizeL1", ["x"], ["y"]), ["dy"]).inputs == (None,)
 
 
-def test_gradients_of_normalisations_refuse_what_does_not_fit() -> None:
+def test_gradients_of_normalizations_refuse_what_does_not_fit() -> None:
     x, four = np.ones((2, 4, 3), np.float32), np.ones(4, np.float32)
     with pytest.raises(ShapeError, match=r"'x2' must have shape \(2, 4, 3\) .* found \(2, 4\)"):
         run_operator("LRNGradient", [x, x, x[..., 0]], size=3)

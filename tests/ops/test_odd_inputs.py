@@ -17,12 +17,12 @@ import pytest
 import dagexec
 from dagexec.core.arguments import ArgumentValue, make_argument
 from dagexec.core.dtypes import from_numpy
-from dagexec.core.errors import DagexecError, OperatorError
 from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import has_engine, registered_operators, schema_of
 from dagexec.core.workspace import Workspace
+from dagexec.errors import DagexecError, OperatorError
 
 SHAPES = ((), (0,), (1,), (3,), (2, 3), (0, 3), (3, 3), (2, 3, 4), (2, 3, 4, 5), (2, 0, 4, 4), (1, 2, 3, 2, 2))
 DTYPES = (np.float32, np.float64, np.float16, np.int64, np.int32, np.int8, np.uint8, np.bool_)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
+from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.ops.onednn import binding
 from dagexec.ops.onednn.binding import Library, library, load, require_library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily

@@ -13,9 +13,7 @@ import pytest
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices, measuring
-from dagexec.core.deadline import Deadline
-from dagexec.core.errors import ResourceError
-from dagexec.core.processor import last_level_cache
+from dagexec.errors import ResourceError
 from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
@@ -24,7 +22,9 @@ from dagexec.ops.onednn.implementation import _worthy, rule
 from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import Candidate, Problem, assemble
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.platform.deadline import Deadline
+from dagexec.platform.processor import last_level_cache
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.test_onednn_conv import Layer, from_order, net_of
 from tests.ops.windows import Geometry
 

@@ -11,16 +11,16 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.core.operator import Operator
 from dagexec.core.registry import create_operator
-from dagexec.ops.layout import BLOCKS, ORDERS
+from dagexec.errors import ArgumentError, UnsupportedFeatureError, UnsupportedOperatorError
+from dagexec.ops.activation.post_ops import parse_post_op
+from dagexec.ops.base.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.operator import PackedForms
-from dagexec.ops.post_ops import parse_post_op
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn import run_fallback
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_post_ops import FORMULAS, POSITIVE
@@ -272,9 +272,9 @@ def test_a_caller_may_move_the_image_and_the_result(by_onednn: pytest.LogCapture
     step()
     first = workspace.fetch_blob("y")
     x, y = layer.fed(order)[0] * 2, np.zeros_like(first)
-    assert set(made.input_moves) == {0}
-    made.input_moves[0](x)
-    made.output_moves[0](y)
+    assert set(made.input_rebinds) == {0}
+    made.input_rebinds[0](x)
+    made.output_rebinds[0](y)
     step()
     assert workspace.fetch_blob("y").tobytes() == first.tobytes()
     bias = to_order(layer.arrays()[2].reshape(1, -1, 1, 1), order)
@@ -284,8 +284,8 @@ def test_a_caller_may_move_the_image_and_the_result(by_onednn: pytest.LogCapture
 def test_in_place_nothing_is_moved() -> None:
     held = np.zeros((2, 2, 9, 8, 16), np.float32)
     made, _ = prepared(*net_of(Layer(SQUARE), "NCHW16c", constant=True, post_ops=("sum:3",), operand=held))
-    assert not made.input_moves
-    assert not made.output_moves
+    assert not made.input_rebinds
+    assert not made.output_rebinds
 
 
 @pytest.mark.slow

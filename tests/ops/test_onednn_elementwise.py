@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.registry import create_operator
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn import AVX512, ENGINES, fallbacks, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, operator_def, run_operator
@@ -260,8 +260,8 @@ def test_a_chain_reads_and_writes_a_callers_memory() -> None:
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     other, result = normal(17, 4, 8), np.empty((4, 8), np.float32)
-    op.input_moves[0](other)
-    op.output_moves[0](result)
+    op.input_rebinds[0](other)
+    op.output_rebinds[0](result)
     step()
     np.testing.assert_allclose(result, np.abs(np.tanh(other.astype(np.float64))), rtol=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn import AVX512, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, operator_def, run_operator
 

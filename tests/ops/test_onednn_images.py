@@ -1,4 +1,4 @@
-"""Concat, ChannelShuffle, normalisations, Softmax, reductions and resizing by oneDNN, against formulas in float64."""
+"""Concat, ChannelShuffle, normalizations, Softmax, reductions and resizing by oneDNN, against formulas in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.layout import BLOCKS, ORDERS
+from dagexec.ops.base.layout import BLOCKS, ORDERS
 from tests.ops.drawing import drawn
 from tests.ops.onednn import from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, run_operator
@@ -73,7 +73,7 @@ def test_a_shuffle_in_float64_is_computed_by_numpy() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [(7,), (5, 4), (3, 4, 2), (1,), (1, 1)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_batches_are_normalised_by_given_statistics(order: str, size: tuple[int, ...], threads: int) -> None:
+def test_batches_are_normalized_by_given_statistics(order: str, size: tuple[int, ...], threads: int) -> None:
     channels = 32 if order in BLOCKS else 21
     image = normal(3, 2, channels, *size)
     scale, bias, mean = (normal(seed, channels) for seed in (4, 5, 6))
@@ -87,7 +87,7 @@ def test_batches_are_normalised_by_given_statistics(order: str, size: tuple[int,
     np.testing.assert_allclose(from_order(found, order), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_matrix_is_normalised_by_numpy() -> None:
+def test_a_matrix_is_normalized_by_numpy() -> None:
     parameters = [np.ones(5, np.float32) for _ in range(4)]
     (found,), _ = run_fallback("SpatialBN", [normal(8, 3, 5), *parameters], is_test=1, epsilon=0.0)
     np.testing.assert_allclose(found, normal(8, 3, 5), rtol=1e-6)
@@ -95,7 +95,7 @@ def test_a_matrix_is_normalised_by_numpy() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("window", "beta"), [(5, 0.75), (3, 0.5), (1, 1.0), (9, 0.75)])
-def test_responses_are_normalised_across_channels(order: str, window: int, beta: float) -> None:
+def test_responses_are_normalized_across_channels(order: str, window: int, beta: float) -> None:
     image = normal(9, 2, 32, 5, 4)
     arguments: dict[str, ArgumentValue] = {"size": window, "alpha": 0.3, "beta": beta, "bias": 1.5, "order": order}
     runs = run_onednn if (window, beta) == (5, 0.75) else partial(run_operator, engine="ONEDNN")
@@ -116,7 +116,7 @@ def test_the_scale_of_lrn_is_computed_by_numpy() -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((6, 40), 1), ((2, 3, 4, 5), 2), ((7,), 0), ((3, 1000), -1)])
 @pytest.mark.parametrize("affine", [False, True])
-def test_layers_are_normalised(shape: tuple[int, ...], axis: int, affine: bool) -> None:
+def test_layers_are_normalized(shape: tuple[int, ...], axis: int, affine: bool) -> None:
     x = normal(11, *shape)
     parameters = [normal(12, *shape[axis:]), normal(13, *shape[axis:])] if affine else []
     (found,) = run_onednn("LayerNorm", [x, *parameters], axis=axis, epsilon=0.01)

@@ -16,7 +16,7 @@ from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.problem import ALONE, Candidate, Problem
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn import needs_onednn, normal
 from tests.ops.running import Array, operator_def
 from tests.ops.test_onednn_product import layer

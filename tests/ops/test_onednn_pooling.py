@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.ops.layout import BLOCKS, ORDERS
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.layout import BLOCKS, ORDERS
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn import fallbacks, from_order, in_order, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.pooling import starts_inside

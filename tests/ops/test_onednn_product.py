@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn import ENGINES, fallbacks, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, operator_def, run_operator
@@ -250,8 +250,8 @@ def test_a_layer_reads_and_writes_a_callers_memory() -> None:
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     other, result = normal(37, 2, 8), np.empty((2, 16), np.float32)
-    op.input_moves[0](other)
-    op.output_moves[0](result)
+    op.input_rebinds[0](other)
+    op.output_rebinds[0](result)
     step()
     np.testing.assert_allclose(result, np.maximum(layer(other, normal(35, 16, 8), normal(36, 16)), 0), atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Quantised operators by oneDNN against the default engine, which is exact: at most one step apart, and rarely that."""
+"""Quantized operators by oneDNN against the default engine, which is exact: at most one step apart, and rarely that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.ops.onednn.binding import library
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn import fallbacks, run_fallback, run_onednn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_quantized_products import full_range
@@ -125,7 +125,7 @@ def run_with_constants(op: str, x: Array, parameters: list[Array], engine: str) 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("zero", [0, 37])
-def test_quantising_and_back_agree_with_the_exact_ones(dtype: Any, zero: int) -> None:
+def test_quantizing_and_back_agree_with_the_exact_ones(dtype: Any, zero: int) -> None:
     x = (np.random.default_rng(9).standard_normal((3, 7, 11)) * 3).astype(F32)
     parameters = [np.array(0.0173, F32), np.array(zero, dtype)]
     expected = run_with_constants("QuantizeLinear", x, parameters, "")

@@ -11,7 +11,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.resampling import ResizeNearest
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs oneDNN")
@@ -21,7 +21,7 @@ import sys
 import numpy as np
 import dagexec
 from tests.ops.running import operator_def
-from tests.passes.models import model_of
+from tests.compiler.passes.models import model_of
 
 size = 2 * 32 * 160 * 160
 room = np.zeros(size + 32, np.float32)
@@ -55,5 +55,5 @@ def test_the_callers_memory_is_not_offered_to_it() -> None:
         net.run()
         [operator] = net.operators
         assert isinstance(operator, ResizeNearest)
-        assert list(operator.input_moves) == [0]
-        assert not operator.output_moves
+        assert list(operator.input_rebinds) == [0]
+        assert not operator.output_rebinds

@@ -12,7 +12,7 @@ from dagexec.ops.onednn import convolution_family
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import Candidate, Problem
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.test_onednn_conv import ONE_BY_ONE, SQUARE, Layer, from_order, net_of
 
 pytestmark = pytest.mark.skipif(

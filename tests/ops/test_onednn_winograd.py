@@ -16,8 +16,8 @@ from dagexec.ops.onednn.binding import library, require_library
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.ops.onednn.team import can_run, team_step
-from dagexec.ops.onednn.winograd_kernels import ADD_OTHER, CLIP, RELU, Finish, line_kernel
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.ops.onednn.winograd_kernels import ADD_OTHER, CLIP, RELU, Epilogue, line_kernel
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.test_onednn_conv import SQUARE, Layer, from_order, net_of, to_order
 from tests.ops.windows import Array, Geometry
 
@@ -225,9 +225,9 @@ def test_the_rule_takes_it_for_layers_with_many_channels_only(chosen: Chosen) ->
     [minimal_filter(2, 3).data, minimal_filter(4, 3).data, minimal_filter(2, 3).output, minimal_filter(4, 3).output],
 )
 @pytest.mark.parametrize(
-    "finish", [None, Finish(), Finish(True, ((ADD_OTHER, 0, 0), (CLIP, -1, 0.5))), Finish(False, ((RELU, 0, 0),))]
+    "finish", [None, Epilogue(), Epilogue(True, ((ADD_OTHER, 0, 0), (CLIP, -1, 0.5))), Epilogue(False, ((RELU, 0, 0),))]
 )
-def test_a_kernel_is_its_matrix(matrix: Matrix, finish: Finish | None) -> None:
+def test_a_kernel_is_its_matrix(matrix: Matrix, finish: Epilogue | None) -> None:
     matrix = matrix if finish is None else matrix[:3]
     rng = np.random.default_rng(0)
     read = rng.standard_normal((len(matrix[0]), 3, 40), np.float32)

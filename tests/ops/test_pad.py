@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
+from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.pool import window
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.ops.pieces import copying, is_same_memory, offsets_along, piece_offset
+from dagexec.ops.base.pieces import copying, is_same_memory, offsets_along, piece_offset
 
 
 @pytest.mark.slow
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_part_is_one_piece_when_its_elements_are_neighbours(shape: list[int], data: st.DataObject) -> None:
+def test_a_part_is_one_piece_when_its_elements_are_neighbors(shape: list[int], data: st.DataObject) -> None:
     kept = []
     for size in shape:
         start = data.draw(st.integers(0, size))

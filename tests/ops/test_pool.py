@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.ops.pool import window as pool_module
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, onnx_pools, starts_inside
 from tests.ops.running import operator_def, run_operator

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT32
-from dagexec.core.errors import ArgumentError, DagexecError, OperatorError, SchemaError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
+from dagexec.errors import ArgumentError, DagexecError, OperatorError, SchemaError, ShapeError
 from dagexec.ops.pool import window as blocks_module
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.pooling import FLOATS, PoolCase, pool_cases, spread_gradients, windows

@@ -11,9 +11,9 @@ from hypothesis import given
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT32, INT64
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
+from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.pool import window as blocks_module
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, PoolCase, first_maxima, onnx_pools, pool_cases

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.pool import window as blocks_module
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, PoolCase, norms, onnx_pools, pool_cases

@@ -12,12 +12,12 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.errors import ArgumentError, DagexecError, SchemaError, ShapeError
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.layout import channel_count, spatial_sizes
-from dagexec.ops.post_ops import BINARY, FUNCTIONS, PostOp, infer_post_ops, parse_post_op
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, DagexecError, SchemaError, ShapeError
+from dagexec.ops.activation.post_ops import BINARY, FUNCTIONS, PostOp, infer_post_ops, parse_post_op
+from dagexec.ops.base.layout import channel_count, spatial_sizes
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
 erf = np.vectorize(math.erf)

@@ -15,9 +15,9 @@ from onnx import helper
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.errors import ShapeError
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.errors import ShapeError
 from tests.ops.running import Array, operator_def, run_operator
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.errors import ArgumentError, ShapeError
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.onednn import ENGINES
 from tests.ops.running import operator_def, run_operator

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, OperatorError, ShapeError
-from tests.ops.integers import requantised
+from dagexec.errors import ArgumentError, OperatorError, ShapeError
+from tests.ops.integers import requantized
 from tests.ops.running import run_operator
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ def onnx_result(op: str, inputs: list[Array], outputs: int = 1, **attributes: An
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_quantising_and_back_agree_with_onnxruntime(dtype: Any, axis: int | None) -> None:
+def test_quantizing_and_back_agree_with_onnxruntime(dtype: Any, axis: int | None) -> None:
     random = np.random.default_rng(3)
     x = (random.standard_normal((3, 4, 5)) * 60).astype(F32)
     count = 1 if axis is None else x.shape[axis]
@@ -47,11 +47,11 @@ def test_quantising_and_back_agree_with_onnxruntime(dtype: Any, axis: int | None
     if axis is None:
         scale, zero = scale.reshape(()), zero.reshape(())
     given_axis = {} if axis is None else {"axis": axis}
-    quantised = run_operator("QuantizeLinear", [x, scale, zero], **given_axis)[0]
-    np.testing.assert_array_equal(quantised, onnx_result("QuantizeLinear", [x, scale, zero], **given_axis)[0])
-    assert quantised.dtype == dtype
-    back = run_operator("DequantizeLinear", [quantised, scale, zero], **given_axis)[0]
-    np.testing.assert_array_equal(back, onnx_result("DequantizeLinear", [quantised, scale, zero], **given_axis)[0])
+    quantized = run_operator("QuantizeLinear", [x, scale, zero], **given_axis)[0]
+    np.testing.assert_array_equal(quantized, onnx_result("QuantizeLinear", [x, scale, zero], **given_axis)[0])
+    assert quantized.dtype == dtype
+    back = run_operator("DequantizeLinear", [quantized, scale, zero], **given_axis)[0]
+    np.testing.assert_array_equal(back, onnx_result("DequantizeLinear", [quantized, scale, zero], **given_axis)[0])
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_halves_go_to_the_even_integer_and_the_ends_saturate(
     zero = data.draw(st.integers(int(limits.min), int(limits.max)))
     x = np.array(halves, F32) * F32(scale / 2)
     found = run_operator("QuantizeLinear", [x, F32(scale), dtype(zero)])[0]
-    np.testing.assert_array_equal(found, requantised(x / F32(scale), zero, dtype))
+    np.testing.assert_array_equal(found, requantized(x / F32(scale), zero, dtype))
 
 
 def test_what_is_no_number_becomes_the_least_integer_and_infinity_saturates() -> None:
@@ -79,7 +79,7 @@ def test_what_is_no_number_becomes_the_least_integer_and_infinity_saturates() ->
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_narrow_floats_are_quantised_as_the_float32_they_stand_for(dtype: Any) -> None:
+def test_narrow_floats_are_quantized_as_the_float32_they_stand_for(dtype: Any) -> None:
     x = np.random.default_rng(1).standard_normal((4, 70000)).astype(dtype)
     found = run_operator("QuantizeLinear", [x, F32(0.013)], to="int8")[0]
     np.testing.assert_array_equal(found, run_operator("QuantizeLinear", [x.astype(F32), F32(0.013)], to="int8")[0])
@@ -88,7 +88,7 @@ def test_narrow_floats_are_quantised_as_the_float32_they_stand_for(dtype: Any) -
     np.testing.assert_array_equal(back.astype(F32), found.astype(F32) * F32(0.125))
 
 
-def test_biases_of_32_bits_are_dequantised_without_losing_bits_before_the_product() -> None:
+def test_biases_of_32_bits_are_dequantized_without_losing_bits_before_the_product() -> None:
     x = np.array([16777217, -16777219, 2**31 - 1], np.int32)
     found = run_operator("DequantizeLinear", [x, F32(1)])[0]
     np.testing.assert_array_equal(found, x.astype(F32))

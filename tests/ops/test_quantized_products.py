@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
-from tests.ops.integers import convolution_sums, requantised
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
+from tests.ops.integers import convolution_sums, requantized
 from tests.ops.running import run_operator
 from tests.ops.test_quantized_linear import onnx_result
 
@@ -41,7 +41,7 @@ def expected_output(
         else:
             assert addend is not None
             v = v + addend
-    return v if to == "float32" else requantised(v, zero, np.dtype(to))
+    return v if to == "float32" else requantized(v, zero, np.dtype(to))
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_an_image_is_folded_for_a_fully_connected_layer() -> None:
 
 
 @pytest.mark.parametrize("to", ["uint8", "int8", "float32"])
-def test_sums_of_two_quantised_tensors(to: str) -> None:
+def test_sums_of_two_quantized_tensors(to: str) -> None:
     random = np.random.default_rng(4)
     a, b = full_range(random, (3, 50), np.uint8), full_range(random, (3, 50), np.int8)
     y_scale = F32(1 if to == "float32" else 0.04)
@@ -178,7 +178,7 @@ def test_sums_of_two_quantised_tensors(to: str) -> None:
     )[0]  # fmt: skip
     v = (a.astype(F32) - 100) * (F32(0.02) / y_scale) + (b.astype(F32) + 3) * (F32(0.03) / y_scale)
     v = np.maximum(v, 0)
-    np.testing.assert_array_equal(found, v if to == "float32" else requantised(v, 9, np.dtype(to)))
+    np.testing.assert_array_equal(found, v if to == "float32" else requantized(v, 9, np.dtype(to)))
 
 
 @pytest.mark.parametrize("inner", [3, 600])

@@ -9,10 +9,10 @@ from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.blobs_queue import BlobsQueue
 from dagexec.core.device import Device
-from dagexec.core.errors import DagexecError, OperatorError, RunTimeoutError
-from dagexec.core.threads import threads
+from dagexec.errors import DagexecError, OperatorError, RunTimeoutError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds
-from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.nets.net import BaseNet
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import OperatorError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import OperatorError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
 

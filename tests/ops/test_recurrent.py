@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 
 from dagexec import NetDef, Workspace, compile
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, OperatorError, ShapeError, UnsupportedOperatorError
 from dagexec.core.tensor import Tensor
+from dagexec.errors import ArgumentError, OperatorError, ShapeError, UnsupportedOperatorError
 from dagexec.frontend.onnx.model import from_model_proto
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn import ENGINES, fallbacks, needs_onednn, run_onednn
 from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers

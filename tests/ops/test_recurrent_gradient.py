@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, GradientError, OperatorError, ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.errors import ArgumentError, GradientError, OperatorError, ShapeError
 from dagexec.ops.recurrent import layer_gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ShapeError
+from dagexec.errors import ShapeError
 from tests.ops.drawing import drawn
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.running import Array, run_operator

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from dagexec.core.errors import ArgumentError, OperatorError, ShapeError
+from dagexec.errors import ArgumentError, OperatorError, ShapeError
 from tests.ops.running import Array, run_operator
 
 OF_LIST: dict[str, Callable[[list[float]], float]] = {

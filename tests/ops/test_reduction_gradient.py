@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.errors import ShapeError
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import operator_def, run_operator
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import Workspace
-from dagexec.core.errors import ArgumentError, ShapeError
 from dagexec.core.registry import create_operator
-from dagexec.ops.layout import BLOCKS, ORDERS
+from dagexec.errors import ArgumentError, ShapeError
+from dagexec.ops.base.layout import BLOCKS, ORDERS
 from tests.ops.onednn import ENGINES, needs_onednn
 from tests.ops.running import Array, operator_def, run_operator
 
@@ -83,8 +83,8 @@ def test_a_callers_memory_is_read_and_written_in_place_of_the_tensors() -> None:
     step = op.bind(op.infer())
     step()
     other, result = image[::-1].copy(), np.empty((2, 1, 3, 5, 16), np.float32)
-    op.input_moves[0](other)
-    op.output_moves[0](result)
+    op.input_rebinds[0](other)
+    op.output_rebinds[0](result)
     step()
     np.testing.assert_array_equal(result, stored(other, "NCHW16c"))
     np.testing.assert_array_equal(workspace.fetch_blob("y"), stored(image, "NCHW16c"))

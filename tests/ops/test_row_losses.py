@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, OperatorError, ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.errors import ArgumentError, OperatorError, ShapeError
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.running import Array, operator_def, run_operator
 

@@ -1,11 +1,11 @@
-"""Rows quantised with a scale and a bias each: layout of the bytes, how near the numbers are, and sums of such rows."""
+"""Rows quantized with a scale and a bias each: layout of the bytes, how near the numbers are, and sums of such rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dagexec.core.errors import ShapeError
+from dagexec.errors import ShapeError
 from tests.ops.running import run_operator
 
 RNG = np.random.default_rng(22)
@@ -44,7 +44,7 @@ def test_rows_of_one_number_and_of_equal_numbers_come_back(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("kind", ["Sum", "Mean", "WeightedSum"])
-def test_segments_of_quantised_rows_are_those_of_their_numbers(kind: str, bits: int) -> None:
+def test_segments_of_quantized_rows_are_those_of_their_numbers(kind: str, bits: int) -> None:
     [fused] = run_operator(f"FloatToFused{bits}BitRowwiseQuantized", [X])
     [numbers] = run_operator(f"Fused{bits}BitRowwiseQuantizedToFloat", [fused])
     rest = [np.array([0, 2, 2, 1]), np.array([3, 0, 1], np.int32)]

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec.core.errors import GradientError, OperatorError
 from dagexec.core.gradient import gradient
+from dagexec.errors import GradientError, OperatorError
 from tests.ops.running import operator_def, run_operator
 
 RNG = np.random.default_rng(21)

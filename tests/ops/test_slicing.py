@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from dagexec.core.errors import DagexecError, ShapeError
+from dagexec.errors import DagexecError, ShapeError
 from tests.ops.running import run_operator
 
 Array = npt.NDArray[Any]

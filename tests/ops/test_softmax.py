@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from dagexec.core.errors import SchemaError, ShapeError
+from dagexec.errors import SchemaError, ShapeError
 from tests.ops.running import Array, run_operator
 
 
@@ -39,7 +39,7 @@ def by_onnxruntime(op_type: str, x: Array, axis: int, opset: int) -> Array:
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), data=st.data(), logarithm=st.booleans())
-def test_axes_from_axis_on_are_normalised_together(shape: list[int], data: st.DataObject, logarithm: bool) -> None:
+def test_axes_from_axis_on_are_normalized_together(shape: list[int], data: st.DataObject, logarithm: bool) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = np.random.default_rng(0).normal(0, 3, shape).astype(np.float32)
     [y] = run_operator("LogSoftmax" if logarithm else "Softmax", [x], axis=axis)
@@ -49,7 +49,7 @@ def test_axes_from_axis_on_are_normalised_together(shape: list[int], data: st.Da
 
 @settings(max_examples=30, deadline=None)
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), data=st.data(), logarithm=st.booleans())
-def test_single_axis_is_normalised_alone(shape: list[int], data: st.DataObject, logarithm: bool) -> None:
+def test_single_axis_is_normalized_alone(shape: list[int], data: st.DataObject, logarithm: bool) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = np.random.default_rng(1).normal(0, 3, shape).astype(np.float64)
     [y] = run_operator("LogSoftmax" if logarithm else "Softmax", [x], axis=axis, single_axis=1)

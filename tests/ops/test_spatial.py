@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, DagexecError, ResourceError, ShapeError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from dagexec.core.errors import ArgumentError, ShapeError
+from dagexec.errors import ArgumentError, ShapeError
 from tests.ops.running import Array, run_operator
 from tests.ops.test_normalization import by_onnxruntime, sample
 
@@ -48,7 +48,7 @@ def by_group(x: Array, groups: int, scale: Array, bias: Array, epsilon: float) -
     last=st.booleans(),
     instance=st.booleans(),
 )
-def test_instance_and_group_norm_standardise_each_group(
+def test_instance_and_group_norm_standardize_each_group(
     batch: int, groups: int, width: int, pixels: list[int], last: bool, instance: bool
 ) -> None:
     channels = groups * width
@@ -69,7 +69,7 @@ def test_instance_and_group_norm_standardise_each_group(
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data(), affine=st.booleans())
-def test_layer_norm_standardises_from_axis_on(shape: list[int], data: st.DataObject, affine: bool) -> None:
+def test_layer_norm_standardizes_from_axis_on(shape: list[int], data: st.DataObject, affine: bool) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x, normalized = sample(0, *shape), shape[axis % len(shape) :]
     gamma, beta = (sample(1, *normalized), sample(2, *normalized)) if affine else (np.ones(1), np.zeros(1))
@@ -93,7 +93,7 @@ def test_instance_norm_agrees_with_onnxruntime_on_several_pieces() -> None:
     np.testing.assert_allclose(mean, x.astype(np.float64).mean(axis=(2, 3)), rtol=1e-3, atol=1e-6)
 
 
-def test_16_bit_floats_are_standardised_in_float32() -> None:
+def test_16_bit_floats_are_standardized_in_float32() -> None:
     x = (sample(0, 4, 3000) * 100 + 200).astype(np.float16)
     y, mean, std = run_operator("LayerNorm", [x], 3)
     assert y.dtype == mean.dtype == std.dtype == np.float16

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn import needs_onednn
 from tests.ops.running import operator_def
 

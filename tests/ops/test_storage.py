@@ -11,14 +11,14 @@ import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import DagexecError, OperatorError, SchemaError, StorageError
 from dagexec.core.proto import BlobProto, DeviceOption, TensorProto, TensorProtos
-from dagexec.core.storage import Mode, open_database
-from dagexec.core.storage.blob_file import INTEGRITY_KEY, read_blob_file
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import threads
 from dagexec.core.workspace import Net
+from dagexec.errors import DagexecError, OperatorError, SchemaError, StorageError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds
+from dagexec.storage import Mode, open_database
+from dagexec.storage.blob_file import INTEGRITY_KEY, read_blob_file
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]

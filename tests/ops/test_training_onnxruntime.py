@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from dagexec import NetDef, Workspace
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import Array, operator_def, run_operator
 
 
@@ -42,7 +42,7 @@ def test_losses_agree_with_softmax_cross_entropy_loss(shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (4, 3, 7), (3, 4, 9, 8)], ids=str)
-def test_batch_normalisation_agrees_with_that_of_onnx_in_training(shape: tuple[int, ...]) -> None:
+def test_batch_normalization_agrees_with_that_of_onnx_in_training(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     feeds = {
         "x": rng.normal(1, 2, shape).astype(np.float32),

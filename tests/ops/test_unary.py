@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import ShapeError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
 FUNCTIONS: dict[str, tuple[Callable[[float], float], float, float]] = {
@@ -126,7 +126,7 @@ def test_erf_of_special_values() -> None:
     assert np.signbit(y[4])
 
 
-def test_round_takes_halves_to_the_even_neighbour() -> None:
+def test_round_takes_halves_to_the_even_neighbor() -> None:
     [y] = run_operator("Round", [np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5], np.float32)])
     assert y.tolist() == [-2, -2, 0, 0, 2, 2]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
-from dagexec.core.errors import ArgumentError, AssertionFailedError, NonFiniteError, OperatorError, ShapeError
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, AssertionFailedError, NonFiniteError, OperatorError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
 from tests.ops.running import CUDA, operator_def, run_operator
 

@@ -11,8 +11,8 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.device import CPUContext
-from dagexec.core.errors import ArgumentError, DagexecError, ResourceError
 from dagexec.core.registry import registered_operators, schema_of
+from dagexec.errors import ArgumentError, DagexecError, ResourceError
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_conv import Named, cost_of
 from tests.ops.windows import Array, Geometry

@@ -19,24 +19,24 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DagexecError
 from dagexec.core.operator import Operator, nothing_to_do
 from dagexec.core.runtime import Event, Priority, Stream, runtime_of
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.errors import DagexecError
 from dagexec.scheduler.hazards import Detector, Proof, check_plan, prepared_accesses
-from dagexec.scheduler.launching import DeviceStreams, LaunchedChains, NetStreams
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.preparation import Preparation
-from dagexec.scheduler.synchronisation import Synchronisation, synchronise
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.plan.synchronization import Synchronization, synchronize
+from dagexec.scheduler.run.launching import DeviceStreams, LaunchedChains, NetStreams
 
 Conflicts = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A plan and a synchronisation with one thing less than they should have.
+    """A plan and a synchronization with one thing less than they should have.
 
     Attributes:
         kind: "wait", "record", "guard" or "dependency".
@@ -47,14 +47,14 @@ class Mutant:
     kind: str
     what: str
     plan: Plan
-    synchronisation: Synchronisation
+    synchronization: Synchronization
     stale: frozenset[int] = frozenset()
 
 
 def mutants_of(net: AsyncDAGNet) -> Iterator[Mutant]:
     """Every mutant of `net` as it is prepared now."""
     plan = net.prepared().plan
-    sync = net.synchronisation(plan)
+    sync = net.synchronization(plan)
     for chain, waits in enumerate(sync.waits):
         for parent in waits:
             less = tuple(p for p in waits if p != parent)
@@ -75,7 +75,7 @@ def mutants_of(net: AsyncDAGNet) -> Iterator[Mutant]:
     for parent, children in enumerate(plan.children):
         for child in children:
             fewer = without_dependency(plan, parent, child)
-            changed = synchronise(fewer, sync.guards, streams)
+            changed = synchronize(fewer, sync.guards, streams)
             yield Mutant("dependency", f"of chain {child} on chain {parent}", fewer, changed)
 
 
@@ -156,7 +156,7 @@ Node = tuple[str, int]
 
 
 def orders_of(
-    plan: Plan, sync: Synchronisation, launch_order: Sequence[int], stream: Sequence[int]
+    plan: Plan, sync: Synchronization, launch_order: Sequence[int], stream: Sequence[int]
 ) -> dict[int, set[int]]:
     """For each operator, those that surely start after it is done, in one schedule.
 
@@ -196,13 +196,13 @@ def orders_of(
 def is_ordered_naively(mutant: Mutant, conflicts: tuple[Conflicts, Conflicts]) -> bool:
     """True when a run with every chain on a stream of its own has all `conflicts` in order, and every wait succeeds."""
     order = list_order(mutant.plan)
-    after = orders_of(mutant.plan, mutant.synchronisation, order, range(len(mutant.plan.chains)))
+    after = orders_of(mutant.plan, mutant.synchronization, order, range(len(mutant.plan.chains)))
     return holds_in(mutant, conflicts, after) and not waits_in_vain(mutant)
 
 
 def holds_in(mutant: Mutant, conflicts: tuple[Conflicts, Conflicts], after: dict[int, set[int]]) -> bool:
     """True when the orders of a schedule settle all conflicts."""
-    guards = mutant.synchronisation.guards
+    guards = mutant.synchronization.guards
     ordered, turns = conflicts
     return all(later in after[earlier] for earlier, later in ordered) and all(
         later in after[earlier] or set(guards[earlier]) & set(guards[later]) for earlier, later in turns
@@ -211,7 +211,7 @@ def holds_in(mutant: Mutant, conflicts: tuple[Conflicts, Conflicts], after: dict
 
 def waits_in_vain(mutant: Mutant) -> bool:
     """True when some chain waits for an event that is never recorded."""
-    sync = mutant.synchronisation
+    sync = mutant.synchronization
     return any(not sync.records[parent] and parent not in mutant.stale for waits in sync.waits for parent in waits)
 
 
@@ -266,9 +266,9 @@ class MutantNet(AsyncDAGNet):
             preparation.chain_steps = [preparation._steps_of(chain) for chain in preparation.plan.chains]
         return preparation
 
-    def synchronisation(self, plan: Plan) -> Synchronisation:
+    def synchronization(self, plan: Plan) -> Synchronization:
         """The mutant's."""
-        return super().synchronisation(plan) if self.mutant is None else self.mutant.synchronisation
+        return super().synchronization(plan) if self.mutant is None else self.mutant.synchronization
 
 
 def _hollow() -> None:
@@ -301,7 +301,7 @@ def try_mutant(net: MutantNet, mutant: Mutant, conflicts: tuple[Conflicts, Confl
     original = net.prepared()
     plan, chain_steps = original.plan, original.chain_steps
     accesses = prepared_accesses(net.graph, net.operators, original.steps)
-    proof = check_plan(mutant.plan, mutant.synchronisation, accesses)
+    proof = check_plan(mutant.plan, mutant.synchronization, accesses)
     detector = Detector()
     own = net.streams
     error: DagexecError | None = None
@@ -334,7 +334,7 @@ def _lost(chains: frozenset[int]) -> Iterator[None]:
         def event_of(launched: LaunchedChains, parent: int, child: int) -> Event:
             event = plain(launched, parent, child)
             if parent in chains:
-                runtime = runtime_of(launched._synchronisation.devices[parent])
+                runtime = runtime_of(launched._synchronization.devices[parent])
                 idle = runtime.lease()
                 leases.callback(runtime.give_back, idle)
                 event.record(idle)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from dagexec import NetDef, Workspace
 from dagexec.core.graph import build_graph
-from dagexec.core.threads import new_gate
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import build_plan
-from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.run import Run
+from dagexec.platform.threads import new_gate
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run
 from tests.nets import net_of
 
 DIAMOND = [[], [0], [0], [1, 2]]

@@ -14,15 +14,15 @@ import pytest
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import DeviceError, OperatorError, RunTimeoutError
-from dagexec.core.sim import simulated
-from dagexec.core.sim.faults import Fault
-from dagexec.core.sim.stream import SimStream
-from dagexec.scheduler import drain
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.captured import CapturedNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.trace import Trace
+from dagexec.devices.sim import simulated
+from dagexec.devices.sim.faults import Fault
+from dagexec.devices.sim.stream import SimStream
+from dagexec.errors import DeviceError, OperatorError, RunTimeoutError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.captured import CapturedNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.run import drain
 from tests.ops.running import operator_def
 from tests.scheduler.test_devices import conv_net, on_devices
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
-from dagexec.scheduler.chains import compute_chains, single_operator_chains
+from dagexec.scheduler.plan.chains import compute_chains, single_operator_chains
 from tests.nets import net_of, noop_nets, parents_from_edges
 
 EXPECTED = {

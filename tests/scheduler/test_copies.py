@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import SchemaError
 from dagexec.core.graph import build_graph
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.scheduler.copies import insert_copies
+from dagexec.errors import SchemaError
+from dagexec.scheduler.plan.copies import insert_copies
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)
 

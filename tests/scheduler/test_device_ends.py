@@ -13,19 +13,19 @@ import pytest
 import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DeviceError, OperatorError, ResourceError, RunTimeoutError
 from dagexec.core.exclusive import LibraryState, StreamMutex, library_state
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Kernel, Priority, Stream
-from dagexec.core.sim import simulated
-from dagexec.core.sim.faults import Fault
-from dagexec.core.threads import SystemThreads, Timer, installed
-from dagexec.scheduler import drain
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.launching import DeviceStreams
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import Observer
+from dagexec.devices.sim import simulated
+from dagexec.devices.sim.faults import Fault
+from dagexec.errors import DeviceError, OperatorError, ResourceError, RunTimeoutError
+from dagexec.platform.threads import SystemThreads, Timer, installed
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.run import drain
+from dagexec.scheduler.run.launching import DeviceStreams
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_devices import NETS, SIM, conv_bytes, conv_net, on_devices
 

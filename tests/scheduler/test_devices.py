@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import DagexecError, DeviceError, OperatorError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Stream, runtime_of
-from dagexec.core.sim import Fault, simulated
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import Observer
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.synchronisation import Synchronisation
+from dagexec.devices.sim import Fault, simulated
+from dagexec.errors import DagexecError, DeviceError, OperatorError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.synchronization import Synchronization
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_results import INPUTS, SHAPE, arithmetic_nets, run_repeatedly
 
@@ -425,8 +425,8 @@ def test_an_event_that_cannot_be_recorded_or_waited_for_is_named() -> None:
         net.run(timeout=30)
 
     class WithoutRecords(AsyncDAGNet):
-        def synchronisation(self, plan: Plan) -> Synchronisation:
-            return replace(super().synchronisation(plan), records=(False,) * len(plan.chains))
+        def synchronization(self, plan: Plan) -> Synchronization:
+            return replace(super().synchronization(plan), records=(False,) * len(plan.chains))
 
     message = r"chain \d of net 'net'.*: waiting for its event failed: .*was never recorded"
     with (

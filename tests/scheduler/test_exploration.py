@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from dagexec.core.errors import DagexecError, DeadlockError
-from dagexec.core.threads import new_gate, threads
+from dagexec.errors import DagexecError, DeadlockError
+from dagexec.platform.threads import new_gate, threads
 from dagexec.scheduler.exploration import (
     EarliestFirst,
     RandomStrategy,
@@ -21,7 +21,7 @@ from dagexec.scheduler.exploration import (
     exploring,
     systematic,
 )
-from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.run.pool import WorkerPool
 
 
 def lost_update() -> int:

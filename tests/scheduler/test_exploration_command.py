@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from dagexec import NetDef, load_net, save_net
 from dagexec.cli import app
-from dagexec.core.errors import DeviceError, SchemaError
 from dagexec.core.operator import Operator
+from dagexec.errors import DeviceError, SchemaError
 from tests.nets import temporary_operator
 from tests.scheduler.scenarios import DIAMOND, sums
 

@@ -9,10 +9,10 @@ from types import TracebackType
 
 import pytest
 
-from dagexec.core.errors import WorkerLostError
-from dagexec.core.threads import Mutex, Threads, threads
+from dagexec.errors import WorkerLostError
+from dagexec.platform.threads import Mutex, Threads, threads
 from dagexec.scheduler.exploration import explore
-from dagexec.scheduler.pool import WorkerPool
+from dagexec.scheduler.run.pool import WorkerPool
 from tests.scheduler.scenarios import DIAMOND, Done, run_of
 
 

@@ -10,16 +10,16 @@ import pytest
 
 from dagexec import NetDef
 from dagexec.core.device import Device
-from dagexec.core.errors import DagexecError, DeviceError, OperatorError, RunTimeoutError
 from dagexec.core.runtime import Kernel, runtime_of
-from dagexec.core.sim import Fault, simulated
-from dagexec.core.threads import threads
-from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.devices.sim import Fault, simulated
+from dagexec.errors import DagexecError, DeviceError, OperatorError, RunTimeoutError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import EarliestFirst, explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.device import ControlledDriver
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.synchronisation import Synchronisation
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.synchronization import Synchronization
 from tests.scheduler.scenarios import DIAMOND, X, expected, fed, outputs_of, sums
 
 SIM = Device.parse("sim:0")
@@ -29,9 +29,9 @@ CROSS = [[], [], [0, 1], [0, 1]]
 class WithoutWaits(AsyncDAGNet):
     """Planted: no stream waits for another."""
 
-    def synchronisation(self, plan: Plan) -> Synchronisation:
+    def synchronization(self, plan: Plan) -> Synchronization:
         """Records stay."""
-        right = super().synchronisation(plan)
+        right = super().synchronization(plan)
         return replace(right, waits=tuple(() for _ in right.waits))
 
 

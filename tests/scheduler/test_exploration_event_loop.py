@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 import dagexec
-from dagexec.core.errors import DagexecError, RunTimeoutError
-from dagexec.core.threads import new_gate, threads
-from dagexec.executor import Executor
+from dagexec.binding.io_binding import Outputs
+from dagexec.errors import DagexecError, RunTimeoutError
+from dagexec.platform.threads import new_gate, threads
 from dagexec.scheduler.exploration import EarliestFirst, explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.event_loop import ControlledEventLoop, run
-from dagexec.transfers import Outputs
+from dagexec.serving.executor import Executor
 from tests.scheduler.scenarios import X, expected, sums
 
 FORK = [[], [0], [0]]

@@ -16,16 +16,16 @@ from functools import partial
 import pytest
 
 import dagexec
+from dagexec.binding.io_binding import Outputs
 from dagexec.core.device import Device
-from dagexec.core.errors import ClosedError, DeviceError, OperatorError, RunCancelledError, RunTimeoutError
 from dagexec.core.runtime import runtime_of
-from dagexec.core.sim import Fault, simulated
-from dagexec.core.threads import threads
-from dagexec.executor import Executor
+from dagexec.devices.sim import Fault, simulated
+from dagexec.errors import ClosedError, DeviceError, OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import RandomStrategy, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import run
-from dagexec.transfers import Outputs
+from dagexec.serving.executor import Executor
 from tests.scheduler.scenarios import X, expected, sums
 
 NET = sums([[], [], [0, 1], [0, 1], [2, 3]])

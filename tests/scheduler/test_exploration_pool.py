@@ -10,12 +10,12 @@ from heapq import heappush
 import pytest
 
 from dagexec import Workspace
-from dagexec.core.errors import DagexecError, RunTimeoutError, WorkerLostError
-from dagexec.core.threads import threads
+from dagexec.errors import DagexecError, RunTimeoutError, WorkerLostError
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds, systematic
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.pool import WorkerPool, _finish, _Worker
-from dagexec.scheduler.run import Run
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.run.pool import WorkerPool, _finish, _Worker
+from dagexec.scheduler.run.run import Run
 from tests.scheduler.scenarios import (
     DIAMOND,
     Done,

@@ -15,18 +15,18 @@ from dagexec import NetDef, Workspace
 from dagexec.core.blob import Blob
 from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
-from dagexec.core.sim import simulated
+from dagexec.devices.sim import simulated
 from dagexec.ops.communication import ThreadGroup
 from dagexec.ops.onednn.binding import library
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.chains import single_operator_chains
-from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards import Accesses, check_net, check_plan, named_accesses, prepared_accesses
 from dagexec.scheduler.hazards.accesses import region_of
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.plan import build_plan
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.synchronisation import synchronise
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.plan.chains import single_operator_chains
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.plan.synchronization import synchronize
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
@@ -261,5 +261,5 @@ def test_an_object_that_an_operator_changes_counts_as_written() -> None:
         none: tuple[tuple[int, ...], ...] = ((), ())
         loose = replace(net.graph, parents=none, children=none, reduced_parents=none, reduced_children=none)
         plan = build_plan(loose, [1.0, 1.0], single_operator_chains(loose))
-        unordered = check_plan(plan, synchronise(plan, [()] * 2), accesses).unordered
+        unordered = check_plan(plan, synchronize(plan, [()] * 2), accesses).unordered
         assert ["'world'" in str(found) for found in unordered] == [True]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dagexec import NetDef
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, Hazard, build_graph
-from dagexec.scheduler.chains import single_operator_chains
 from dagexec.scheduler.hazards import Accesses, HappensBefore, Resource, check_plan, named_accesses
-from dagexec.scheduler.plan import build_plan, build_sequence
-from dagexec.scheduler.synchronisation import Synchronisation, finished_chains, synchronise
+from dagexec.scheduler.plan.chains import single_operator_chains
+from dagexec.scheduler.plan.plan import build_plan, build_sequence
+from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains, synchronize
 from tests.nets import net_of, noop_nets, parents_from_edges
 
 SIM = Device("sim", 0)
@@ -47,7 +47,7 @@ def test_the_check_finds_something_exactly_when_a_check_of_all_pairs_does(
 ) -> None:
     graph = on(net, device)
     plan = build_plan(graph, [1.0] * len(graph))
-    sync = synchronise(plan, [()] * len(graph))
+    sync = synchronize(plan, [()] * len(graph))
     if drop.draw(st.booleans(), label="drop a wait") and any(sync.waits):
         chain = drop.draw(st.sampled_from([chain for chain, row in enumerate(sync.waits) if row]))
         sync = replace(sync, waits=tuple(row[1:] if c == chain else row for c, row in enumerate(sync.waits)))
@@ -66,9 +66,9 @@ def test_users_of_working_memory_are_found_exactly_when_two_of_them_are_neither_
         kept = list(itertools.compress(edges, chosen))
         graph = on(net_of(parents_from_edges(count, kept)), SIM)
         plan = build_plan(graph, [1.0] * count, single_operator_chains(graph))
-        order = HappensBefore(plan, synchronise(plan, [()] * count))
+        order = HappensBefore(plan, synchronize(plan, [()] * count))
         for holders in itertools.product(((), ("m",)), repeat=count):
-            proof = check_plan(plan, synchronise(plan, holders), accesses)
+            proof = check_plan(plan, synchronize(plan, holders), accesses)
             assert proof.holds == (not unordered_by_all_pairs(order, accesses, holders)), (kept, holders)
 
 
@@ -78,7 +78,7 @@ def test_every_net_with_all_its_events_is_proved(net: NetDef, device: Device) ->
     graph = on(net, device)
     for plan in (build_plan(graph, [1.0] * len(graph)), build_sequence(graph)):
         for streams in (1, 2, None):
-            assert check_plan(plan, synchronise(plan, [()] * len(graph), streams), streams=streams).holds
+            assert check_plan(plan, synchronize(plan, [()] * len(graph), streams), streams=streams).holds
         assert check_plan(plan, finished_chains(plan, [()] * len(graph)), finished=True).holds
 
 
@@ -91,7 +91,7 @@ def test_a_missing_wait_is_reported_with_both_operators_the_blob_the_kind_and_th
         net.op.add(type="NoOp", input=inputs, output=outputs, name=name)
     graph = on(net, SIM)
     plan = build_plan(graph, [1.0, 1.0], single_operator_chains(graph))
-    proof = check_plan(plan, Synchronisation((SIM, SIM), ((), ()), (True, False), ((), ())))
+    proof = check_plan(plan, Synchronization((SIM, SIM), ((), ()), (True, False), ((), ())))
     [found] = proof.unordered
     assert (found.resource, found.kind) == ("blob 'a'", kind)
     assert "first" in found.earlier
@@ -104,12 +104,12 @@ def test_an_operator_that_takes_no_turn_is_reported_with_one_of_those_that_do() 
     plan = build_plan(graph, [1.0] * 3)
     buffer = "shared buffer of sim:0"
     accesses = Accesses((Resource(buffer, exclusive=True),), ((),) * 3, ((0,),) * 3)
-    assert check_plan(plan, synchronise(plan, [(buffer,)] * 3), accesses).holds
-    proof = check_plan(plan, synchronise(plan, [(buffer,), (), (buffer,)]), accesses)
+    assert check_plan(plan, synchronize(plan, [(buffer,)] * 3), accesses).holds
+    proof = check_plan(plan, synchronize(plan, [(buffer,), (), (buffer,)]), accesses)
     assert [found.missing for found in proof.unordered] == [
         f"both need the mutex of the {buffer}, which {graph.label(1)} does not take"
     ] * 2
-    proof = check_plan(plan, synchronise(plan, [()] * 3), accesses)
+    proof = check_plan(plan, synchronize(plan, [()] * 3), accesses)
     assert len(proof.unordered) == 2
     assert f"{graph.label(0)} and {graph.label(1)} do not take" in proof.unordered[0].missing
 
@@ -119,7 +119,7 @@ def test_turns_do_not_order_reads_and_writes_of_blobs() -> None:
     graph = on(net_of([[], []]), SIM)
     plan = build_plan(graph, [1.0] * 2)
     accesses = Accesses((Resource("blob 'a'"),), ((), ()), ((0,), (0,)))
-    proof = check_plan(plan, synchronise(plan, [("m",)] * 2), accesses)
+    proof = check_plan(plan, synchronize(plan, [("m",)] * 2), accesses)
     assert [found.kind for found in proof.unordered] == [Hazard.WAW]
 
 
@@ -128,7 +128,7 @@ def test_a_control_input_is_an_order_to_be_kept() -> None:
     net.op[1].control_input.append("b0")
     graph = on(net, SIM)
     plan = build_plan(graph, [1.0] * 2, single_operator_chains(graph))
-    sync = synchronise(plan, [(), ()])
+    sync = synchronize(plan, [(), ()])
     assert check_plan(plan, sync).holds
     [found] = check_plan(plan, replace(sync, waits=((), ()))).unordered
     assert found.resource == "order of blob 'b0'"
@@ -137,7 +137,7 @@ def test_a_control_input_is_an_order_to_be_kept() -> None:
 def test_a_wait_that_must_fail_at_run_time_is_reported_even_if_nothing_conflicts() -> None:
     graph = on(net_of([[], []]), SIM)
     plan = build_plan(graph, [1.0] * 2, single_operator_chains(graph))
-    proof = check_plan(plan, Synchronisation((SIM, SIM), ((), (0,)), (False, False), ((), ())))
+    proof = check_plan(plan, Synchronization((SIM, SIM), ((), (0,)), (False, False), ((), ())))
     [found] = proof.unordered
     assert (found.kind, found.resource) == (Hazard.CONTROL, "event of chain 0")
     assert found.missing == "chain 0 never records its event, and chain 1 waits for it"
@@ -153,7 +153,7 @@ def test_the_pairs_are_as_many_as_the_accesses_and_not_as_their_square() -> None
     net.op.add(type="NoOp", output=["a"])
     graph = on(net, SIM)
     plan = build_plan(graph, [1.0] * len(graph))
-    proof = check_plan(plan, synchronise(plan, [()] * len(graph)))
+    proof = check_plan(plan, synchronize(plan, [()] * len(graph)))
     assert proof.holds
     assert proof.pairs_checked == 2002
     assert (proof.operators, proof.resources, proof.guards) == (1003, 1, {})

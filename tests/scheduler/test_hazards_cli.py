@@ -14,8 +14,8 @@ import dagexec
 from dagexec import NetDef, OperatorDef
 from dagexec.core.device import Device
 from dagexec.scheduler.hazards import check
-from dagexec.scheduler.plan import Plan
-from dagexec.scheduler.synchronisation import Synchronisation, synchronise
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.synchronization import Synchronization, synchronize
 from dagexec.training.optimizer import SGD
 from dagexec.zoo import build_training
 from tests.command_line import Cli
@@ -121,19 +121,19 @@ def test_a_net_on_several_devices_is_proved_with_the_copies_between_them(checked
     assert found["waits"] > 0
 
 
-def without_waits_of(chain: int) -> Callable[..., Synchronisation]:
-    def synchronise_less(plan: Plan, guards: Sequence[tuple[str, ...]], streams: int | None = None) -> Synchronisation:
-        found = synchronise(plan, guards, streams)
+def without_waits_of(chain: int) -> Callable[..., Synchronization]:
+    def synchronize_less(plan: Plan, guards: Sequence[tuple[str, ...]], streams: int | None = None) -> Synchronization:
+        found = synchronize(plan, guards, streams)
         return replace(found, waits=tuple(() if c == chain else row for c, row in enumerate(found.waits)))
 
-    return synchronise_less
+    return synchronize_less
 
 
 @pytest.mark.slow
 def test_what_is_not_ordered_is_printed_with_both_operators_and_the_missing_edge(
     checked: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "synchronise", without_waits_of(1))
+    monkeypatch.setattr(check, "synchronize", without_waits_of(1))
     status, out, _ = checked("zoo:squeezenet", "--num-workers", 1, "--streams", 5)
     assert status == 1
     assert "Proved" not in out

@@ -11,19 +11,19 @@ import pytest
 import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import HazardError
 from dagexec.core.graph import Hazard
 from dagexec.core.runtime import Event, Kernel, Stream, runtime_of
-from dagexec.core.sim import simulated
-from dagexec.core.threads import new_gate
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.chains import single_operator_chains
-from dagexec.scheduler.dag import DAGNet
+from dagexec.devices.sim import simulated
+from dagexec.errors import HazardError
+from dagexec.platform.threads import new_gate
 from dagexec.scheduler.hazards import Detector, detecting
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import ObservedRun
-from dagexec.scheduler.plan import Plan, build_plan
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import ObservedRun
+from dagexec.scheduler.plan.chains import single_operator_chains
+from dagexec.scheduler.plan.plan import Plan, build_plan
 from tests.nets import net_of
 
 SIM = Device("sim")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import CycleError
 from dagexec.core.graph import build_graph
-from dagexec.scheduler.chains import single_operator_chains
+from dagexec.errors import CycleError
 from dagexec.scheduler.hazards import HappensBefore
-from dagexec.scheduler.plan import Plan, build_plan
-from dagexec.scheduler.synchronisation import Synchronisation, synchronise
+from dagexec.scheduler.plan.chains import single_operator_chains
+from dagexec.scheduler.plan.plan import Plan, build_plan
+from dagexec.scheduler.plan.synchronization import Synchronization, synchronize
 from tests.nets import net_of
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)
@@ -36,10 +36,10 @@ def plan_of(parents: Sequence[Sequence[int]]) -> Plan:
     return replace(plan, chains=chains, children=children, parent_counts=counts, frontier=frontier)
 
 
-def synchronisation_of(
+def synchronization_of(
     devices: Sequence[Device], waits: Sequence[Sequence[int]], records: Sequence[bool]
-) -> Synchronisation:
-    return Synchronisation(tuple(devices), tuple(map(tuple, waits)), tuple(records), ((),) * len(devices))
+) -> Synchronization:
+    return Synchronization(tuple(devices), tuple(map(tuple, waits)), tuple(records), ((),) * len(devices))
 
 
 def launch_orders(parents: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
@@ -51,7 +51,7 @@ def launch_orders(parents: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]
 
 def ordered_in(
     parents: Sequence[Sequence[int]],
-    sync: Synchronisation,
+    sync: Synchronization,
     order: Sequence[int],
     stream: Sequence[int],
 ) -> set[tuple[int, int]]:
@@ -86,7 +86,7 @@ def ordered_in(
     return found
 
 
-def always_ordered(parents: Sequence[Sequence[int]], sync: Synchronisation, streams: int) -> set[tuple[int, int]]:
+def always_ordered(parents: Sequence[Sequence[int]], sync: Synchronization, streams: int) -> set[tuple[int, int]]:
     """The pairs that are ordered in every launch order and every assignment to `streams` streams a device."""
     count = len(parents)
     found = set(itertools.product(range(count), repeat=2))
@@ -97,7 +97,7 @@ def always_ordered(parents: Sequence[Sequence[int]], sync: Synchronisation, stre
 
 
 @st.composite
-def synchronised_plans(draw: st.DrawFn) -> tuple[list[list[int]], Synchronisation]:
+def synchronized_plans(draw: st.DrawFn) -> tuple[list[list[int]], Synchronization]:
     """Up to four chains on hosts and devices, with waits between any of them, even needless and wrong ones."""
     count = draw(st.integers(1, 4))
     parents = [[parent for parent in range(chain) if draw(st.booleans())] for chain in range(count)]
@@ -106,14 +106,14 @@ def synchronised_plans(draw: st.DrawFn) -> tuple[list[list[int]], Synchronisatio
         [other for other in range(chain) if devices[other] != CPU and draw(st.integers(0, 3))] for chain in range(count)
     ]
     records = [devices[chain] != CPU and draw(st.integers(0, 4)) > 0 for chain in range(count)]
-    return parents, synchronisation_of(devices, waits, records)
+    return parents, synchronization_of(devices, waits, records)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3])
-@given(case=synchronised_plans())
+@given(case=synchronized_plans())
 @settings(max_examples=60, deadline=None)
 def test_the_order_is_what_all_launch_orders_and_stream_assignments_have_in_common(
-    streams: int, case: tuple[list[list[int]], Synchronisation]
+    streams: int, case: tuple[list[list[int]], Synchronization]
 ) -> None:
     parents, sync = case
     order = HappensBefore(plan_of(parents), sync, streams)
@@ -124,7 +124,7 @@ def test_the_order_is_what_all_launch_orders_and_stream_assignments_have_in_comm
 
 def test_a_wait_for_a_recorded_event_orders_two_streams_and_its_absence_does_not() -> None:
     plan = plan_of([[], [0]])
-    with_event = synchronise(plan_of_device(plan, SIM), [(), ()])
+    with_event = synchronize(plan_of_device(plan, SIM), [(), ()])
     assert HappensBefore(plan, with_event).before(0, 1)
     without = replace(with_event, waits=((), ()))
     assert not HappensBefore(plan, without).before(0, 1)
@@ -142,7 +142,7 @@ def plan_of_device(plan: Plan, device: Device) -> Plan:
 def test_a_host_chain_is_done_before_what_is_launched_long_after_it_even_past_unfinished_work() -> None:
     """0 on the host, then 1 on a stream, then 2 on another that does not wait for 1."""
     plan = plan_of([[], [0], [1]])
-    sync = synchronisation_of((CPU, SIM, SIM), ((), (), ()), (False, False, False))
+    sync = synchronization_of((CPU, SIM, SIM), ((), (), ()), (False, False, False))
     order = HappensBefore(plan, sync)
     assert order.before(0, 2)
     assert not order.before(1, 2)
@@ -150,14 +150,14 @@ def test_a_host_chain_is_done_before_what_is_launched_long_after_it_even_past_un
 
 def test_a_host_chain_that_waits_passes_the_order_on_to_its_children() -> None:
     plan = plan_of([[], [0], [1]])
-    sync = synchronisation_of((SIM, CPU, SIM), ((), (0,), ()), (True, False, False))
+    sync = synchronization_of((SIM, CPU, SIM), ((), (0,), ()), (True, False, False))
     assert HappensBefore(plan, sync).before(0, 2)
     assert not HappensBefore(plan, replace(sync, waits=((), (), ()))).before(0, 2)
 
 
 def test_between_kinds_of_devices_the_host_waits_so_that_all_it_launches_later_comes_after() -> None:
     plan = plan_of([[], [0], [1]])
-    sync = synchronisation_of((SIM, CUDA, SIM), ((), (0,), ()), (True, False, False))
+    sync = synchronization_of((SIM, CUDA, SIM), ((), (0,), ()), (True, False, False))
     assert HappensBefore(plan, sync).before(0, 2)
     same_kind = replace(sync, devices=(SIM, OTHER, SIM))
     assert not HappensBefore(plan, same_kind).before(0, 2)
@@ -171,7 +171,7 @@ def test_between_kinds_of_devices_the_host_waits_so_that_all_it_launches_later_c
     ],
 )
 def test_the_missing_edge_is_named(change: dict[str, tuple[object, ...]], words: str) -> None:
-    sync = synchronisation_of((SIM,) * 3, ((), (0,), (1,)), (True, True, False))
+    sync = synchronization_of((SIM,) * 3, ((), (0,), (1,)), (True, True, False))
     order = HappensBefore(plan_of([[], [0], [1]]), replace(sync, **change))  # type: ignore[arg-type]
     assert not order.before(0, 2)
     assert order.missing(0, 2) == words
@@ -180,19 +180,19 @@ def test_the_missing_edge_is_named(change: dict[str, tuple[object, ...]], words:
 
 def test_the_missing_edge_is_the_first_on_a_path_that_can_still_be_mended() -> None:
     """0 -> 1 -> 3 and 0 -> 2 -> 3; 3 waits for neither."""
-    sync = synchronisation_of((SIM,) * 4, ((), (0,), (0,), ()), (True, True, True, False))
+    sync = synchronization_of((SIM,) * 4, ((), (0,), (0,), ()), (True, True, True, False))
     order = HappensBefore(plan_of([[], [0], [0], [1, 2]]), sync)
     assert order.missing(0, 3) == "chain 3 must wait for the event of chain 1"
 
 
 def test_chains_without_a_dependency_are_told_to_have_one() -> None:
-    sync = synchronisation_of((CPU, CPU), ((), ()), (False, False))
+    sync = synchronization_of((CPU, CPU), ((), ()), (False, False))
     order = HappensBefore(plan_of([[], []]), sync)
     assert order.missing(0, 1) == "chain 1 must depend on chain 0: no dependency leads from the one to the other"
 
 
 def test_a_wait_for_an_event_that_is_never_recorded_or_too_late_is_a_fault() -> None:
-    sync = synchronisation_of((SIM,) * 3, ((), (0,), (1,)), (False, True, False))
+    sync = synchronization_of((SIM,) * 3, ((), (0,), (1,)), (False, True, False))
     order = HappensBefore(plan_of([[], [0], []]), sync)
     assert sorted(order.faults) == [
         (0, 1, "chain 0 never records its event"),
@@ -204,7 +204,7 @@ def test_operators_of_one_chain_are_in_the_order_of_the_chain() -> None:
     graph = build_graph(net_of([[], [0], [1]]))
     plan = build_plan(graph, [1.0] * 3)
     assert plan.chains == ((0, 1, 2),)
-    order = HappensBefore(plan, synchronise(plan, [()] * 3))
+    order = HappensBefore(plan, synchronize(plan, [()] * 3))
     assert order.before(0, 2)
     assert not order.before(2, 0)
     assert order.missing(2, 0) == "chain 0 has the two in the other order"
@@ -213,4 +213,4 @@ def test_operators_of_one_chain_are_in_the_order_of_the_chain() -> None:
 def test_chains_in_a_circle_are_refused() -> None:
     plan = replace(plan_of([[], [0]]), children=((1,), (0,)))
     with pytest.raises(CycleError, match="chain 0, chain 1"):
-        HappensBefore(plan, synchronisation_of((CPU, CPU), ((), ()), (False, False)))
+        HappensBefore(plan, synchronization_of((CPU, CPU), ((), ()), (False, False)))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import CPU, Device
-from dagexec.core.errors import DagexecError, DeviceError, OperatorError
 from dagexec.core.exclusive import StreamMutex, TurnLock
 from dagexec.core.runtime import Priority, Stream
-from dagexec.core.sim import SimStream, simulated
+from dagexec.devices.sim import SimStream, simulated
+from dagexec.errors import DagexecError, DeviceError, OperatorError
 from dagexec.scheduler.hazards import Detector, check_net
 from tests.nets import net_of, noop_nets
 from tests.scheduler.mutants import (
@@ -98,7 +98,7 @@ def always_in_order(mutant: Mutant, conflicts: tuple[Conflicts, Conflicts], stre
         place = {chain: position for position, chain in enumerate(launch_order)}
         if all(place[chain] < place[child] for chain in numbers for child in plan.children[chain]):
             for stream in itertools.product(range(streams), repeat=len(numbers)):
-                after = orders_of(plan, mutant.synchronisation, launch_order, stream)
+                after = orders_of(plan, mutant.synchronization, launch_order, stream)
                 if not holds_in(mutant, conflicts, after):
                     return False
     return not waits_in_vain(mutant)

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from dagexec.scheduler import intra_op
+from dagexec.scheduler.run import intra_op
 
 
 def blas_threads() -> set[int]:
@@ -12,9 +12,9 @@ def blas_threads() -> set[int]:
 
 def test_the_smallest_demand_is_in_force_and_the_setting_from_before_comes_back() -> None:
     before = blas_threads()
-    two = intra_op.Demand(2)
+    two = intra_op.BlasThreadLimit(2)
     assert blas_threads() == {2}
-    one = intra_op.Demand(1)
+    one = intra_op.BlasThreadLimit(1)
     assert blas_threads() == {1}
     one.release()
     one.release()
@@ -25,11 +25,11 @@ def test_the_smallest_demand_is_in_force_and_the_setting_from_before_comes_back(
 
 def test_no_threads_at_all_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 intra-op thread"):
-        intra_op.Demand(0)
+        intra_op.BlasThreadLimit(0)
 
 
 def test_garbage_collected_while_a_demand_is_made_does_not_block_the_thread() -> None:
-    demand = intra_op.Demand(1)
+    demand = intra_op.BlasThreadLimit(1)
 
     def release_inside() -> None:
         with intra_op._lock:
@@ -42,12 +42,12 @@ def test_garbage_collected_while_a_demand_is_made_does_not_block_the_thread() ->
 
 
 def test_a_demand_of_any_thread_is_in_force() -> None:
-    intra_op.Demand(1).release()  # this thread was the first to set a number
+    intra_op.BlasThreadLimit(1).release()  # this thread was the first to set a number
     found: list[set[int]] = []
 
     def demand() -> None:
         for threads in (1, 2):
-            made = intra_op.Demand(threads)
+            made = intra_op.BlasThreadLimit(threads)
             found.append(blas_threads())
             made.release()
 

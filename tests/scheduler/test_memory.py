@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.graph import Graph, build_graph
-from dagexec.scheduler.memory.bound import heaviest_antichain
 from dagexec.scheduler.memory.lifetime import Lifetimes, graph_order, list_order
-from dagexec.scheduler.memory.placement import ALIGNMENT, place
+from dagexec.scheduler.memory.lower_bound import heaviest_antichain
+from dagexec.scheduler.memory.offsets import ALIGNMENT, place
 from tests.ops.running import operator_def
 
 Users = list[tuple[int, ...]]

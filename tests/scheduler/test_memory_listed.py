@@ -13,7 +13,7 @@ from dagexec.core.graph import Graph
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.memory import lifetime, plan
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order, graph_order, list_order
-from dagexec.scheduler.memory.listed import place_listed
+from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
 from tests.scheduler.test_memory import random_graph, users_of
 from tests.scheduler.test_memory_nets import KINDS, Make, make, random_net, results, workspace_for
 
@@ -36,7 +36,7 @@ def test_what_conflicts_lies_apart(seed: int, count: int, in_turn: bool) -> None
     kept = [rng.random() < 0.1 for _ in users]
     exact = list_order(count) if in_turn else graph_order(graph)
     conflicts = Lifetimes(users, kept, exact).conflicts()
-    walked = place_listed(sizes, users, kept, list_order(count) if in_turn else order_by_graph(graph))
+    walked = place_in_list_order(sizes, users, kept, list_order(count) if in_turn else order_by_graph(graph))
     for a, b in itertools.combinations(range(len(users)), 2):
         apart = walked.offsets[a] + sizes[a] <= walked.offsets[b] or walked.offsets[b] + sizes[b] <= walked.offsets[a]
         assert apart or not conflicts[a, b]
@@ -47,7 +47,7 @@ def test_what_conflicts_lies_apart(seed: int, count: int, in_turn: bool) -> None
 
 def test_a_chain_takes_two_places() -> None:
     rows = [(index, index + 1) if index < 99 else (index,) for index in range(100)]
-    assert place_listed([64] * 100, rows, [False] * 100, list_order(100)).extent == 128
+    assert place_in_list_order([64] * 100, rows, [False] * 100, list_order(100)).extent == 128
 
 
 @given(st.integers(0, 100_000), st.integers(2, 60))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.scheduler.dag import DAGNet
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.memory import arena, plan
-from dagexec.scheduler.memory.placement import Placed, Rivals, place
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.memory.offsets import BufferOffsets, Rivals, place
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def
 from tests.scheduler.test_memory_nets import KINDS, Make, make, memory_of, random_net, two_users, workspace_for
 
@@ -26,7 +26,7 @@ class Misplacing:
         self.pair = pair
         self.rivals: Rivals | None = None
 
-    def __call__(self, sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> Placed:
+    def __call__(self, sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> BufferOffsets:
         """What `place` finds, with that one mistake."""
         self.rivals = rivals
         found = place(sizes, rivals, bound)
@@ -34,7 +34,7 @@ class Misplacing:
             return found
         offsets = found.offsets.copy()
         offsets[self.pair[0]] = offsets[self.pair[1]]
-        return Placed(offsets, int((offsets + np.array(sizes) + 64).max()))
+        return BufferOffsets(offsets, int((offsets + np.array(sizes) + 64).max()))
 
 
 def sums(rng: random.Random, count: int) -> tuple[NetDef, frozenset[str]]:
@@ -103,7 +103,7 @@ def test_a_kept_blob_that_does_not_survive_the_run_is_found(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_working_memory_on_a_buffer_in_use_is_found(kind: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "smallest_gap", lambda *_: 0)
+    monkeypatch.setattr(arena, "best_fit", lambda *_: 0)
     definition, workspace = two_users()
     with make(kind, definition, workspace, 2, frozenset({"xy", "zy"})) as net:
         proof = check_net(net)

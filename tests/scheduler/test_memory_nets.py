@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace, zoo
-from dagexec.comparison import random_feeds
-from dagexec.core import host_memory
-from dagexec.core.errors import MissingBlobError, OperatorError, ResourceError
+from dagexec.analysis.comparison import random_feeds
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema, same_as_input
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
+from dagexec.errors import MissingBlobError, OperatorError, ResourceError
+from dagexec.platform import host_memory
 from dagexec.scheduler.hazards import check_net, detecting
 from dagexec.scheduler.memory import MemoryPlan, arena
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.preparation import CheckedStep
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.plan.preparation import CheckedStep
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
 

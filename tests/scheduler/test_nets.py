@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core import registry
-from dagexec.core.errors import ClosedError, MissingBlobError, OperatorError, RunTimeoutError, ShapeError
 from dagexec.core.operator import Operator
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import Trace
+from dagexec.errors import ClosedError, MissingBlobError, OperatorError, RunTimeoutError, ShapeError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.trace import Trace
 from tests.nets import net_of, noop_nets, parents_from_edges, temporary_operator
 from tests.ops.running import operator_def
 

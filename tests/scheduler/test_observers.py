@@ -10,14 +10,15 @@ from dagexec import Workspace
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
-from dagexec.core.errors import OperatorError
 from dagexec.core.graph import build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Kernel, Stream
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import (
+from dagexec.errors import OperatorError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import (
     ObservedRun,
     Observer,
     ObserverGroup,
@@ -26,8 +27,7 @@ from dagexec.scheduler.observers import (
     TimeObserver,
     together,
 )
-from dagexec.scheduler.plan import build_plan
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.plan.plan import build_plan
 from tests.nets import net_of, parents_from_edges, temporary_operator
 
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dagexec.core.processor import available_cores
-from dagexec.core.threads import SystemThreads
-from dagexec.scheduler import placement
-from dagexec.scheduler.placement import WakeUp
-from dagexec.scheduler.pool import WorkerPool
+from dagexec.platform.processor import available_cores
+from dagexec.platform.threads import SystemThreads
+from dagexec.scheduler.run import affinity as placement
+from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.pool import WorkerPool
 from tests.scheduler.test_pool import PATIENCE, run_of
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ class OneWorker:
     def __init__(self) -> None:
         self.waits = threading.Event()
         self._ready = threading.Event()
-        self._wake_up: list[WakeUp] = []
+        self._wake_up: list[CoreWakeUp] = []
         self.held: int | None = None
         self.mask: set[int] = set()
         self._thread = threading.Thread(target=self._live)
@@ -69,7 +69,7 @@ class OneWorker:
     def _live(self) -> None:
         source = SystemThreads()
         source.lock = lambda: AnnouncingGate(self.waits.set)  # type: ignore[method-assign, assignment, return-value]
-        me = WakeUp(placed=True, source=source)
+        me = CoreWakeUp(placed=True, source=source)
         self._wake_up.append(me)
         self._ready.set()
         me.wait()
@@ -104,7 +104,7 @@ def test_a_worker_wakes_up_on_a_core_that_nobody_holds(held: set[int]) -> None:
 
 def test_a_worker_that_is_awake_is_not_confined_by_another_wake_up(held: set[int]) -> None:
     everywhere = os.sched_getaffinity(0)
-    me = WakeUp(placed=True)
+    me = CoreWakeUp(placed=True)
     held.add(min(everywhere))
     try:
         me.wake()  # two who both found something to do

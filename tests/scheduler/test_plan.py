@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
-from dagexec.scheduler.plan import build_plan, build_sequence
-from dagexec.scheduler.simulate import lower_bound, predict_makespan, retimed
+from dagexec.scheduler.plan.plan import build_plan, build_sequence
+from dagexec.scheduler.plan.simulate import lower_bound, predict_makespan, retimed
 from tests.nets import net_of, noop_nets, parents_from_edges
 
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])

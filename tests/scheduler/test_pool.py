@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from dagexec.core.errors import ClosedError, OperatorError, ResourceError, RunCancelledError
 from dagexec.core.graph import build_graph
 from dagexec.core.operator import Step
-from dagexec.scheduler.plan import build_plan
-from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.run import Run, task
+from dagexec.errors import ClosedError, OperatorError, ResourceError, RunCancelledError
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run, task
 from tests.nets import net_of, parents_from_edges
 
 PATIENCE = 30

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from dagexec import Workspace
-from dagexec.core import threads as threads_module
 from dagexec.core.device import Device
-from dagexec.core.errors import ClosedError, WorkerLostError
 from dagexec.core.operator import Operator, Step
-from dagexec.core.sim import simulated
-from dagexec.core.threads import Mutex
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.run import Run, task
+from dagexec.devices.sim import simulated
+from dagexec.errors import ClosedError, WorkerLostError
+from dagexec.platform import threads as threads_module
+from dagexec.platform.threads import Mutex
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run, task
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.test_pool import PATIENCE, run_of

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from dagexec.core.errors import WorkerLostError
-from dagexec.scheduler.pool import WorkerPool, _Worker
+from dagexec.errors import WorkerLostError
+from dagexec.scheduler.run.pool import WorkerPool, _Worker
 from tests.scheduler.test_pool import PATIENCE, run_of
 from tests.scheduler.test_pool_failures import runs_well
 from tests.scheduler.test_pool_priority import Held, noting

@@ -4,8 +4,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from dagexec.scheduler.pool import WorkerPool
-from dagexec.scheduler.run import task
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import task
 from tests.scheduler.test_pool import PATIENCE, run_of
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import DagexecError, ResourceError, ShapeError
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.preparation import CheckedStep
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import DagexecError, ResourceError, ShapeError
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.plan.preparation import CheckedStep
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
 

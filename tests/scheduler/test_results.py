@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import DagexecError
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import DagexecError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def
 
 SHAPE = (64, 65)  # large enough for NumPy to let go of the interpreter lock, so that workers really overlap

@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
-from dagexec.scheduler import calibration
-from dagexec.scheduler.calibration import SchedulingCosts, measure_costs
-from dagexec.scheduler.plan import Plan, build_plan
-from dagexec.scheduler.simulate import (
+from dagexec.scheduler.plan.plan import Plan, build_plan
+from dagexec.scheduler.plan.simulate import (
     Machine,
     machine_bound,
     predict,
@@ -18,6 +16,8 @@ from dagexec.scheduler.simulate import (
     predict_makespan,
     retimed,
 )
+from dagexec.scheduler.run import overhead as calibration
+from dagexec.scheduler.run.overhead import SchedulingCosts, measure_costs
 from tests.nets import net_of, noop_nets, parents_from_edges
 
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])

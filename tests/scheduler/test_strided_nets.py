@@ -14,14 +14,14 @@ from numpy.lib.stride_tricks import as_strided
 from dagexec import NetDef, Workspace
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.errors import OperatorError, ShapeError
 from dagexec.core.proto import OperatorDef
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.preparation import CheckedStep
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import Span, Trace
+from dagexec.errors import OperatorError, ShapeError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.trace import Span, Trace
+from dagexec.scheduler.plan.preparation import CheckedStep
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]

@@ -13,11 +13,11 @@ from dagexec.core import registry
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.trace import Trace
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 

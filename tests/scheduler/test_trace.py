@@ -8,17 +8,17 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.conversion import Conversion
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.errors import ModelFormatError, OperatorError
 from dagexec.core.event import HostEvent
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Kernel
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import ObservedRun
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import ChainSpan, RunSeconds, Span, Trace
-from dagexec.scheduler.trace_file import trace_events
+from dagexec.errors import ModelFormatError, OperatorError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import ObservedRun
+from dagexec.scheduler.observe.trace import ChainSpan, RunSeconds, Span, Trace
+from dagexec.scheduler.observe.trace_file import trace_events
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.scheduler.test_observers import stream
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import OperatorError
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
-from dagexec.core.sim import Fault, simulated
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.observers import TimeObserver
-from dagexec.scheduler.plan import build_plan
-from dagexec.scheduler.simulate import Machine, machine_bound, predict_device, retimed
-from dagexec.scheduler.trace import Trace
-from dagexec.scheduler.trace_file import trace_events
+from dagexec.devices.sim import Fault, simulated
+from dagexec.errors import OperatorError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.observe.observers import TimeObserver
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.observe.trace_file import trace_events
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.plan.simulate import Machine, machine_bound, predict_device, retimed
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.ops.running import operator_def
 from tests.scheduler.test_trace import check_format, of_category, read

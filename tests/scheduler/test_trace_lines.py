@@ -6,16 +6,16 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import OperatorError
 from dagexec.core.operator import Operator
 from dagexec.core.runtime import Kernel
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import ObservedRun, Observer
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.scheduler.trace import Trace
-from dagexec.scheduler.trace_lines import LineObserver, line_observer, operator_line
+from dagexec.errors import OperatorError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.observe.trace_lines import LineObserver, line_observer, operator_line
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.ops.running import operator_def
 from tests.scheduler.test_observers import stream

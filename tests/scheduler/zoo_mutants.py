@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dagexec import NetDef, Workspace, create_shared_buffer
-from dagexec.comparison import random_feeds
+from dagexec.analysis.comparison import random_feeds
+from dagexec.binding.parameters import initialized
 from dagexec.core.device import CPU, Device
-from dagexec.core.sim import simulated
-from dagexec.model_source import load_model
-from dagexec.parameters import initialised
+from dagexec.devices.sim import simulated
+from dagexec.serving.model_source import load_model
 from tests.scheduler.mutants import MutantNet
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)
@@ -59,7 +59,7 @@ _STRETCH = 3  # operators that follow one another on one device of several
 @contextmanager
 def mutant_net(case: Case) -> Iterator[MutantNet]:
     """The net of `case`, prepared, hollow."""
-    model = initialised(load_model(f"zoo:{case.model}"))
+    model = initialized(load_model(f"zoo:{case.model}"))
     with simulated([SIM, OTHER]):
         workspace = Workspace()
         home = str(case.devices[0])

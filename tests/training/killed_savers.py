@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dagexec import Workspace
-from dagexec.core.storage.blob_file import read_blob_file, write_blobs
+from dagexec.storage.blob_file import read_blob_file, write_blobs
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 
 IN_PLACE = "-in-place"

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import GradientError
 from dagexec.core.gradient import Gradient
 from dagexec.core.registry import verify
+from dagexec.errors import GradientError
 from dagexec.training.backward import add_gradient_operators
 from tests.training.random_nets import INPUTS, SIZE, RandomNet, random_nets, run
 

@@ -9,9 +9,9 @@ import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import GradientError
 from dagexec.core.gradient import SparseGradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import GradientError
+from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.running import operator_def
 

@@ -25,7 +25,7 @@ STEPS = 3
 TOLERANCE = 1e-5
 SCHEDULES = [("simple", 1), ("dag", 1), ("dag", 2), ("dag", 3), ("async_dag", 1), ("async_dag", 2), ("async_dag", 3)]
 ONLY_NOISE = {"train_adam": {"c1_b"}, "train_sgd": set[str]()}
-"""Parameters whose gradient is 0 but for rounding, as batch normalisation takes a bias before it away again.
+"""Parameters whose gradient is 0 but for rounding, as batch normalization takes a bias before it away again.
 
 Adam divides it by its own size, so the recorded value is Caffe2's order of additions, and no result of the training.
 """
@@ -175,7 +175,7 @@ def caffe2_clipping(grads: list[str]) -> list[OperatorDef]:
     ]
 
 
-def test_the_operators_of_caffe2s_other_optimisers_run_as_they_are_built_there() -> None:
+def test_the_operators_of_caffe2s_other_optimizers_run_as_they_are_built_there() -> None:
     rms = operator_def("RmsProp", ["g1", "ms", "mom", "ONE"], ["grad_o", "ms", "mom"], decay=0.9, momentum=0.0)
     step = operator_def("MomentumSGDUpdate", ["grad_o", "mom", "lr", "p1"], ["grad_o", "mom", "p1"])
     rms.engine = step.engine = "SIMD"

@@ -13,9 +13,9 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import MissingBlobError, StorageError
-from dagexec.core.storage.blob_file import write_blobs
 from dagexec.core.tensor import Tensor
+from dagexec.errors import MissingBlobError, StorageError
+from dagexec.storage.blob_file import write_blobs
 from dagexec.training.checkpoint import Checkpoint, checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
 
 TYPES = ["minidb", "lmdb"]

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ClosedError, DataError
-from dagexec.core.threads import new_gate
-from dagexec.core.threads import threads as thread_source
+from dagexec.errors import ClosedError, DataError
+from dagexec.platform.threads import new_gate
+from dagexec.platform.threads import threads as thread_source
 from dagexec.scheduler.exploration import explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.strategies import EarliestFirst
 from dagexec.training.data import BatchLoader, epoch_order, sample_generator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from dagexec.core.errors import DataError
+from dagexec.errors import DataError
 from dagexec.training.datasets import digits, scaled_up
 
 
@@ -32,15 +32,15 @@ def test_the_split_depends_on_the_seed_alone() -> None:
     assert digits(32, seed=1).test["label"].tolist() == digits(seed=1).test["label"].tolist()
 
 
-def test_scaling_up_interpolates_between_the_centres_of_pixels() -> None:
+def test_scaling_up_interpolates_between_the_centers_of_pixels() -> None:
     ramp = np.broadcast_to(np.arange(8, dtype=np.float32), (1, 1, 8, 8)).copy()
     for size in (8, 28, 32):
         found = scaled_up(ramp, size)
         assert found.shape == (1, 1, size, size)
         assert found.flags.c_contiguous
-        centres = np.clip((np.arange(size) + 0.5) * 8 / size - 0.5, 0, 7)
+        centers = np.clip((np.arange(size) + 0.5) * 8 / size - 0.5, 0, 7)
         for row in found[0, 0]:
-            np.testing.assert_allclose(row, np.interp(centres, np.arange(8), np.arange(8)), atol=1e-5)
+            np.testing.assert_allclose(row, np.interp(centers, np.arange(8), np.arange(8)), atol=1e-5)
         np.testing.assert_allclose(scaled_up(ramp.swapaxes(2, 3).copy(), size), found.swapaxes(2, 3), atol=1e-5)
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dagexec import tasks
 from dagexec.training.trainer import StepReport, Trainer
+from dagexec.zoo import tasks
 
 
 @pytest.mark.slow
-def test_lenet_recognises_985_of_1000_digits_it_has_not_seen() -> None:
+def test_lenet_recognizes_985_of_1000_digits_it_has_not_seen() -> None:
     with Trainer(tasks.make("lenet_digits"), net_type="dag", num_workers=2) as trainer:
         trainer.train()
         assert trainer.evaluate()["accuracy"] >= 0.985

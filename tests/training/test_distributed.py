@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dagexec.core.errors import CommunicationError, StorageError
+from dagexec.errors import CommunicationError, StorageError
 from dagexec.ops.communication import CommonWorld, barrier
 from dagexec.training.distributed import on_first_rank
 from dagexec.training.steps import LocalSteps

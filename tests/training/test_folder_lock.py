@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dagexec.core.errors import StorageError
+from dagexec.errors import StorageError
 from dagexec.training.checkpoint import checkpoints
 from dagexec.training.folder_lock import NAME, FolderLock
 from dagexec.training.trainer import Trainer
+from tests.cli.test_cli_train import SCRIPT
 from tests.command_line import Cli
-from tests.test_cli_train import SCRIPT
 from tests.training.small_task import make_task
 
 

@@ -8,10 +8,10 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import INT32
-from dagexec.scheduler.simple import SimpleNet
-from dagexec.training.gradients_apart import gradients_apart
+from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
+from dagexec.training.split_gradients import gradients_apart
 from tests.ops.running import operator_def
 
 SHAPES: dict[str, tuple[int, ...]] = {"x": (2, 3, 6, 6), "w": (4, 3, 3, 3), "dy": (2, 4, 4, 4)}

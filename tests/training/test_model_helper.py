@@ -7,8 +7,8 @@ import pytest
 
 import dagexec
 from dagexec import Workspace
-from dagexec.core.errors import SchemaError
 from dagexec.core.model import Model
+from dagexec.errors import SchemaError
 from dagexec.training.fillers import CAFFE2, constant, gaussian
 from dagexec.training.model_helper import ModelHelper
 
@@ -61,7 +61,7 @@ def test_weights_have_the_spread_of_he_over_the_fan_in() -> None:
     np.testing.assert_allclose(filled["g_w"].std(), np.sqrt(2 / 25), rtol=0.02)
 
 
-def test_batch_normalisation_starts_away_from_the_identity_unless_asked_for_caffe2s_values() -> None:
+def test_batch_normalization_starts_away_from_the_identity_unless_asked_for_caffe2s_values() -> None:
     for initialization in (None, CAFFE2):
         chosen = {} if initialization is None else {"initialization": initialization}
         helper = ModelHelper("bn", **chosen)  # type: ignore[arg-type]

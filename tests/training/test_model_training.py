@@ -10,8 +10,8 @@ from dagexec import Workspace
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT64, INT32, INT64
-from dagexec.core.errors import DeviceError, GradientError, MissingBlobError, SchemaError
 from dagexec.core.gradient import SparseGradient
+from dagexec.errors import DeviceError, GradientError, MissingBlobError, SchemaError
 from dagexec.training.fillers import constant, gaussian
 from dagexec.training.model_builder import ITERATION
 from dagexec.training.model_helper import ModelHelper

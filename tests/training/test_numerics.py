@@ -7,7 +7,7 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
-from dagexec.core.errors import NonFiniteError, OperatorError
+from dagexec.errors import NonFiniteError, OperatorError
 from dagexec.training.numerics import with_nan_checks
 from tests.ops.running import operator_def, run_operator
 

@@ -1,4 +1,4 @@
-"""Optimisers on models: what they append to the nets, and what training with them does."""
+"""Optimizers on models: what they append to the nets, and what training with them does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dagexec import Workspace
 from dagexec.core.dtypes import FLOAT64, INT32
-from dagexec.core.errors import ArgumentError, GradientError, SchemaError
 from dagexec.core.gradient import SparseGradient
+from dagexec.errors import ArgumentError, GradientError, SchemaError
 from dagexec.ops.optimize.policies import Cyclical, Exp, LinearWarmup, Step
 from dagexec.training.fillers import Filler, constant, gaussian
 from dagexec.training.model_helper import ModelHelper
@@ -215,7 +215,7 @@ def test_layer_wise_rates_are_the_quotient_of_norms() -> None:
         np.testing.assert_allclose(moved, -0.25 * factor * grads[name], rtol=1e-4, atol=1e-7)
 
 
-def test_parameters_may_have_optimisers_of_their_own_that_share_the_counter() -> None:
+def test_parameters_may_have_optimizers_of_their_own_that_share_the_counter() -> None:
     helper, _ = classifier()
     SGD(0.1, momentum=0.9).add_updates(helper, ["one_w", "one_b"])
     Adam(0.01).add_updates(helper, ["two_w"])

@@ -10,10 +10,10 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.blobs_queue import BlobsQueue
-from dagexec.core.errors import OperatorError, QueueClosedError
 from dagexec.core.proto import TensorProto, TensorProtos
-from dagexec.core.storage import Mode, open_database
+from dagexec.errors import OperatorError, QueueClosedError
 from dagexec.scheduler.exploration import explore_seeds, systematic
+from dagexec.storage import Mode, open_database
 from dagexec.training.queue_feeding import QueueFeeder
 from tests.ops.running import operator_def
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.scheduler.net import BaseNet
+from dagexec.scheduler.nets.net import BaseNet
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.data import BatchLoader
 from tests.ops.running import operator_def

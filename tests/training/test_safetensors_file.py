@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dagexec import Workspace
-from dagexec.core.errors import StorageError
+from dagexec.errors import StorageError
 from dagexec.training.safetensors_file import export_safetensors, import_safetensors, read_safetensors
 
 Array = npt.NDArray[Any]

@@ -34,7 +34,7 @@ def test_ranks_train_as_one_process_does(ranks: int, alone: dict[str, dict[str, 
     [line] = out.splitlines()  # rank 0 alone prints
     found = json.loads(line)
     assert found["steps"] == 5
-    # each rank normalises its own part of a batch, and drops other pixels, so curves are near but not equal
+    # each rank normalizes its own part of a batch, and drops other pixels, so curves are near but not equal
     assert found["train"]["loss"] == pytest.approx(alone["train"]["loss"], rel=0.1)
 
 

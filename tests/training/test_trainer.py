@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dagexec.core.errors import (
+from dagexec.errors import (
     ArgumentError,
     DeviceError,
     FeedError,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dagexec import Workspace, zoo
-from dagexec.core.errors import ModelFormatError
+from dagexec.errors import ModelFormatError
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
 

@@ -11,10 +11,10 @@ import pytest
 import dagexec
 from dagexec import zoo
 from dagexec.core.arguments import Arguments
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.model import Model
+from dagexec.errors import ModelFormatError
 
-PUBLISHED = {  # trained parameters; batch normalisation's statistics are not among them
+PUBLISHED = {  # trained parameters; batch normalization's statistics are not among them
     "densenet121": 7_978_856,
     "googlenet": 6_998_552,
     "inception_v3": 23_834_568,

@@ -1,4 +1,4 @@
-"""Converters of the operators convolutional networks are made of: windows, normalisations, matrix products."""
+"""Converters of the operators convolutional networks are made of: windows, normalizations, matrix products."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def softmax(node: Node) -> list[OperatorDef]:
 
 @converts(Resize=19, Upsample=10)
 def resize(node: Node) -> list[OperatorDef]:
-    """Nearest-neighbour upsampling by constant factors of height and width, where source = floor(target / factor).
+    """Nearest-neighbor upsampling by constant factors of height and width, where source = floor(target / factor).
 
     Other coordinate rules agree with that for whole factors, except align_corners.
     """

@@ -13,11 +13,11 @@ import onnx
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.inference import infer_operators
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
+from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import type_name
 from dagexec.frontend.onnx.node import Dims
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import ModelFormatError, ResourceError
-from dagexec.core.host_memory import aligned_bytes, check_fits
+from dagexec.errors import ModelFormatError, ResourceError
+from dagexec.platform.host_memory import aligned_bytes, check_fits
 
 _Bytes = npt.NDArray[np.uint8]
 

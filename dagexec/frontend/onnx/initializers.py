@@ -15,7 +15,7 @@ import onnx
 
 from dagexec.core import dtypes
 from dagexec.core.dtypes import TypeMeta
-from dagexec.core.errors import ModelFormatError
+from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import ExternalData
 
 Array = npt.NDArray[Any]

@@ -16,11 +16,10 @@ import onnx
 import onnx.checker
 import onnx.defs
 
-from dagexec.core.errors import ArgumentError, ModelFormatError, UnsupportedOperatorError
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.net_file import load_message
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import registered_operators
+from dagexec.errors import ArgumentError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     convolution,
     elementwise,
@@ -33,6 +32,7 @@ from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, node_label
+from dagexec.storage.net_file import load_message
 
 Array = npt.NDArray[Any]
 
@@ -178,7 +178,7 @@ class _Conversion:
     def _place(self, proto: onnx.NodeProto, operators: list[OperatorDef]) -> None:
         """Into the init net when every input is a parameter and no output is the model's; else into the net.
 
-        What dequantises a parameter is put into the net, where a pass can see the integers.
+        What dequantizes a parameter is put into the net, where a pass can see the integers.
         """
         produced = {name for operator in operators for name in operator.output}
         once = all(name in self.constant for name in proto.input if name) and not produced & set(self.outputs)

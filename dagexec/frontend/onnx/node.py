@@ -14,9 +14,9 @@ import numpy.typing as npt
 import onnx
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
+from dagexec.errors import ModelFormatError
 
 Array = npt.NDArray[Any]
 Dims = tuple[int | None, ...]

@@ -1,7 +1,7 @@
-"""Converters of quantised operators: QuantizeLinear and DequantizeLinear, QLinearConv, QLinearMatMul, and integers.
+"""Converters of quantized operators: QuantizeLinear and DequantizeLinear, QLinearConv, QLinearMatMul, and integers.
 
 Scales and zero points that an operator of dagexec has as arguments must be constants of the model, and the zero point
-of weights must be 0, as it is for weights that are quantised symmetrically.
+of weights must be 0, as it is for weights that are quantized symmetrically.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def qlinear_conv(node: Node) -> list[OperatorDef]:
     _check_weights(node, 3, 5)
     biased = node.has_input(8)
     inputs = [node.inputs[0], node.inputs[3], node.inputs[4], *([node.inputs[8]] if biased else [])]
-    arguments: dict[str, ArgumentValue | None] = {**_filter_window(node, 3), **_requantisation(node, 1, 2, 6, 7)}
+    arguments: dict[str, ArgumentValue | None] = {**_filter_window(node, 3), **_requantization(node, 1, 2, 6, 7)}
     if biased:
         arguments["bias"] = 1
     return [node.operator("QuantConv", inputs, node.only_output(), **arguments)]
@@ -78,13 +78,13 @@ def qlinear_matmul(node: Node) -> list[OperatorDef]:
     weights = np.ascontiguousarray(b.T)
     weights.flags.writeable = False
     node.scope.values[turned] = weights
-    arguments = _requantisation(node, 1, 2, 6, 7)
+    arguments = _requantization(node, 1, 2, 6, 7)
     inputs = [node.inputs[0], turned, node.inputs[4]]
     return [node.operator("QuantFC", inputs, node.only_output(), axis=-1, **arguments)]
 
 
 def _by_floats(node: Node) -> list[OperatorDef]:
-    """Dequantised, multiplied, quantised: what the integers stand for."""
+    """Dequantized, multiplied, quantized: what the integers stand for."""
     names = [node.new_name(suffix) for suffix in ("a", "b", "product")]
     operators = [
         node.operator("DequantizeLinear", node.inputs[start : start + 3], [name], axis=axis)
@@ -131,7 +131,7 @@ def _check_weights(node: Node, weights: int, zero_point: int) -> None:
     node.constant(weights + 1, "w_scale")
 
 
-def _requantisation(
+def _requantization(
     node: Node, x_scale: int, x_zero: int, y_scale: int, y_zero: int
 ) -> dict[str, ArgumentValue | None]:
     """Scales and zero points of X and Y as arguments, from the inputs of these numbers."""

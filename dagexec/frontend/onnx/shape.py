@@ -6,8 +6,8 @@ import numpy as np
 
 from dagexec.core import dtypes
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ModelFormatError
 from dagexec.core.proto import OperatorDef
+from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import NOWHERE, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 

@@ -9,13 +9,13 @@
 | `places`, `replica` | the devices, and the model on each |
 | `parallel_model` | `ParallelModel`: what is done with the result |
 | `all_reduce_model`, `joint_net`, `bucketing` | one net for all devices |
-| `threaded_model`, `synchronisation`, `pairing` | a thread and nets for each device, as a tree or a ring |
+| `threaded_model`, `synchronization`, `pairing` | a thread and nets for each device, as a tree or a ring |
 | `flat_buffer`, `solver_thread` | what those are made of |
-| `batch_statistics` | batch normalisation over the batches of all devices |
+| `batch_statistics` | batch normalization over the batches of all devices |
 """
 
 from dagexec.training.data_parallel.parallel_model import ParallelModel
 from dagexec.training.data_parallel.parallelizing import REDUCTIONS, parallelize
-from dagexec.training.data_parallel.places import Place, find_places
+from dagexec.training.data_parallel.replica_devices import ReplicaDevice, find_replica_devices
 
-__all__ = ["REDUCTIONS", "ParallelModel", "Place", "find_places", "parallelize"]
+__all__ = ["REDUCTIONS", "ParallelModel", "ReplicaDevice", "find_replica_devices", "parallelize"]

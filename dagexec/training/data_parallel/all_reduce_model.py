@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dagexec.core.device import CPU
-from dagexec.core.errors import ArgumentError, ClosedError
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
-from dagexec.scheduler.async_dag import AsyncDAGNet
-from dagexec.scheduler.dag import DAGNet
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import Observer
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, ClosedError
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.training.data_parallel.bucketing import fill_buckets
 from dagexec.training.data_parallel.joint_net import JointNet
 from dagexec.training.data_parallel.pairing import merges_of
 from dagexec.training.data_parallel.parallel_model import Feeds, ParallelModel
-from dagexec.training.data_parallel.places import Place, sums_by_nccl
 from dagexec.training.data_parallel.replica import DRAW, Replica
+from dagexec.training.data_parallel.replica_devices import ReplicaDevice, sums_by_nccl
 
 _POOLED: dict[str, type[DAGNet]] = {net.net_type: net for net in (DAGNet, AsyncDAGNet)}
 
@@ -49,7 +49,7 @@ class AllReduceModel(ParallelModel):
         """
         super().__init__(replicas, iter_size, common)
         self.workspace = Workspace(common)
-        self._initialise()
+        self._initialize()
         first = replicas[0]
         buckets = fill_buckets(first.forward_backward, first.gradients, self._parameter_types(), bucket_bytes)
         joint = JointNet(first.helper.name, replicas, buckets, iter_size, self._shared, sums_by_nccl(self.places))
@@ -121,7 +121,7 @@ class AllReduceModel(ParallelModel):
             raise
         return {loss: total / (len(self.places) * self.iter_size) for loss, total in totals.items()}
 
-    def workspace_of(self, place: Place) -> Workspace:
+    def workspace_of(self, place: ReplicaDevice) -> Workspace:
         """The one workspace."""
         return self.workspace
 

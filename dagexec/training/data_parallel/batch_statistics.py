@@ -1,7 +1,7 @@
-"""Batch normalisation over the batches of all devices.
+"""Batch normalization over the batches of all devices.
 
 Each device computes the sums of its own batch (ChannelStats), an Allreduce makes them those of all batches, and
-SpatialBN normalises by them; likewise the sums in the gradient (ChannelBackpropStats). So the statistics, and their
+SpatialBN normalizes by them; likewise the sums in the gradient (ChannelBackpropStats). So the statistics, and their
 gradients, are those of one device that has all the images.
 """
 
@@ -27,11 +27,11 @@ def share_forward_statistics(net: NetDef, batches: int) -> bool:
             statistics.arg.extend(arg for arg in definition.arg if arg.name == "order")
             if definition.HasField("device_option"):
                 statistics.device_option.CopyFrom(definition.device_option)
-            normalised = OperatorDef()
-            normalised.CopyFrom(definition)
-            normalised.input.extend(sums)
-            normalised.arg.append(make_argument("num_batches", batches))
-            operators += [statistics, _all_reduce(sums), normalised]
+            normalized = OperatorDef()
+            normalized.CopyFrom(definition)
+            normalized.input.extend(sums)
+            normalized.arg.append(make_argument("num_batches", batches))
+            operators += [statistics, _all_reduce(sums), normalized]
         else:
             operators.append(definition)
     if found:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dagexec.core.errors import ArgumentError
 from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
+from dagexec.errors import ArgumentError
 
 DEFAULT_BUCKET_BYTES = 1 << 20
 

@@ -16,8 +16,8 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.training.data_parallel.batch_statistics import is_shared_sum
 from dagexec.training.data_parallel.bucketing import Bucket, gathered, reading_gathered, sparse_gradients
 from dagexec.training.data_parallel.pairing import Merges
-from dagexec.training.data_parallel.places import Place
 from dagexec.training.data_parallel.replica import Replica
+from dagexec.training.data_parallel.replica_devices import ReplicaDevice
 
 
 class JointNet:
@@ -162,7 +162,7 @@ class JointNet:
         divided = [self._on(place, "BucketSum", [blob], [blob], divisor) for place in self._places if divisor > 1]
         return [summed, *divided]
 
-    def _added(self, into: Place, other: Place, blob: str) -> list[OperatorDef]:
+    def _added(self, into: ReplicaDevice, other: ReplicaDevice, blob: str) -> list[OperatorDef]:
         """Add the blob of one place to that of another, by way of a copy when they are on different devices."""
         if into.device == other.device:
             here, copies = other.blob(blob), []
@@ -211,7 +211,7 @@ class JointNet:
         ]
 
     def _on(
-        self, place: Place, op_type: str, inputs: Sequence[str], outputs: Sequence[str], divisor: int = 1
+        self, place: ReplicaDevice, op_type: str, inputs: Sequence[str], outputs: Sequence[str], divisor: int = 1
     ) -> OperatorDef:
         definition = OperatorDef(type=op_type, input=inputs, output=outputs)
         if divisor > 1:
@@ -235,7 +235,7 @@ def communicating(operators: Iterable[OperatorDef], bucket: int = 0) -> list[Ope
     return found
 
 
-def copy_between_places(source: Place, target: Place, blob: str, copy: str) -> OperatorDef:
+def copy_between_places(source: ReplicaDevice, target: ReplicaDevice, blob: str, copy: str) -> OperatorDef:
     """The operator that copies `blob` of one place to `copy` of another."""
     return copy_operator(source.device, source.blob(blob), target.device, target.blob(copy))
 

@@ -1,6 +1,6 @@
 """Pairs of devices that form a tree, and the order in which the gradients of micro-batches are added.
 
-Both follow one rule: neighbours first, then neighbouring sums. So a tree over N devices, and one device that goes
+Both follow one rule: neighbors first, then neighboring sums. So a tree over N devices, and one device that goes
 through N micro-batches, add the same numbers in the same order.
 """
 
@@ -24,8 +24,8 @@ def device_pairs(count: int, close: Callable[[int, int], bool] | None = None) ->
     """A tree over the devices 0 to `count` - 1: the root, whose parent is NO_PARENT, and a pair for every other one.
 
     Devices that are `close`, such as GPUs that reach each other's memory, are paired first, in as many rounds as a
-    tree of all devices has levels; then neighbours among those that are left, round by round, until one is left: the
-    root. A device without a neighbour, where their number is odd, goes on to the next round.
+    tree of all devices has levels; then neighbors among those that are left, round by round, until one is left: the
+    root. A device without a neighbor, where their number is odd, goes on to the next round.
     """
     left = list(range(count))
     pairs: list[DevicePair] = []

@@ -10,13 +10,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.errors import FeedError, MissingBlobError
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Net, Workspace
-from dagexec.training.data_parallel.places import Place
+from dagexec.errors import FeedError, MissingBlobError
 from dagexec.training.data_parallel.replica import DRAW, Replica
+from dagexec.training.data_parallel.replica_devices import ReplicaDevice
 from dagexec.training.model_builder import ITERATION
 
 Array = npt.NDArray[Any]
@@ -31,7 +31,7 @@ class ParallelModel(ABC):
     Attributes:
         replicas: the model on each device.
         places: where they are.
-        losses: the blobs that are minimised, as the builder calls them.
+        losses: the blobs that are minimized, as the builder calls them.
         iter_size: micro-batches a device goes through in a step.
         closed: `close` was called, or a step has failed.
     """
@@ -39,7 +39,7 @@ class ParallelModel(ABC):
     def __init__(self, replicas: Sequence[Replica], iter_size: int, common: Workspace | None) -> None:
         """The blobs of `common` are in no scope: all replicas have them. Nothing runs yet."""
         self.replicas = tuple(replicas)
-        self.places: tuple[Place, ...] = tuple(replica.place for replica in replicas)
+        self.places: tuple[ReplicaDevice, ...] = tuple(replica.place for replica in replicas)
         self.losses = replicas[0].losses
         self.iter_size = iter_size
         self.closed = False
@@ -57,7 +57,7 @@ class ParallelModel(ABC):
         """
 
     @abstractmethod
-    def workspace_of(self, place: Place) -> Workspace:
+    def workspace_of(self, place: ReplicaDevice) -> Workspace:
         """The workspace with the blobs of a replica."""
 
     @abstractmethod
@@ -112,10 +112,10 @@ class ParallelModel(ABC):
     def _fetched(self, names: Sequence[str]) -> dict[str, Array]:
         return {name: self._tensor(self.places[0], name).fetch() for name in names}
 
-    def _tensor(self, place: Place, name: str) -> Tensor:
+    def _tensor(self, place: ReplicaDevice, name: str) -> Tensor:
         return self.workspace_of(place).get_blob(place.blob(name)).get(Tensor)
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Fill the parameters on the first device and copy them to the others.
 
         What is no tensor, such as a mutex, each makes for itself.
@@ -134,7 +134,7 @@ class ParallelModel(ABC):
                     own.append(definition)
             self._run_init(replica, own)
 
-    def _copy_to(self, place: Place, name: str, value: Tensor) -> None:
+    def _copy_to(self, place: ReplicaDevice, name: str, value: Tensor) -> None:
         """Put the first device's tensor on another device of the same kind of use: what is on the host stays there."""
         device = place.device if value.device == self.places[0].device else value.device
         self.workspace_of(place).feed_blob(place.blob(name), value.fetch(), device=device)

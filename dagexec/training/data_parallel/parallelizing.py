@@ -1,4 +1,4 @@
-"""`parallelize`: from builders of a model and an optimiser to a model that is trained on several devices."""
+"""`parallelize`: from builders of a model and an optimizer to a model that is trained on several devices."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from dagexec.core.device import Device
-from dagexec.core.errors import ArgumentError
 from dagexec.core.workspace import Workspace
+from dagexec.errors import ArgumentError
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.data_parallel.bucketing import DEFAULT_BUCKET_BYTES
 from dagexec.training.data_parallel.parallel_model import ParallelModel
-from dagexec.training.data_parallel.places import find_places
 from dagexec.training.data_parallel.replica import ForwardBuilder, InputBuilder, build_replica, check_same
+from dagexec.training.data_parallel.replica_devices import find_replica_devices
 from dagexec.training.data_parallel.threaded_model import ThreadedModel
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
@@ -55,7 +55,7 @@ def parallelize(
     - tree: a thread and nets for each device; gradients go up a tree of pairs, the root updates, parameters go down.
     - ring: the same threads; gradients go around a ring, and each device updates.
 
-    All sums are made in an order that is fixed. With `sync_batch_norm`, batch normalisation is over the batches of all
+    All sums are made in an order that is fixed. With `sync_batch_norm`, batch normalization is over the batches of all
     devices; otherwise each has its own statistics of a batch, and the running ones are the first device's.
 
     `make_helper` makes the model helper, by default one of `name` and `seed` for training. The blobs that `workspace`
@@ -73,7 +73,7 @@ def parallelize(
         raise ArgumentError(f"iter_size must be at least 1, found {iter_size}")
     if timeout is not None and not timeout > 0:
         raise ArgumentError(f"timeout must be positive, found {timeout}")
-    places = find_places(devices)
+    places = find_replica_devices(devices)
     make = make_helper or partial(ModelHelper, name, seed=seed, training=True)
     batches = len(places) if sync_batch_norm else 1
     replicas = [build_replica(place, make(), build_inputs, build_forward, optimizer, batches) for place in places]

@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import zip_longest
 
 from dagexec.core.arguments import Arguments, make_argument
-from dagexec.core.errors import SchemaError
 from dagexec.core.gradient import Gradient
 from dagexec.core.proto import OperatorDef
+from dagexec.errors import SchemaError
 from dagexec.training.data_parallel.batch_statistics import share_backward_statistics, share_forward_statistics
-from dagexec.training.data_parallel.places import REPLICA, Place
+from dagexec.training.data_parallel.replica_devices import REPLICA, ReplicaDevice
 from dagexec.training.model_builder import ITERATION
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
@@ -31,15 +31,15 @@ class Replica:
     Attributes:
         place: where it will be.
         helper: the model helper it was built with.
-        losses: the blobs that are minimised.
+        losses: the blobs that are minimized.
         gradients: the gradient of each trained parameter.
-        init: operators that fill its parameters and its optimiser's state.
+        init: operators that fill its parameters and its optimizer's state.
         forward_backward: operators of a step up to the gradients.
         update: operators that change the parameters.
-        shares_statistics: batch normalisation is over the batches of all devices.
+        shares_statistics: batch normalization is over the batches of all devices.
     """
 
-    place: Place
+    place: ReplicaDevice
     helper: ModelHelper
     losses: tuple[str, ...]
     gradients: dict[str, Gradient]
@@ -65,16 +65,16 @@ class Replica:
 
 
 def build_replica(
-    place: Place,
+    place: ReplicaDevice,
     helper: ModelHelper,
     build_inputs: InputBuilder,
     build_forward: ForwardBuilder,
     optimizer: Optimizer,
     batches: int,
 ) -> Replica:
-    """Build the model; batch normalisation is over `batches` devices, if that is more than one.
+    """Build the model; batch normalization is over `batches` devices, if that is more than one.
 
-    Raises SchemaError when the builder names no loss, and what the gradients and the optimiser raise.
+    Raises SchemaError when the builder names no loss, and what the gradients and the optimizer raise.
     """
     with helper.device_scope(REPLICA):
         build_inputs(helper)

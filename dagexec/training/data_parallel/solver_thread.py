@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dagexec.core.errors import ClosedError
-from dagexec.core.forking import LEFT_BEHIND, reset_after_fork
-from dagexec.core.threads import ThreadWait, threads
+from dagexec.errors import ClosedError
+from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
+from dagexec.platform.threads import ThreadWait, threads
 
 Job = Callable[[], object]
 

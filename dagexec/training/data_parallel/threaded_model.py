@@ -1,4 +1,4 @@
-"""ThreadedModel: a thread, a workspace and nets of its own for each device; see `synchronisation` for how they meet.
+"""ThreadedModel: a thread, a workspace and nets of its own for each device; see `synchronization` for how they meet.
 
 The first replica is the calling thread's, so Ctrl-C reaches it. When a replica fails, its rank ends the group, so all
 others leave their waits; the caller gets the first error.
@@ -13,30 +13,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.blocking import working_for
-from dagexec.core.errors import ClosedError, CommunicationError, RunCancelledError
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
-from dagexec.core.threads import ThreadWait, threads
 from dagexec.core.workspace import Net, Workspace
+from dagexec.errors import ClosedError, CommunicationError, RunCancelledError
 from dagexec.ops.communication import CommonWorld, ThreadGroup
 from dagexec.ops.communication.collectives import divide
-from dagexec.scheduler.net import BaseNet
+from dagexec.platform.blocking import working_for
+from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.nets.net import BaseNet
 from dagexec.training.data_parallel.batch_statistics import COMMON_WORLD, is_shared_sum
 from dagexec.training.data_parallel.bucketing import gathered, reading_gathered, sparse_gradients
 from dagexec.training.data_parallel.flat_buffer import FlatBuffer, MergedMicroBatches
+from dagexec.training.data_parallel.gradient_sync import GradientSync, RingSync, TreeSync
 from dagexec.training.data_parallel.pairing import DevicePair, device_pairs
 from dagexec.training.data_parallel.parallel_model import Feeds, ParallelModel
-from dagexec.training.data_parallel.places import Place
 from dagexec.training.data_parallel.replica import DRAW, Replica
+from dagexec.training.data_parallel.replica_devices import ReplicaDevice
 from dagexec.training.data_parallel.solver_thread import SolverThread
-from dagexec.training.data_parallel.synchronisation import RingSynchronisation, Synchronisation, TreeSynchronisation
 
 Array = npt.NDArray[Any]
 
 
 class ThreadedModel(ParallelModel):
-    """Replicas that each run in a thread, synchronised as a tree or around a ring.
+    """Replicas that each run in a thread, synchronized as a tree or around a ring.
 
     Attributes:
         pairs: the tree; in a ring, empty.
@@ -59,7 +59,7 @@ class ThreadedModel(ParallelModel):
         """
         super().__init__(replicas, iter_size, common)
         self._workspaces = {replica.place: Workspace(common) for replica in replicas}
-        self._initialise()
+        self._initialize()
         size = len(replicas)
         self.pairs: tuple[DevicePair, ...] = device_pairs(size) if reduction == "tree" else ()
         gradients, statistics = ThreadGroup(size), ThreadGroup(size)
@@ -67,7 +67,7 @@ class ThreadedModel(ParallelModel):
             _Solver(
                 self,
                 replica,
-                _synchronisation(gradients.join(rank, timeout), self.pairs),
+                _synchronization(gradients.join(rank, timeout), self.pairs),
                 statistics.join(rank, timeout),
                 net_type or "simple",
                 num_workers,
@@ -111,7 +111,7 @@ class ThreadedModel(ParallelModel):
                 totals[loss] += found[loss]  # one after the other, which `sum` does not do from Python 3.12 on
         return {loss: total / parts for loss, total in totals.items()}
 
-    def workspace_of(self, place: Place) -> Workspace:
+    def workspace_of(self, place: ReplicaDevice) -> Workspace:
         """The replica's own."""
         return self._workspaces[place]
 
@@ -128,8 +128,8 @@ class ThreadedModel(ParallelModel):
             solver.close()
 
 
-def _synchronisation(world: CommonWorld, pairs: Sequence[DevicePair]) -> Synchronisation:
-    return TreeSynchronisation(world, pairs) if pairs else RingSynchronisation(world)
+def _synchronization(world: CommonWorld, pairs: Sequence[DevicePair]) -> GradientSync:
+    return TreeSync(world, pairs) if pairs else RingSync(world)
 
 
 class _Outcome:
@@ -182,7 +182,7 @@ class _Solver:
         self,
         model: ThreadedModel,
         replica: Replica,
-        synchronisation: Synchronisation,
+        synchronization: GradientSync,
         statistics: CommonWorld,
         net_type: str,
         num_workers: int | None,
@@ -201,7 +201,7 @@ class _Solver:
         self._model = model
         self._replica = replica
         self._workspace = workspace
-        self._synchronisation = synchronisation
+        self._synchronization = synchronization
         self._statistics = statistics
         self._sparse = sparse
         name = replica.helper.name
@@ -231,7 +231,7 @@ class _Solver:
         model, replica = self._model, self._replica
         totals = dict.fromkeys(replica.losses, 0.0)
         slices: dict[str, list[Array]] = {}
-        self._synchronisation.on_start(self._parameters)
+        self._synchronization.on_start(self._parameters)
         for micro_batch, arrays in enumerate(share):
             model._feed(replica, arrays, micro_batch)
             self._run(self._gradient_net)
@@ -244,7 +244,7 @@ class _Solver:
                 for name in (found.indices, found.values):
                     slices.setdefault(name, []).append(self._tensor(name).fetch())
         divisor = len(model.places) * model.iter_size
-        update = self._synchronisation.on_gradients_ready(gradients, divisor)
+        update = self._synchronization.on_gradients_ready(gradients, divisor)
         self._take_slices(slices, divisor)
         if update:
             gradients.write()
@@ -253,21 +253,21 @@ class _Solver:
 
     def abort(self, reason: str) -> None:
         """Tell the other replicas that this one has failed."""
-        self._synchronisation.world.abort(reason)
+        self._synchronization.world.abort(reason)
         self._statistics.abort(reason)
 
     def close(self) -> None:
         """Close the nets and leave the groups."""
         for net in self.nets:
             net.close()
-        self._synchronisation.world.close()
+        self._synchronization.world.close()
         self._statistics.close()
 
     def _take_slices(self, slices: dict[str, list[Array]], divisor: int) -> None:
         """The sparse gradients of all replicas, where the updates read them."""
         values = {found.values for found in self._sparse.values()}
         for name, pieces in slices.items():
-            every = self._synchronisation.on_slices_ready(np.concatenate(pieces))
+            every = self._synchronization.on_slices_ready(np.concatenate(pieces))
             if name in values:
                 divide(every, divisor)
             place = self._replica.place

@@ -48,7 +48,7 @@ class DenseLayers(ModelBuilder):
 
     @layer
     def prelu(self, blob_in: str, blob_out: str, channels: int = 1, *, slope_init: Filler | None = None) -> str:
-        """x where it is positive, else slope * x; a slope `<out>_slope` a channel, or one for all, which is learnt.
+        """x where it is positive, else slope * x; a slope `<out>_slope` a channel, or one for all, which is learned.
 
         Slopes start at 0.25 (He et al. 2015, section 2.1).
         """

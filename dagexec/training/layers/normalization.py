@@ -1,4 +1,4 @@
-"""Normalisation and dropout."""
+"""Normalization and dropout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dagexec.training.scopes import layer
 
 
 class NormalizationLayers(ModelBuilder):
-    """Normalisation and dropout."""
+    """Normalization and dropout."""
 
     @layer
     def spatial_bn(
@@ -23,7 +23,7 @@ class NormalizationLayers(ModelBuilder):
         is_test: bool | None = None,
         scale_init: Filler | None = None,
     ) -> str:
-        """Batch normalisation per channel: scale `<out>_s`, shift `<out>_b`, mean `<out>_rm`, variance `<out>_riv`.
+        """Batch normalization per channel: scale `<out>_s`, shift `<out>_b`, mean `<out>_rm`, variance `<out>_riv`.
 
         With `is_test` the stored statistics are used; else those of the batch, and the stored ones are updated. By
         default the model's `training` decides.
@@ -31,7 +31,7 @@ class NormalizationLayers(ModelBuilder):
         test = not self.training if is_test is None else is_test
         init = self._initialization
         shape = [dim_in]
-        learnt = [
+        learned = [
             self.add_parameter(f"{blob_out}_s", shape, scale_init or init.scale),
             self.add_parameter(f"{blob_out}_b", shape, init.shift),
         ]
@@ -43,7 +43,7 @@ class NormalizationLayers(ModelBuilder):
         arguments: dict[str, ArgumentValue] = {"is_test": int(test), "epsilon": epsilon, **self._order_argument()}
         if not test:
             arguments["momentum"] = momentum
-        return self.add_operator("SpatialBN", [blob_in, *learnt, *statistics], outputs, **arguments)
+        return self.add_operator("SpatialBN", [blob_in, *learned, *statistics], outputs, **arguments)
 
     @layer
     def instance_norm(self, blob_in: str, blob_out: str, dim_in: int, *, epsilon: float = 1e-5) -> str:
@@ -53,7 +53,7 @@ class NormalizationLayers(ModelBuilder):
 
     @layer
     def group_norm(self, blob_in: str, blob_out: str, dim_in: int, groups: int = 32, *, epsilon: float = 1e-5) -> str:
-        """Groups of neighbouring channels of each image: scale `<out>_s`, shift `<out>_b` (Wu and He 2018)."""
+        """Groups of neighboring channels of each image: scale `<out>_s`, shift `<out>_b` (Wu and He 2018)."""
         arguments: dict[str, ArgumentValue] = {"group": groups, "epsilon": epsilon, **self._order_argument()}
         return self._standardized("GroupNorm", blob_in, blob_out, [dim_in], arguments)
 
@@ -70,7 +70,7 @@ class NormalizationLayers(ModelBuilder):
     def lrn(
         self, blob_in: str, blob_out: str, *, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
     ) -> str:
-        """Local response normalisation across channels (Krizhevsky et al. 2012, with alpha divided by the size)."""
+        """Local response normalization across channels (Krizhevsky et al. 2012, with alpha divided by the size)."""
         return self.add_operator(
             "LRN", [blob_in], [blob_out], size=size, alpha=alpha, beta=beta, bias=bias, **self._order_argument()
         )

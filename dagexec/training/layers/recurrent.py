@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import SchemaError
+from dagexec.errors import SchemaError
 from dagexec.training.fillers import Filler, uniform
 from dagexec.training.model_builder import BIAS, WEIGHT, ModelBuilder
 from dagexec.training.scopes import layer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import SchemaError
+from dagexec.errors import SchemaError
 from dagexec.training.fillers import Filler
 from dagexec.training.model_builder import ModelBuilder
 from dagexec.training.scopes import layer

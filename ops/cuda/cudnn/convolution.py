@@ -12,16 +12,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dagexec.core.cuda.cudnn_graph import BIAS, FILTER, FORWARD, RESIDUAL, X, Y
-from dagexec.core.errors import UnsupportedFeatureError
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.schema import OperatorCall
+from dagexec.devices.cuda.cudnn_graph import BIAS, FILTER, FORWARD, RESIDUAL, X, Y
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
+from dagexec.ops.base.layout import image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, conv_window
 from dagexec.ops.conv.fused import first_operand, output_order
 from dagexec.ops.conv.problem import Array
-from dagexec.ops.cuda.constants import uploaded
-from dagexec.ops.cuda.conv_operators import (
+from dagexec.ops.cuda.activation.post_ops import epilogue
+from dagexec.ops.cuda.base.constants import uploaded
+from dagexec.ops.cuda.conv.operators import (
     CudaConv,
     CudaConvGradient,
     CudaConvOperator,
@@ -30,9 +33,6 @@ from dagexec.ops.cuda.conv_operators import (
     CudaFusedConv,
 )
 from dagexec.ops.cuda.cudnn.operator import CudnnConvOperator
-from dagexec.ops.cuda.post_ops import epilogue
-from dagexec.ops.layout import image_order
-from dagexec.ops.post_ops import SUM, PostOp, read_post_ops
 
 logger = logging.getLogger("dagexec")
 

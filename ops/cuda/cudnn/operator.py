@@ -7,32 +7,32 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dagexec.core.cuda.arrays import address
-from dagexec.core.cuda.context import cuda_runtime
-from dagexec.core.cuda.cudnn_graph import (
+from dagexec.core.exclusive import library_state
+from dagexec.core.operator import Step
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import operator_label
+from dagexec.devices.cuda.arrays import address
+from dagexec.devices.cuda.context import cuda_runtime
+from dagexec.devices.cuda.cudnn_graph import (
     DATA_GRADIENT,
     FILTER,
     FILTER_GRADIENT,
     FORWARD,
     ConvGraph,
+    ConvParameters,
     TensorLayout,
-    Windows,
     X,
     Y,
     aligned,
     element_type,
 )
-from dagexec.core.cuda.cudnn_handle import require_cudnn, thread_handles
-from dagexec.core.cuda.cudnn_plans import PlanOptions, plan_cache
-from dagexec.core.errors import UnsupportedFeatureError
-from dagexec.core.exclusive import library_state
-from dagexec.core.operator import Step
-from dagexec.core.proto import OperatorDef
-from dagexec.core.schema import operator_label
+from dagexec.devices.cuda.cudnn_handle import require_cudnn, thread_handles
+from dagexec.devices.cuda.cudnn_plans import PlanOptions, plan_cache
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Array, ConvProblem
-from dagexec.ops.cuda.conv_operators import CudaConvOperator
+from dagexec.ops.cuda.conv.operators import CudaConvOperator
 from dagexec.ops.cuda.cudnn.steps import WORKSPACE_ALIGNMENT, InlineStep, StateStep
-from dagexec.ops.geometry import Axis
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
@@ -143,7 +143,7 @@ def _say_once(reason: str) -> None:
     logger.warning("engine CUDNN is not used: %s", reason)
 
 
-def windows_of(axes: Sequence[Axis], label: str) -> Windows:
+def windows_of(axes: Sequence[Axis], label: str) -> ConvParameters:
     """The windows of a convolution as cuDNN describes them; one spatial axis becomes two.
 
     The padding behind is what leads to as many windows: as much as before if that does, which more engines take.
@@ -152,7 +152,7 @@ def windows_of(axes: Sequence[Axis], label: str) -> Windows:
     behind = [_behind(axis, label) for axis in axes]
     missing = max(0, _SPATIAL_AXES[0] - len(axes))
     zeros, ones = (0,) * missing, (1,) * missing
-    return Windows(
+    return ConvParameters(
         (*zeros, *(axis.head for axis in axes)),
         (*zeros, *behind),
         (*ones, *(axis.stride for axis in axes)),

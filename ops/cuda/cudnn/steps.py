@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
-from dagexec.core.cuda.arrays import address
-from dagexec.core.cuda.cudnn_handle import CudnnHandle, ThreadHandles
-from dagexec.core.cuda.cudnn_plans import Plan
-from dagexec.core.cuda.current import current
 from dagexec.core.exclusive import LibraryState
+from dagexec.devices.cuda.arrays import address
+from dagexec.devices.cuda.cudnn_handle import CudnnHandle, ThreadHandles
+from dagexec.devices.cuda.cudnn_plans import CudnnPlan
+from dagexec.devices.cuda.current import current
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +25,7 @@ class InlineStep:
     __slots__ = ("_addresses", "_handles", "_kept", "_workspace", "plan")
 
     def __init__(
-        self, plan: Plan, arrays: Mapping[int, Array], workspace: Array | None, handles: ThreadHandles
+        self, plan: CudnnPlan, arrays: Mapping[int, Array], workspace: Array | None, handles: ThreadHandles
     ) -> None:
         self.plan = plan
         self._addresses = {number: address(array) for number, array in arrays.items()}
@@ -50,7 +50,7 @@ class StateStep:
 
     __slots__ = ("_addresses", "_arrays", "_kept", "_state", "plan")
 
-    def __init__(self, plan: Plan, arrays: Mapping[int, Array], state: LibraryState) -> None:
+    def __init__(self, plan: CudnnPlan, arrays: Mapping[int, Array], state: LibraryState) -> None:
         self.plan = plan
         self._arrays = dict(arrays)
         self._addresses = {number: address(array) for number, array in arrays.items()}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.loss.labels import LABELS, LabelledOperator
-from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.cuda.loss.labels import LABELS, LabeledOperator
 from dagexec.ops.loss.accuracy import Accuracy, MultiClassAccuracy
 
 _NAN = "float_of(0x7fc00000u)"
 
 
 @on_cuda(Accuracy)
-class _CudaAccuracy(LabelledOperator):
+class _CudaAccuracy(LabeledOperator):
     """Top-k accuracy. A row whose label is out of range counts as wrong."""
 
     def prepare(self) -> Step:
@@ -52,7 +52,7 @@ class _CudaAccuracy(LabelledOperator):
 
 
 @on_cuda(MultiClassAccuracy)
-class _CudaMultiClassAccuracy(LabelledOperator):
+class _CudaMultiClassAccuracy(LabeledOperator):
     """Accuracy for each class. A label that is out of range belongs to none."""
 
     def prepare(self) -> Step:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.ops.cuda.expression import elementwise
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import CudaOperator
-from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.cuda.base.expression import elementwise
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import CudaOperator
+from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.loss.averaged import AveragedLoss, AveragedLossGradient
 
 

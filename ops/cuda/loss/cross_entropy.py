@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.ops.cuda.expression import elementwise
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.loss.labels import LABELS, LabelledOperator
-from dagexec.ops.cuda.operator import CudaOperator
-from dagexec.ops.cuda.row_reduction import Groups, by_groups
+from dagexec.ops.cuda.base.expression import elementwise
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import CudaOperator
+from dagexec.ops.cuda.base.row_reduction import Groups, by_groups
+from dagexec.ops.cuda.loss.labels import LABELS, LabeledOperator
 from dagexec.ops.loss.cross_entropy import (
     LabelCrossEntropy,
     LabelCrossEntropyGradient,
@@ -21,7 +21,7 @@ _NAN = "A(float_of(0x7fc00000u))"
 
 
 @on_cuda(LabelCrossEntropy)
-class _CudaLabelCrossEntropy(LabelledOperator):
+class _CudaLabelCrossEntropy(LabeledOperator):
     """Minus the logarithm of the probability of the label; NaN for a label that is out of range."""
 
     def prepare(self) -> Step:
@@ -30,7 +30,7 @@ class _CudaLabelCrossEntropy(LabelledOperator):
         rows = y.shape[0]
         x = self.x(0).reshape(rows, -1) if rows else self.x(0)
         classes = x.shape[1] if rows else 0
-        found = f"is_class(label, classes, fault_p) ? -log(larger(get(x_p, x_base + label), A(1e-20))) : {_NAN}"
+        found = f"is_class(label, classes, fault_p) ? -log(nan_max(get(x_p, x_base + label), A(1e-20))) : {_NAN}"
         return by_groups(
             self,
             "label_cross_entropy",
@@ -44,7 +44,7 @@ class _CudaLabelCrossEntropy(LabelledOperator):
 
 
 @on_cuda(LabelCrossEntropyGradient)
-class _CudaLabelCrossEntropyGradient(LabelledOperator):
+class _CudaLabelCrossEntropyGradient(LabeledOperator):
     """The gradient of LabelCrossEntropy; 0 for a label that is out of range."""
 
     def prepare(self) -> Step:
@@ -58,7 +58,7 @@ class _CudaLabelCrossEntropyGradient(LabelledOperator):
             (rows, classes),
             (1,),
             Groups(
-                each="dx = r == label ? -(dy / larger(get(x_p, x_at), A(1e-20))) : A(0);",
+                each="dx = r == label ? -(dy / nan_max(get(x_p, x_at), A(1e-20))) : A(0);",
                 last="is_class(label, classes, fault_p);",
                 helpers=LABELS,
             ),

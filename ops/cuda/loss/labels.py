@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from dagexec.core.errors import FeedError
-from dagexec.ops.cuda.faults import CheckedOperator
-from dagexec.ops.cuda.operator import Array
+from dagexec.errors import FeedError
+from dagexec.ops.cuda.base.faults import CheckedOperator
+from dagexec.ops.cuda.base.operator import Array
 from dagexec.ops.loss.labels import check_labels
 
 LABELS = r"""
@@ -19,7 +19,7 @@ template <class I> __device__ inline bool is_class(I label, i64 classes, int* fa
 """`is_class(label, classes, fault)`: a label is in range; otherwise the fault word is set."""
 
 
-class LabelledOperator(CheckedOperator):
+class LabeledOperator(CheckedOperator):
     """An operator that reads class labels on the device.
 
     A label out of range is neither read nor written at; the run ends with the host's error.

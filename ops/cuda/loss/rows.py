@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.ops.cuda.expression import computed_scalar, elementwise
-from dagexec.ops.cuda.kinds import on_cuda, registered_kinds
-from dagexec.ops.cuda.operator import Array, CudaOperator
-from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.cuda.base.expression import computed_scalar, elementwise
+from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
+from dagexec.ops.cuda.base.operator import Array, CudaOperator
+from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.loss import cross_entropy, distance, sigmoid
 from dagexec.ops.loss.rows import RowGradient, RowLoss, all_but_last, first_axis
 
@@ -21,7 +21,7 @@ template <class W> struct products {
     __device__ void begin() { both = W(0); x = W(0); y = W(0); }
     __device__ void add(W of_both, W of_x, W of_y) { both += of_both; x += of_x; y += of_y; }
     __device__ void join(const products& other) { add(other.both, other.x, other.y); }
-    __device__ static W length(W square) { return sqrt(larger(square, W(1e-12))); }
+    __device__ static W length(W square) { return sqrt(nan_max(square, W(1e-12))); }
 };
 """
 """`softplus_tail(x)` is ln(1 + exp(-|x|)); `products` are the sums that a cosine is made of."""
@@ -44,7 +44,7 @@ _LOSSES: dict[type[RowLoss], tuple[tuple[str, ...], Phase, str]] = {
     distance.CosineSimilarity: (("x", "y"), _PRODUCTS, "z = (A)total0.both / of_x / of_y;"),
     cross_entropy.CrossEntropy: (
         ("x", "label"),
-        Phase("sum_of<W>", "s.add((W)A(log(larger(x, A(1e-20))) * label));"),
+        Phase("sum_of<W>", "s.add((W)A(log(nan_max(x, A(1e-20))) * label));"),
         "z = -(A)total0.total;",
     ),
 }
@@ -61,7 +61,7 @@ _GRADIENTS: dict[type[RowGradient], tuple[tuple[str, ...], tuple[str, ...], str]
     cross_entropy.CrossEntropyGradient: (
         ("x", "label"),
         ("dx",),
-        "dx = -(A(label / larger(x, A(1e-20))) * dz);",
+        "dx = -(A(label / nan_max(x, A(1e-20))) * dz);",
     ),
 }
 _COSINE_GRADIENT = (
@@ -70,8 +70,8 @@ _COSINE_GRADIENT = (
 )
 _LIKELIHOOD = {
     "plain": "A(target - A(x > A(0))) * x - softplus_tail(x)",
-    "log_d": "A(smaller(x, A(0)) - softplus_tail(x)) * A(target * A(2) - A(1))",
-    "unjoined": "A(softplus_tail(x) + larger(x, A(0))) * A(target - A(1)) + target * x",
+    "log_d": "A(nan_min(x, A(0)) - softplus_tail(x)) * A(target * A(2) - A(1))",
+    "unjoined": "A(softplus_tail(x) + nan_max(x, A(0))) * A(target - A(1)) + target * x",
 }
 _DERIVATIVE = {
     "plain": "target - logistic(x)",

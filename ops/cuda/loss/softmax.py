@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from dagexec.core.errors import FeedError
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.loss.labels import LABELS, LabelledOperator
-from dagexec.ops.cuda.operator import Array
-from dagexec.ops.cuda.row_reduction import Groups, Phase, by_groups
-from dagexec.ops.cuda.softmax import EXPONENTIALS, GREATEST
+from dagexec.errors import FeedError
+from dagexec.ops.cuda.activation.softmax import EXPONENTIALS, GREATEST
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import Array
+from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.cuda.loss.labels import LABELS, LabeledOperator
 from dagexec.ops.loss.labels import IGNORED
 from dagexec.ops.loss.softmax import (
     LEAST_LOG,
@@ -35,19 +35,19 @@ template <class W> struct probabilities {
     __device__ void add(W term, W probability) {
         total += term;
         all += probability;
-        least = smaller(least, probability);
+        least = nan_min(least, probability);
     }
     __device__ void join(const probabilities& other) {
         total += other.total;
         all += other.all;
-        least = smaller(least, other.least);
+        least = nan_min(least, other.least);
     }
 };
 """
 """Of a row: the sum of the terms of the loss, that of the probabilities, and the least of these or 0."""
 
 
-class _CudaSoftmaxLoss(LabelledOperator):
+class _CudaSoftmaxLoss(LabeledOperator):
     """What the loss and its gradient share.
 
     Attributes:
@@ -97,7 +97,7 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
         if "target" in labels:
             before, name = "", "distribution"
             right = "total2.least >= W(0) && fabs((double)total2.all - 1.0) <= tolerance"
-            logarithm = "larger(A(A(x - top) - log(sum)), A(least_log))"
+            logarithm = "nan_max(A(A(x - top) - log(sum)), A(least_log))"
             phases.append(Phase("probabilities<W>", f"s.add((W)A({logarithm} * A(target)), (W)target);", size=24))
             loss = "-(double)(A)total2.total"
             scalars |= {"least_log": np.float64(LEAST_LOG), "tolerance": np.float64(self._tolerance())}

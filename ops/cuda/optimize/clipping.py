@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.broadcast_reduction import reduced
-from dagexec.ops.cuda.expression import elementwise
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import CudaOperator
+from dagexec.ops.cuda.base.broadcast_reduction import reduced
+from dagexec.ops.cuda.base.expression import elementwise
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import CudaOperator
 from dagexec.ops.optimize.clipping import ClipTensorByScaling, GlobalNorm, Lars
 
 MOST_SQUARES = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.expression import elementwise
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import Array
+from dagexec.ops.cuda.base.expression import elementwise
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import Array
 from dagexec.ops.cuda.optimize import rules
 from dagexec.ops.cuda.optimize.update import CudaUpdate
 from dagexec.ops.optimize.adam import Adam

@@ -101,7 +101,7 @@ def _ftrl_numbers(arguments: Arguments, dtype: np.dtype[np.generic]) -> Numbers:
 
 FTRL = CudaRule(
     "A before = sqrt(s0); s0 = s0 + g * g; A root = sqrt(s0); s1 = s1 + g - (root - before) / rate * param; "
-    "A divisor = larger((root + beta) / rate + lambda2, tiny);",
+    "A divisor = nan_max((root + beta) / rate + lambda2, tiny);",
     "param = (clipped(s1, -lambda1, lambda1) - s1) / divisor;",
     _ftrl_numbers,
     default_rate="alpha",

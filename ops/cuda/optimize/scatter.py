@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.faults import CheckedOperator
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import Array, c_type_of
-from dagexec.ops.cuda.sorted_indices import sorted_indices
-from dagexec.ops.cuda.strided_copy import item_type
+from dagexec.ops.cuda.base.faults import CheckedOperator
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import Array, c_type_of
+from dagexec.ops.cuda.base.strided_copy import item_type
+from dagexec.ops.cuda.index.sorted_indices import sorted_indices
 from dagexec.ops.optimize.scatter import ScatterAssign, ScatterWeightedSum
 
 _ADD = r"""

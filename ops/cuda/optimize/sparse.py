@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.expression import c_type_of_scalar
-from dagexec.ops.cuda.formulas import FORMULAS
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import Array, c_type_of
+from dagexec.ops.cuda.base.expression import c_type_of_scalar
+from dagexec.ops.cuda.base.formulas import FORMULAS
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import Array, c_type_of
+from dagexec.ops.cuda.index.sorted_indices import sorted_indices
 from dagexec.ops.cuda.optimize import rules
 from dagexec.ops.cuda.optimize.rules import CudaRule
 from dagexec.ops.cuda.optimize.update import CudaUpdate
-from dagexec.ops.cuda.sorted_indices import sorted_indices
 from dagexec.ops.optimize.row_wise import RowWiseSparseAdagrad, RowWiseSparseAdam
 from dagexec.ops.optimize.sparse import (
     SparseAdadelta,

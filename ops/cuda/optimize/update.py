@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.ops.cuda.constants import uploaded
-from dagexec.ops.cuda.expression import computed_scalar, elementwise
-from dagexec.ops.cuda.faults import CheckedOperator
-from dagexec.ops.cuda.operator import Array
+from dagexec.ops.cuda.base.constants import uploaded
+from dagexec.ops.cuda.base.expression import computed_scalar, elementwise
+from dagexec.ops.cuda.base.faults import CheckedOperator
+from dagexec.ops.cuda.base.operator import Array
 from dagexec.ops.cuda.optimize.rules import SETTINGS, CudaRule
 from dagexec.ops.optimize.scalars import read_iteration
 from dagexec.ops.optimize.update import Update

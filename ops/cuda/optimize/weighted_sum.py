@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.broadcast_reduction import reduced
-from dagexec.ops.cuda.expression import elementwise
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import Array, CudaOperator
+from dagexec.ops.cuda.base.broadcast_reduction import reduced
+from dagexec.ops.cuda.base.expression import elementwise
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.optimize.weighted_sum import WeightedSum, WeightedSumGradient
 
 MOST_TERMS = 8

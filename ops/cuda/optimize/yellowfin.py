@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.cuda.broadcast_reduction import reduced
-from dagexec.ops.cuda.copy import copy_step
-from dagexec.ops.cuda.expression import computed_scalar, elementwise
-from dagexec.ops.cuda.faults import CheckedOperator
-from dagexec.ops.cuda.kinds import on_cuda
-from dagexec.ops.cuda.operator import Array, c_type_of
+from dagexec.ops.cuda.base.broadcast_reduction import reduced
+from dagexec.ops.cuda.base.copy import copy_step
+from dagexec.ops.cuda.base.expression import computed_scalar, elementwise
+from dagexec.ops.cuda.base.faults import CheckedOperator
+from dagexec.ops.cuda.base.kinds import on_cuda
+from dagexec.ops.cuda.base.operator import Array, c_type_of
 from dagexec.ops.optimize.yellowfin import YellowFin, first_iteration
 
 _MOVE = r"""
@@ -51,8 +51,8 @@ extern "C" __global__ void tune(const i64* counter, const double* sums, T* windo
     window[((iteration - 1) % width + width) % width] = (T)log(squared);
     double smallest = (double)window[0], greatest = smallest;
     for (i64 k = 1; k < width && k < iteration; ++k) {
-        smallest = smaller(smallest, (double)window[k]);
-        greatest = larger(greatest, (double)window[k]);
+        smallest = nan_min(smallest, (double)window[k]);
+        greatest = nan_max(greatest, (double)window[k]);
     }
     const double square_mean = averaged(scalars, 1, squared, beta);
     const double norm_mean = averaged(scalars, 0, sqrt(squared), beta);

@@ -310,7 +310,7 @@ class CublasModule:
         if wanted not in (0, current):
             raise EmulationError(
                 f"CuPy's cuBLAS functions use CuPy's current stream ({current:#x}), not the handle's ({wanted:#x}): "
-                "call cuBLAS by dagexec.core.cuda.cublas_library"
+                "call cuBLAS by dagexec.devices.cuda.cublas_library"
             )
 
     def gemmEx(

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.cuda.binding import installed
+from dagexec.devices.cuda.binding import installed
 from tests.cuda.emulated.arrays import _over
 from tests.cuda.emulated.errors import EmulationError
 from tests.cuda.emulated.installation import emulated

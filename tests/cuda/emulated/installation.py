@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dagexec.core.cuda.binding import cupy, installed
-from dagexec.core.cuda.kernels import forget_functions
-from dagexec.core.cuda.runtime import CudaRuntime
 from dagexec.core.device import Device
 from dagexec.core.runtime import install_runtime, installed_runtime
+from dagexec.devices.cuda.binding import cupy, installed
+from dagexec.devices.cuda.kernels import forget_functions
+from dagexec.devices.cuda.runtime import CudaRuntime
 from tests.cuda.emulated.arrays import MemoryPointer, PinnedMemoryPointer, UnownedMemory, ndarray
 from tests.cuda.emulated.cublas import CublasLibrary, CublasModule
 from tests.cuda.emulated.driver import Driver, Function, Nvrtc, module_class

@@ -18,10 +18,10 @@ from typing import Any
 
 from dagexec.core.device import Device
 from dagexec.core.runtime import Kernel, Priority
-from dagexec.core.sim import SimRuntime, SimSettings, is_device_thread
-from dagexec.core.sim.clock import host_time, set_host_time
-from dagexec.core.sim.event import SimEvent
-from dagexec.core.sim.stream import SimStream
+from dagexec.devices.sim import SimRuntime, SimSettings, is_device_thread
+from dagexec.devices.sim.clock import host_time, set_host_time
+from dagexec.devices.sim.event import SimEvent
+from dagexec.devices.sim.stream import SimStream
 from tests.cuda.emulated.errors import CUDARuntimeError, EmulationError, OutOfMemoryError
 from tests.cuda.emulated.memory import Block, Memories
 from tests.cuda.emulated.races import Clock, Races, Touch, merge
@@ -192,7 +192,7 @@ class Machine:
         simulated = SimSettings(
             driver=self._driver,
             launch_seconds=wanted.launch_seconds,
-            kernel_seconds=0.0 if wanted.is_unmodelled else self._seconds_of,
+            kernel_seconds=0.0 if wanted.is_unmodeled else self._seconds_of,
             copy_seconds=wanted.copy_seconds,
             copy_seconds_per_byte=wanted.copy_seconds_per_byte,
         )
@@ -491,7 +491,7 @@ class Machine:
                 seconds.append(time.perf_counter())
                 return
             if not event.flags & 2:
-                sim, timed = stream.sim, not self.settings.is_unmodelled
+                sim, timed = stream.sim, not self.settings.is_unmodeled
                 stamp = lambda: seconds.append(sim.time if timed else time.perf_counter())  # noqa: E731
                 now = host_time()
                 stream.sim.launch(Kernel(stamp, _STAMP))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from dagexec.core.threads import threads
 from dagexec.ops.communication import CommonWorld, ThreadGroup
+from dagexec.platform.threads import threads
 
 Result = TypeVar("Result")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import DagexecError
+from dagexec.errors import DagexecError
 from tests.ops.running import operator_def, run_operator
 
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=4)

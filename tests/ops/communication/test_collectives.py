@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
-from dagexec.core.threads import threads
+from dagexec.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
 from dagexec.ops.communication import (
     CommonWorld,
     ThreadGroup,
@@ -23,6 +22,7 @@ from dagexec.ops.communication import (
     connect,
     reduce,
 )
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore, explore_seeds, systematic
 from tests.ops.communication.ranks import on_ranks, results_of
 
@@ -35,7 +35,7 @@ def values_of(rank: int, count: int, dtype: npt.DTypeLike = np.float32) -> Array
 
 
 def pairwise(parts: list[Array]) -> Array:
-    """The sum of neighbours, then of neighbouring sums, and so on."""
+    """The sum of neighbors, then of neighboring sums, and so on."""
     while len(parts) > 1:
         parts = [
             parts[index] + parts[index + 1] if index + 1 < len(parts) else parts[index]
@@ -46,7 +46,7 @@ def pairwise(parts: list[Array]) -> Array:
 
 @settings(max_examples=25, deadline=None)
 @given(size=st.integers(1, 9), count=st.integers(0, 40), dtype=st.sampled_from(["float32", "float64", "float16"]))
-def test_the_tree_sums_neighbours_first_and_gives_every_rank_those_bytes(size: int, count: int, dtype: str) -> None:
+def test_the_tree_sums_neighbors_first_and_gives_every_rank_those_bytes(size: int, count: int, dtype: str) -> None:
     def work(world: CommonWorld) -> Array:
         array = values_of(world.rank, count, dtype)
         all_reduce(world, array, algorithm="tree")

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import CommunicationError, DagexecError, OperatorError
 from dagexec.core.graph import build_graph
-from dagexec.core.threads import threads
+from dagexec.errors import CommunicationError, DagexecError, OperatorError
 from dagexec.ops.communication import CommonWorld, all_reduce
+from dagexec.platform.threads import threads
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]

@@ -1,1 +1,1 @@
-"""Tests of the operators that optimisers are made of."""
+"""Tests of the operators that optimizers are made of."""

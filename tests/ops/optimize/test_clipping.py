@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import ArgumentError, SchemaError, ShapeError
+from dagexec.errors import ArgumentError, SchemaError, ShapeError
 from tests.ops.optimize.updating import DEVICES, Array, run_steps, scalar
 from tests.ops.running import run_operator
 

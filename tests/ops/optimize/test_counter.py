@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.errors import BlobTypeError, DagexecError, SchemaError, ShapeError
 from dagexec.core.proto import OperatorDef
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import BlobTypeError, DagexecError, SchemaError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.optimize.updating import DEVICES, counter, run_steps
 from tests.ops.running import Array, operator_def
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.errors import ArgumentError, DagexecError, GradientError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.errors import ArgumentError, DagexecError, GradientError, SchemaError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.optimize import formulas
 from tests.ops.optimize.updating import DEVICES, Array, Formula, counter, each_element, run_steps, scalar
 from tests.ops.running import operator_def

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import Arguments, ArgumentValue
-from dagexec.core.errors import ArgumentError, SchemaError
+from dagexec.errors import ArgumentError, SchemaError
 from dagexec.ops.optimize.policies import (
     Alter,
     Composite,

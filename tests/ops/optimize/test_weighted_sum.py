@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.errors import DagexecError, GradientError, SchemaError, ShapeError
 from dagexec.core.gradient import gradient
+from dagexec.errors import DagexecError, GradientError, SchemaError, ShapeError
 from tests.ops.gradient_checks import check_gradient
 from tests.ops.optimize.updating import DEVICES, Array, run_steps, scalar
 from tests.ops.running import operator_def, run_operator

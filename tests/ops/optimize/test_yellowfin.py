@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dagexec.core.errors import ArgumentError, DagexecError, ShapeError
+from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from tests.ops.optimize.updating import DEVICES, Array, counter, run_steps
 
 NAMES = ["param", "moment", "lr", "mu", "window", "mean", "mean2", "scalars"]

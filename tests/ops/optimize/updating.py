@@ -12,7 +12,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.registry import registered_engines
-from dagexec.scheduler.simple import SimpleNet
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import assert_rounds_to, is_turn_of_cuda, operator_def
 

@@ -53,8 +53,8 @@ def lenet(helper: ModelHelper) -> list[str]:
     return [loss]
 
 
-def normalised(helper: ModelHelper) -> list[str]:
-    """Convolutions with batch normalisation and a shortcut."""
+def normalized(helper: ModelHelper) -> list[str]:
+    """Convolutions with batch normalization and a shortcut."""
     x = helper.conv("data", "conv1", 1, 4, kernel=3, pad=1, bias=False)
     x = helper.relu(helper.spatial_bn(x, "bn1", 4), "relu1")
     y = helper.spatial_bn(helper.conv(x, "conv2", 4, 4, kernel=3, pad=1, bias=False), "bn2", 4)

@@ -19,7 +19,7 @@ from tests.training.data_parallel.problems import (
     image_batch,
     largest_difference,
     lenet,
-    normalised,
+    normalized,
     number_batch,
     numbers,
     parallel_images,
@@ -92,27 +92,27 @@ def test_where_all_sums_are_exact_four_devices_give_the_bytes_of_one_on_the_whol
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("devices", FOUR_OF_A_KIND, ids=str)
-def test_batch_normalisation_over_all_devices_is_that_of_one(devices: list[str], reduction: str) -> None:
+def test_batch_normalization_over_all_devices_is_that_of_one(devices: list[str], reduction: str) -> None:
     for double, limit in ((False, 1e-5), (True, 1e-12)):
         data = batches(16, np.float64 if double else np.float32)
-        one_losses, one = trained(parallel_images(normalised, ["cpu"], double=double), data)
-        losses, found = trained(parallel_images(normalised, devices, double=double, reduction=reduction), data)
+        one_losses, one = trained(parallel_images(normalized, ["cpu"], double=double), data)
+        losses, found = trained(parallel_images(normalized, devices, double=double, reduction=reduction), data)
         np.testing.assert_allclose(losses, one_losses, rtol=limit)
         assert largest_difference(found, one) < 10 * limit
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_without_it_each_device_normalises_its_own_batch_and_the_first_ones_statistics_are_kept(reduction: str) -> None:
+def test_without_it_each_device_normalizes_its_own_batch_and_the_first_ones_statistics_are_kept(reduction: str) -> None:
     data = batches(16)
-    one_losses, one = trained(parallel_images(normalised, ["cpu"]), data)
-    model = parallel_images(normalised, ["cpu", "cpu"], sync_batch_norm=False, reduction=reduction)
+    one_losses, one = trained(parallel_images(normalized, ["cpu"]), data)
+    model = parallel_images(normalized, ["cpu", "cpu"], sync_batch_norm=False, reduction=reduction)
     losses, found = trained(model, data)
     assert abs(losses[0] - one_losses[0]) > 1e-4
     assert largest_difference(found, one) > 1e-3
 
 
 def test_without_it_all_devices_of_one_net_have_the_running_statistics_of_the_first() -> None:
-    with parallel_images(normalised, ["cpu", "sim:2"], sync_batch_norm=False) as model:
+    with parallel_images(normalized, ["cpu", "sim:2"], sync_batch_norm=False) as model:
         model.step(image_batch(8))
         for name in ("bn1_rm", "bn2_riv", "conv1_w"):
             first, second = model.fetch(name)

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from dagexec.core.blobs_queue import BlobsQueue
-from dagexec.core.errors import (
+from dagexec.core.operator import Operator
+from dagexec.core.workspace import Workspace
+from dagexec.devices.sim import Fault, simulated
+from dagexec.errors import (
     ArgumentError,
     ClosedError,
     CommunicationError,
@@ -21,10 +24,7 @@ from dagexec.core.errors import (
     RunTimeoutError,
     SchemaError,
 )
-from dagexec.core.operator import Operator
-from dagexec.core.sim import Fault, simulated
-from dagexec.core.threads import threads
-from dagexec.core.workspace import Workspace
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore
 from dagexec.training.data_parallel import ParallelModel, parallelize
 from dagexec.training.data_parallel.solver_thread import SolverThread
@@ -37,7 +37,7 @@ from tests.training.data_parallel.problems import (
     image_batch,
     images,
     lenet,
-    normalised,
+    normalized,
     number_batch,
     numbers,
     parallel_images,
@@ -57,7 +57,7 @@ def solver_threads() -> list[str]:
 def test_a_label_out_of_range_on_one_device_ends_all_with_the_operator_that_found_it(
     reduction: str, failing: int, request: pytest.FixtureRequest
 ) -> None:
-    model = parallel_images(normalised, ["cpu"] * 4, reduction=reduction)
+    model = parallel_images(normalized, ["cpu"] * 4, reduction=reduction)
     with model:
         model.step(image_batch(8))
         before = model.parameters()

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.errors import ArgumentError, DeviceError
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
+from dagexec.errors import ArgumentError, DeviceError
 from dagexec.training.data_parallel.bucketing import fill_buckets
 from dagexec.training.data_parallel.pairing import NO_PARENT, DevicePair, device_pairs, merges_of
-from dagexec.training.data_parallel.places import find_places
+from dagexec.training.data_parallel.replica_devices import find_replica_devices
 
 
 def test_places_have_scopes_by_device_and_hosts_are_counted() -> None:
-    assert [place.scope for place in find_places(["cpu", "sim:7", "cpu"])] == ["cpu_0", "sim_7", "cpu_1"]
+    assert [place.scope for place in find_replica_devices(["cpu", "sim:7", "cpu"])] == ["cpu_0", "sim_7", "cpu_1"]
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_places_have_scopes_by_device_and_hosts_are_counted() -> None:
 )
 def test_bad_lists_of_devices_are_refused_by_name(devices: list[str], problem: str) -> None:
     with pytest.raises(DeviceError, match=problem):
-        find_places(devices)
+        find_replica_devices(devices)
 
 
-def test_neighbours_are_paired_round_by_round() -> None:
+def test_neighbors_are_paired_round_by_round() -> None:
     def of(count: int) -> list[tuple[int, int]]:
         return [(pair.parent, pair.device) for pair in device_pairs(count)]
 

@@ -11,16 +11,16 @@ import pytest
 
 from dagexec.core.dtypes import FLOAT64, INT32
 from dagexec.core.runtime import Kernel, Stream
-from dagexec.core.sim import simulated
-from dagexec.scheduler.async_dag import AsyncDAGNet
+from dagexec.devices.sim import simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.hazards.check import check_net
 from dagexec.scheduler.hazards.detector import Detector
-from dagexec.scheduler.net import BaseNet
-from dagexec.scheduler.observers import Observer
-from dagexec.scheduler.preparation import dynamic_operators
-from dagexec.scheduler.trace import Trace
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.scheduler.plan.preparation import dynamic_operators
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.model_helper import ModelHelper
@@ -30,7 +30,7 @@ from dagexec.zoo.resnet_cifar import RESNET20
 from tests.training.data_parallel.problems import (
     DoubleHelper,
     image_batch,
-    normalised,
+    normalized,
     parallel_images,
     same_bytes,
     trained,
@@ -46,7 +46,7 @@ def test_all_accesses_are_ordered_and_all_shapes_known_before_a_run(
 ) -> None:
     kinds = {"net_type": "async_dag", "num_workers": 2}
     with parallel_images(
-        normalised, devices, reduction=reduction, iter_size=iter_size, bucket_bytes=300, **kinds
+        normalized, devices, reduction=reduction, iter_size=iter_size, bucket_bytes=300, **kinds
     ) as model:
         model.step(image_batch(12))
         nets = model.nets()
@@ -64,16 +64,16 @@ def test_all_accesses_are_ordered_and_all_shapes_known_before_a_run(
 def test_any_order_of_the_devices_work_gives_the_same_bytes(seed: int) -> None:
     data = [image_batch(12, seed=number) for number in range(2)]
     names = ["sim:0", "sim:1", "sim:2"]
-    _, expected = trained(parallel_images(normalised, ["cpu"] * 3), data)
+    _, expected = trained(parallel_images(normalized, ["cpu"] * 3), data)
     with simulated(names, seed=seed):
-        model = parallel_images(normalised, names, bucket_bytes=300, num_workers=2, streams_per_worker=2)
+        model = parallel_images(normalized, names, bucket_bytes=300, num_workers=2, streams_per_worker=2)
         _, found = trained(model, data)
     assert same_bytes(found, expected) == []
 
 
 def test_buckets_are_summed_while_the_backward_pass_goes_on() -> None:
     """The operators of the first bucket need nothing that the last layers' gradients do not."""
-    with parallel_images(normalised, ["sim:0", "sim:1"], bucket_bytes=1) as model:
+    with parallel_images(normalized, ["sim:0", "sim:1"], bucket_bytes=1) as model:
         assert isinstance(model, AllReduceModel)
         model.step(image_batch(8))
         graph = model.step_net.graph
@@ -132,14 +132,14 @@ def test_sums_over_devices_have_streams_of_their_own() -> None:
             assert kernel.operator is not None
             launched.setdefault(kernel.operator.definition.type, set()).add(stream.name)
 
-    with parallel_images(normalised, ["sim:0", "sim:1"], num_workers=1) as model:
+    with parallel_images(normalized, ["sim:0", "sim:1"], num_workers=1) as model:
         assert isinstance(model, AllReduceModel)
         model.step(image_batch(8), trace=Streams())
         net = model.step_net
         assert isinstance(net, AsyncDAGNet)
         assert net.streams_of_a_device() is None
         assert check_net(net).holds
-        assert net.synchronisation(net.plan).events > 0
+        assert net.synchronization(net.plan).events > 0
     assert launched["BucketSum"]
     assert not launched["BucketSum"] & launched["ConvGradient"]
 
@@ -166,7 +166,7 @@ def test_on_the_devices_clock_sums_run_while_earlier_layers_are_at_their_gradien
         options = {"sync_batch_norm": False, "bucket_bytes": 1, "num_workers": 4, "streams_per_worker": 2}
         with (
             simulated(names, driver=ControlledDriver(), **clock),
-            parallel_images(normalised, names, **options) as model,
+            parallel_images(normalized, names, **options) as model,
         ):
             assert isinstance(model, AllReduceModel)
             model.step(image_batch(8), trace=Times())
@@ -179,7 +179,7 @@ def test_on_the_devices_clock_sums_run_while_earlier_layers_are_at_their_gradien
 
 
 def test_micro_batches_need_no_more_nets_than_there_are_kept_sums() -> None:
-    with parallel_images(normalised, ["cpu"] * 2, iter_size=16, num_workers=1) as model:
+    with parallel_images(normalized, ["cpu"] * 2, iter_size=16, num_workers=1) as model:
         model.step(image_batch(32))
         assert len(model.nets()) == 2 + 4
 
@@ -194,7 +194,7 @@ def test_the_written_trace_shows_sums_beside_the_backward_pass(tmp_path: Path) -
         clock = {"launch_seconds": 1e-6, "kernel_seconds": 50e-6, "copy_seconds": 40e-6}
         with (
             simulated(names, driver=ControlledDriver(), **clock),
-            parallel_images(normalised, names, sync_batch_norm=False, bucket_bytes=1, num_workers=4) as model,
+            parallel_images(normalized, names, sync_batch_norm=False, bucket_bytes=1, num_workers=4) as model,
         ):
             assert isinstance(model, AllReduceModel)
             trace = Trace()
@@ -219,7 +219,7 @@ def test_the_written_trace_shows_sums_beside_the_backward_pass(tmp_path: Path) -
 
 @pytest.mark.parametrize("devices", [["cpu"] * 3, ["sim:0", "sim:1", "sim:2"]], ids=str)
 def test_the_detector_finds_no_race_in_a_step(devices: list[str]) -> None:
-    with parallel_images(normalised, devices, bucket_bytes=300, num_workers=3, streams_per_worker=2) as model:
+    with parallel_images(normalized, devices, bucket_bytes=300, num_workers=3, streams_per_worker=2) as model:
         assert isinstance(model, AllReduceModel)
         for seed in range(2):
             detector = Detector()

@@ -1,0 +1,298 @@
+"""Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
+
+Every runtime is measured beside what its graph allows. SimpleNet shows the operator times, alone and on all cores at
+once, and what a run costs beyond them; list scheduling of the chains then predicts the milliseconds of W workers
+(`dagexec.analysis.what_if`). From operator times alone it gives the speed-up that W workers can reach (`predicted`), and the
+critical path the one that no number of workers can beat (`bound`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, WhatIf, what_if
+from dagexec.binding.parameters import initialized
+from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.device import element_count
+from dagexec.core.dtypes import BOOL, FLOAT32, STRING
+from dagexec.core.model import Model
+from dagexec.core.operator_arguments import with_arguments
+from dagexec.errors import FeedError
+from dagexec.platform import processor
+from dagexec.platform.host_memory import check_fits
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.simulate import predict_makespan, retimed
+from dagexec.serving.executor import Executor, compile
+from dagexec.serving.model_source import ModelSource, load_model
+
+Array = npt.NDArray[Any]
+
+_LEAST_CALIBRATIONS = 5
+
+
+AS_GIVEN = "the net as it is given"
+
+_CHOICES = {
+    "measured": "measured now",
+    "known": "measured earlier",
+    "estimated": "by rules; `dagexec tune` or --tuning-seconds measures them",
+}
+
+
+@dataclass(frozen=True)
+class RuntimeResult:
+    """One runtime's row.
+
+    Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
+    SimpleNet's median. `predicted_ms` is what the cost_model predicts for this plan and these workers,
+    `predicted_ratio` that over the measured median. `largest_difference` is from
+    SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
+    """
+
+    net_type: str
+    workers: int
+    chains: int
+    median_ms: float
+    quartile_1_ms: float
+    quartile_3_ms: float
+    predicted_ms: float
+    predicted_ratio: float
+    speed_up: float
+    predicted: float
+    bound: float
+    largest_difference: float
+    same_bytes: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows for one model, what the predictions started from, and those for other machines that were asked for.
+
+    Attributes:
+        choices: where layout and kernels come from, in words.
+    """
+
+    model: str
+    operators: int
+    repeat: int
+    rows: tuple[RuntimeResult, ...]
+    cost_model: CostModel
+    what_if: tuple[WhatIf, ...] = ()
+    choices: str = AS_GIVEN
+
+    @property
+    def agrees(self) -> bool:
+        """True when every runtime gave SimpleNet's bytes."""
+        return all(row.same_bytes for row in self.rows)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, seed: int = 0) -> dict[str, Array]:
+    """An array for every input: standard normal floats, integers below 10. Axes of any size become 1.
+
+    `shapes` gives or overrides the shapes of inputs. Raises FeedError for an input whose shape nobody tells.
+    """
+    given = dict(shapes or {})
+    require_inputs(model, given)
+    random = np.random.default_rng(seed)
+    needed = model.needed_inputs()
+    feeds: dict[str, Array] = {}
+    for name, info in model.inputs.items():
+        if name in given:
+            shape = given[name]
+        elif info.shape is not None:
+            shape = tuple(1 if size is None else size for size in info.shape)
+        elif name not in needed:
+            continue
+        else:
+            raise FeedError(f"model {model.name!r}: the shape of input {name!r} is not in the model; give it")
+        meta = info.dtype or FLOAT32
+        drawn = 4 if meta.is_float else 8  # bytes of an element as it is drawn, before it has its type
+        check_fits(
+            element_count(shape) * (drawn + meta.itemsize), f"model {model.name!r}: input {name!r} of shape {shape}"
+        )
+        if meta.is_float:
+            feeds[name] = random.standard_normal(shape, np.float32).astype(meta.numpy)
+        elif meta is STRING:
+            feeds[name] = np.full(shape, b"text", np.object_)
+        else:
+            feeds[name] = random.integers(0, 2 if meta is BOOL else 10, shape).astype(meta.numpy)
+    return feeds
+
+
+def require_inputs(model: Model, names: Iterable[str]) -> None:
+    """Raises FeedError if shapes are given for `names` that are no inputs of `model`."""
+    unknown = sorted(set(names) - set(model.inputs))
+    if unknown:
+        raise FeedError(f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}")
+
+
+def compare(
+    source: ModelSource,
+    *,
+    net_types: Sequence[str] = ("dag", "async_dag"),
+    workers: Sequence[int] = (1, 2),
+    repeat: int = 15,
+    feeds: Mapping[str, Array] | None = None,
+    operator_arguments: Mapping[str, ArgumentValue] | None = None,
+    optimize: bool = True,
+    tuning_seconds: float | None = None,
+    what_if_workers: Sequence[int] = (),
+    what_if_streams: Sequence[int] = (),
+    launch_seconds: float = LAUNCH_SECONDS,
+    progress: Callable[[float], object] = lambda _done: None,
+    tell: Callable[[str], object] = lambda _stage: None,
+) -> Comparison:
+    """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
+
+    One thread an operator everywhere. `operator_arguments`, `optimize` and `tuning_seconds` are those of `compile`;
+    all run the same net, as it is rewritten for one thread. Predict the times of
+    `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an operator.
+    `progress` is called after every run with the share that is done, up to 1, and `tell` before with what is done
+    next. Raises what `compile` and `run` raise.
+    """
+    model = initialized(load_model(source))
+    if operator_arguments:
+        model = replace(model, net=with_arguments(model.net, operator_arguments))
+    origin = AS_GIVEN
+    if optimize:
+        options = CompileOptions(
+            net_type="simple", num_workers=1, intra_op_threads=1, tuning_seconds=tuning_seconds, progress=tell
+        )
+        compiled_model = compile_model(model, options)
+        model = compiled_model.model
+        if compiled_model.report is not None:
+            origin = _CHOICES[compiled_model.report.origin]
+    inputs = random_feeds(model) if feeds is None else feeds
+    executors: dict[tuple[str, int], Executor] = {}
+    cores = min(max([1, *workers]), processor.available_cores())
+
+    def compiled(net_type: str, count: int, replicas: int = 1) -> Executor:
+        return compile(
+            model,
+            optimize=False,
+            net_type=net_type,
+            num_workers=count,
+            intra_op_threads=1,
+            replicas=replicas,
+        )
+
+    with ExitStack() as stack:
+        executors["simple", 1] = stack.enter_context(compiled("simple", 1))
+        for net_type in net_types:
+            for count in (1,) if net_type == "simple" else workers:
+                key = (net_type, count)
+                if key not in executors:
+                    executors[key] = stack.enter_context(compiled(net_type, count))
+        crowd = stack.enter_context(compiled("simple", cores, cores)) if cores > 1 else None
+        tell("first runs")
+        outputs = {key: executor.run(inputs) for key, executor in executors.items()}
+        tell("runs in turns")
+        profiler = CostProfiler(executors["simple", 1], crowd, inputs)
+        seconds = measure(executors, profiler, inputs, repeat, progress)
+        plans = {key: executor.net().plan for key, executor in executors.items()}
+    base = statistics.median(seconds["simple", 1])
+    plan = plans[next((key for key in plans if key[0] != "simple"), ("simple", 1))]
+    cost_model = profiler.cost_model(plan)
+    rows = tuple(
+        _row(key, plans[key], seconds[key], base, cost_model, outputs["simple", 1], outputs[key]) for key in executors
+    )
+    predictions = what_if(plan, cost_model, what_if_workers, what_if_streams, launch_seconds)
+    return Comparison(model.name, len(plan.graph), repeat, rows, cost_model, predictions, origin)
+
+
+def measure(
+    executors: Mapping[tuple[str, int], Executor],
+    profiler: CostProfiler,
+    inputs: Mapping[str, Array],
+    repeat: int,
+    progress: Callable[[float], object],
+) -> dict[tuple[str, int], list[float]]:
+    """Seconds of each run, every executor once a round, so that a slow moment of the machine hits all alike.
+
+    A round of profiling goes with each of them; more of these follow when `repeat` is small. Each round begins with
+    another executor, as what ran just before leaves the caches and the cores in its own way.
+    """
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in executors}
+    rounds = max(repeat, _LEAST_CALIBRATIONS)
+    total = repeat * len(executors) + rounds
+    done = itertools.count(1)
+    keys = list(executors)
+    for number in range(rounds):
+        first = number % len(keys)
+        for key in (*keys[first:], *keys[:first]) if number < repeat else ():
+            start = time.perf_counter()
+            executors[key].run(inputs)
+            seconds[key].append(time.perf_counter() - start)
+            progress(next(done) / total)
+        profiler.run()
+        progress(next(done) / total)
+    return seconds
+
+
+def _row(
+    key: tuple[str, int],
+    plan: Plan,
+    seconds: Sequence[float],
+    base: float,
+    cost_model: CostModel,
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+) -> RuntimeResult:
+    net_type, workers = key
+    median = statistics.median(seconds)
+    quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
+    alone = net_type == "simple"
+    timed = retimed(plan, cost_model.operator_seconds)
+    makespan = timed.work + cost_model.run_seconds
+    predicted = makespan if alone else cost_model.predict(plan, cost_model.machine(workers))
+    return RuntimeResult(
+        net_type=net_type,
+        workers=workers,
+        chains=1 if alone else len(plan.chains),
+        median_ms=median * 1e3,
+        quartile_1_ms=quartiles[0] * 1e3,
+        quartile_3_ms=quartiles[2] * 1e3,
+        predicted_ms=predicted * 1e3,
+        predicted_ratio=predicted / median,
+        speed_up=base / median,
+        predicted=1.0 if alone else _ratio(timed.work, predict_makespan(timed, workers)),
+        bound=1.0 if alone else _ratio(timed.work, timed.critical_path),
+        largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
+        same_bytes=all(expected[name].tobytes() == found[name].tobytes() for name in expected),
+    )
+
+
+def _ratio(whole: float, part: float) -> float:
+    return whole / part if part else 1.0
+
+
+def _difference(expected: Array, found: Array) -> float:
+    """The largest absolute difference; infinite when shapes or types differ or only one side is a number."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return float("inf")
+    if expected.dtype == np.object_ or not expected.size:
+        return 0.0 if (expected == found).all() else float("inf")
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(expected.astype(np.float64) - found.astype(np.float64))
+    difference = np.where((expected == found) | (np.isnan(difference) & _both_nan(expected, found)), 0.0, difference)
+    largest = float(difference.max())
+    return float("inf") if np.isnan(largest) else largest
+
+
+def _both_nan(expected: Array, found: Array) -> Array:
+    both: Array = (expected != expected) & (found != found)
+    return both

@@ -1,0 +1,147 @@
+"""A model under controlled schedules: the scenario that `dagexec explore` runs, and a smaller net when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.device import Device, make_context
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.devices.sim import simulated
+from dagexec.errors import DagexecError, DeviceError, SchemaError
+from dagexec.platform.threads import threads
+from dagexec.scheduler.exploration import Schedule, explore
+from dagexec.scheduler.exploration.device import ControlledDriver
+from dagexec.scheduler.exploration.shrink import shrink
+from dagexec.scheduler.exploration.strategies import ReplayStrategy, Strategy
+from dagexec.serving.executor import Executor, compile
+
+Array = npt.NDArray[Any]
+Digest = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+class DifferentResultError(DagexecError):
+    """Under some schedule, a run does not return what SimpleNet does."""
+
+
+@dataclass(frozen=True)
+class ModelScenario:
+    """Makes an executor, has `callers` threads run it at the same time, and compares each result with SimpleNet's.
+
+    Attributes:
+        model: what is run; its parameters are arrays (`dagexec.serving.executor.initialized`).
+        feeds: an array for every input.
+        net_type, num_workers, replicas, device, operator_arguments, optimize: as `dagexec.compile` takes them.
+        callers: threads that each run the model once.
+    """
+
+    model: Model
+    feeds: Mapping[str, Array]
+    net_type: str = "dag"
+    num_workers: int = 2
+    replicas: int = 1
+    device: str = "cpu"
+    callers: int = 1
+    operator_arguments: Mapping[str, ArgumentValue] = field(default_factory=dict)
+    optimize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.net_type not in ("simple", "dag", "async_dag"):
+            raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of simple, dag, async_dag")
+        place = Device.parse(self.device)
+        if place.kind not in ("cpu", "sim"):
+            raise DeviceError(f"{place} cannot be explored: what it does is not under the schedule's control")
+        make_context(place)  # raises DeviceError for one that does not exist: no schedule is to blame for that
+
+    def reference(self) -> Digest:
+        """What SimpleNet returns on the host, by output name. Not to be called in a schedule."""
+        with self._compiled("simple", 1, 1, "cpu") as executor:
+            return _digest(executor.run(self.feeds))
+
+    def run(self, expected: Digest) -> None:
+        """The scenario. Raises DifferentResultError, or what a run raises. To be called in a controlled schedule."""
+        place = Device.parse(self.device)
+        with ExitStack() as stack:
+            if place.kind == "sim":
+                stack.enter_context(simulated(place, driver=ControlledDriver()))
+            executor = stack.enter_context(self._compiled(self.net_type, self.num_workers, self.replicas, self.device))
+            results: dict[int, Digest | BaseException] = {}
+            call = partial(_call, executor, self.feeds, results)
+            callers = [threads().start(partial(call, number), f"caller {number}") for number in range(self.callers)]
+            for caller in callers:
+                caller.join()
+        for number in range(self.callers):
+            _compare(self.model.name, number, results[number], expected)
+
+    def _compiled(self, net_type: str, num_workers: int, replicas: int, device: str) -> Executor:
+        return compile(
+            self.model,
+            optimize=self.optimize,
+            net_type=net_type,
+            num_workers=num_workers,
+            intra_op_threads=1,
+            replicas=replicas,
+            device=device,
+            operator_arguments=self.operator_arguments,
+        )
+
+
+def shrink_model(scenario: ModelScenario, failed: Schedule[None], seeds: Iterable[int], limit: int = 200) -> NetDef:
+    """A smaller net that, under some of `seeds` or the failing decisions, fails with the same kind of error.
+
+    At most `limit` nets are tried.
+    """
+    kind = type(failed.failure)
+    tried = tuple(seeds)
+
+    def fails(net: NetDef) -> bool:
+        written = {name for operator in net.op for name in operator.output}
+        outputs = tuple(name for name in scenario.model.outputs if name in written)
+        smaller = replace(scenario, model=replace(scenario.model, net=net, outputs=outputs or _ends(net)))
+        try:
+            expected = smaller.reference()
+        except DagexecError:
+            return False
+        again = ReplayStrategy(failed.decisions, timeouts=failed.timeouts)
+        strategies: tuple[Strategy | int, ...] = (again, *tried)
+        return any(type(explore(partial(smaller.run, expected), s).failure) is kind for s in strategies)
+
+    return shrink(scenario.model.net, fails, limit)
+
+
+def _call(executor: Executor, feeds: Mapping[str, Array], results: dict[int, Digest | BaseException], n: int) -> None:
+    try:
+        results[n] = _digest(executor.run(feeds))
+    except DagexecError as error:
+        results[n] = error
+
+
+def _digest(outputs: Mapping[str, Array]) -> Digest:
+    return {name: (str(array.dtype), array.shape, _bytes_of(array)) for name, array in outputs.items()}
+
+
+def _bytes_of(array: Array) -> bytes:
+    return repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+
+
+def _compare(model: str, caller: int, result: Digest | BaseException, expected: Digest) -> None:
+    if isinstance(result, BaseException):
+        raise result
+    different = sorted(name for name in expected if result.get(name) != expected[name])
+    if different:
+        raise DifferentResultError(
+            f"model {model!r}, caller {caller}: {', '.join(map(repr, different))} differ from what SimpleNet returns"
+        )
+
+
+def _ends(net: NetDef) -> tuple[str, ...]:
+    """Blobs that are written and not read."""
+    read = {name for operator in net.op for name in operator.input}
+    return tuple(dict.fromkeys(name for operator in net.op for name in operator.output if name not in read))

@@ -1,0 +1,345 @@
+"""IOBinding: how arrays get into and out of a replica whose net is prepared for their shapes.
+
+An array is copied to where the net reads it, and a result from where the net writes it. Where every operator that
+touches such a blob offers to work on another array (`Operator.input_rebinds` and `output_rebinds`), a large array is not
+copied: the steps are pointed at the caller's for the run, and back at the replica's own when it is over, so that
+nothing holds on to the caller's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.blob import Blob
+from dagexec.core.operator import Rebind, Step, nothing_to_do
+from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.errors import FeedError, ResourceError
+from dagexec.ops.onednn.native import join
+from dagexec.platform.host_memory import check_fits
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.preparation import Preparation
+
+Array = npt.NDArray[Any]
+Outputs = dict[str, Array]
+Signature = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+
+MIN_BYTES_BOUND = 1 << 15
+"""Below this a copy is faster than having the steps pointed elsewhere and back."""
+
+MIN_BYTES_CHECKED = 1 << 20
+"""Below this nobody asks whether memory suffices for a result."""
+
+MAX_JOINED_SECONDS = 1e-3
+"""Estimated seconds after which a run looks up whether it is to stop."""
+
+
+class BoundTensor:
+    """Where a blob's array is: the replica's own, or for a run one of the caller's.
+
+    Attributes:
+        name: the blob's.
+        array: the replica's own array.
+        moves: what points the steps that touch the blob at another array; empty when not all of them can be.
+        is_bound: they may be pointed at another one.
+    """
+
+    __slots__ = ("array", "is_bound", "moves", "name")
+
+    def __init__(self, name: str, array: Array, moves: tuple[Rebind, ...]) -> None:
+        self.name = name
+        self.array = array
+        self.moves = moves if array.nbytes >= MIN_BYTES_BOUND else ()
+        self.is_bound = False
+
+    def bind(self, array: Array) -> None:
+        """Have the steps work on `array`, of the same shape and dtype."""
+        self.is_bound = True  # first: an interrupt may come between two moves
+        for move in self.moves:
+            move(array)
+
+    def unbind(self) -> None:
+        """Have the steps work on the replica's own array."""
+        for move in self.moves:
+            move(self.array)
+        self.is_bound = False
+
+
+class IOBinding:
+    """Places of the inputs and outputs of one replica, for one preparation of its net. For one run at a time.
+
+    Attributes:
+        fed: names of the inputs.
+        copied: the results for which all that comes in or goes out is copied; None when something is moved for them.
+        signature: name, dtype and shape of each input; None when one of them is text.
+        steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
+            none after it, clears the list.
+        in_sequence: the plan has one chain, so that workers cannot share the work.
+    """
+
+    __slots__ = (
+        "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_names", "_net", "_outputs", "_preparation", "_targets",
+        "copied", "fed", "in_sequence", "signature", "steps",
+    )  # fmt: skip
+
+    def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
+        """To be made when `preparation` is the net's current one. `outputs` are those that runs mostly ask for."""
+        self._net = net
+        self._preparation = weakref.ref(preparation)
+        self._epoch = -1
+        self.fed = tuple(fed)
+        self._names = frozenset(fed)
+        self.steps = _steps(preparation)
+        self.in_sequence = len(preparation.plan.chains) <= 1
+        self._inputs = self._find_inputs(preparation, fed)
+        self._outputs: dict[str, BoundTensor | None] = {}
+        self._find_outputs(outputs)
+        self._bound_results: Outputs = {}
+        arrays = [place.array for place in self._inputs]
+        self.signature: Signature | None = None
+        if all(array.dtype != np.object_ for array in arrays):
+            self.signature = tuple((p.name, p.array.dtype, p.array.shape) for p in self._inputs)
+        self.copied: tuple[str, ...] | None = None
+        self._copies: list[tuple[str, Array]] = []
+        self._targets = arrays
+        places = [self._outputs[name] for name in outputs]
+        if not any(
+            place is None or place.moves or place.array.dtype == np.object_ for place in (*places, *self._inputs)
+        ):
+            self.copied = tuple(outputs)
+            self._copies = [(place.name, place.array) for place in places if place is not None]
+        self._large = sum(array.nbytes for _, array in self._copies) >= MIN_BYTES_CHECKED
+
+    def in_place(self) -> bool:
+        """True while the net is prepared, and its inputs are where they were, as when these were made."""
+        if self._epoch == binding_epoch():
+            return True
+        preparation = self._preparation()
+        if preparation is None or not preparation.in_place() or not all(map(self._holds, self._inputs)):
+            return False
+        self._epoch = binding_epoch()
+        return True
+
+    def fits(self, feeds: Mapping[str, Array]) -> bool:
+        """True when `feeds` have the names, dtypes and shapes that these are for."""
+        if self.signature is None or len(feeds) != len(self.signature):
+            return False
+        for name, dtype, shape in self.signature:
+            array = feeds.get(name)
+            if array is None or array.dtype != dtype or array.shape != shape:
+                return False
+        return True
+
+    def feed(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
+        """Put the inputs, in the order of the signature, where the net reads them; `names` will be fetched."""
+        for place, array in zip(self._inputs, arrays, strict=True):
+            if place.moves and _is_plain(array) and self._names.isdisjoint(names):
+                place.bind(array)
+            else:
+                if place.is_bound:
+                    place.unbind()
+                place.array[...] = array
+
+    def copy_in(self, arrays: Sequence[Array]) -> None:
+        """`feed` where `copied` says that there is nothing to move."""
+        for target, array in zip(self._targets, arrays):  # noqa: B905 - as many as the signature has
+            target[...] = array
+
+    def check(self, out: Mapping[str, Array]) -> None:
+        """Raise FeedError, where `copied` is set, when an array of `out` has not the dtype or shape of its result."""
+        for name, array in self._copies:
+            target = out.get(name)
+            if target is not None and (target.dtype is not array.dtype or target.shape != array.shape):
+                check_result(self._net.name, name, array, target)
+
+    def bind_results(self, names: Sequence[str], out: Mapping[str, Array] | None) -> None:
+        """Have large results written to where the caller gets them. To be called before a run.
+
+        Raises FeedError when an array of `out` has not the dtype or shape of its result.
+        """
+        if self.copied == names:
+            if out is not None:
+                self.check(out)
+            return
+        self._find_outputs(names)
+        for name in names:
+            place = self._outputs[name]
+            if place is None:
+                continue
+            target = None if out is None else out.get(name)
+            if target is not None:
+                check_result(self._net.name, name, place.array, target)
+            if place.moves:
+                if target is None:
+                    target = _new_result(self._net.name, name, place.array)
+                elif not _is_plain(target):
+                    continue
+                self._bound_results[name] = target
+                place.bind(target)
+
+    def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
+        """The results of a run, in arrays that are the caller's."""
+        results: Outputs = {}
+        if self.copied == names:
+            for name, array in self._copies:
+                target = None if out is None else out.get(name)
+                if target is None:
+                    results[name] = _copied(self._net.name, name, array, None) if self._large else array.copy()
+                else:
+                    target[...] = array
+                    results[name] = target
+            return results
+        self._find_outputs(names)
+        for name in names:
+            aimed = self._bound_results.get(name)
+            if aimed is not None:
+                results[name] = aimed
+                continue
+            place = self._outputs[name]
+            target = None if out is None else out.get(name)
+            results[name] = (
+                deliver(self._net, name, target)
+                if place is None
+                else _copied(self._net.name, name, place.array, target)
+            )
+        return results
+
+    def settle(self) -> None:
+        """Let go of all arrays that are not the replica's. To be called after a run, however it ended."""
+        for place in self._inputs:
+            if place.is_bound:
+                place.unbind()
+        if self._bound_results:
+            for result in self._outputs.values():
+                if result is not None and result.is_bound:
+                    result.unbind()
+            self._bound_results.clear()
+
+    def label(self, step: Step) -> str:
+        """How messages name the operator of `step`."""
+        preparation = self._preparation()
+        if preparation is None or step not in preparation.steps:
+            return f"an operator of net {self._net.name!r}"
+        return self._net.graph.label(preparation.steps.index(step))
+
+    def _holds(self, place: BoundTensor) -> bool:
+        """True while the blob of an input, which the net need not read, has the array that is fed."""
+        value = self._net.workspace.get_blob(place.name).value
+        return isinstance(value, Tensor) and value.current_array() is place.array
+
+    def _find_inputs(self, preparation: Preparation, names: Sequence[str]) -> list[BoundTensor]:
+        """The places of the inputs."""
+        blobs = [self._net.workspace.get_blob(name) for name in names]
+        uses = _uses(self._net, blobs)
+        found = []
+        for name, blob in zip(names, blobs, strict=True):
+            tensor = blob.get(Tensor)
+            moves = _moves(self._net, preparation, uses[id(blob)], written=False) if tensor.is_packed else ()
+            found.append(BoundTensor(name, tensor.array, moves))
+        return found
+
+    def _find_outputs(self, names: Sequence[str]) -> None:
+        """Look for the places of those blobs that none was looked for yet.
+
+        There is None where the array may be another after each run.
+        """
+        missing = [name for name in names if name not in self._outputs]
+        if not missing:
+            return
+        preparation = self._preparation()
+        blobs = [self._net.workspace.get_blob(name) for name in missing]
+        uses = _uses(self._net, blobs)
+        bound = set() if preparation is None else {id(binding.blob) for binding in preparation.outputs}
+        for name, blob in zip(missing, blobs, strict=True):
+            if preparation is None or id(blob) not in bound:
+                self._outputs[name] = None
+                continue
+            tensor = blob.get(Tensor)
+            own = tensor.is_packed and not tensor.is_view and name not in self._names
+            moves = _moves(self._net, preparation, uses[id(blob)], written=True) if own else ()
+            self._outputs[name] = BoundTensor(name, tensor.array, moves)
+
+
+def _steps(preparation: Preparation) -> list[Step]:
+    """The steps in list order, small native calls made one step."""
+    rows = [row for row in zip(preparation.steps, preparation.seconds, strict=True) if row[0] is not nothing_to_do]
+    return join([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS)
+
+
+def check_result(net: str, name: str, array: Array, target: Array) -> None:
+    """Raise FeedError unless `target`, which a caller gave for a result, has the dtype and shape of `array`."""
+    if target.dtype != array.dtype or target.shape != array.shape:
+        raise FeedError(
+            f"net {net!r}: out[{name!r}] must be {array.dtype} of shape {array.shape}, "
+            f"found {target.dtype} of shape {target.shape}"
+        )
+
+
+def deliver(net: BaseNet, name: str, target: Array | None) -> Array:
+    """What blob `name` holds, copied to `target` or to a new array. Raises FeedError when `target` does not fit."""
+    if target is None:
+        return net.workspace.fetch_blob(name)
+    tensor = net.workspace.get_blob(name).get(Tensor)
+    array = tensor.array if net.on_host else tensor.fetch()
+    check_result(net.name, name, array, target)
+    return _copied(net.name, name, array, target)
+
+
+def _copied(net: str, name: str, array: Array, target: Array | None) -> Array:
+    if target is None:
+        target = _new_result(net, name, array)
+    target[...] = array
+    return target
+
+
+def _new_result(net: str, name: str, like: Array) -> Array:
+    """An array for a result. Raises ResourceError when memory does not suffice."""
+    what = f"net {net!r}: result {name!r} of shape {like.shape}, for the caller"
+    if like.nbytes >= MIN_BYTES_CHECKED:
+        check_fits(like.nbytes, what)
+    try:
+        return np.empty(like.shape, like.dtype)
+    except MemoryError:
+        raise ResourceError(f"{what} needs {like.nbytes:,} bytes; the system refuses them") from None
+
+
+def _is_plain(array: Array) -> bool:
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
+
+
+_Use = tuple[int, int, bool]
+"""An operator that touches a blob, the index of it among its inputs or outputs, and whether it is an output."""
+
+
+def _uses(net: BaseNet, blobs: Sequence[Blob]) -> dict[int, list[_Use]]:
+    """By the id of each of `blobs`, who touches it, in list order."""
+    found: dict[int, list[_Use]] = {id(blob): [] for blob in blobs}
+    for index, operator in enumerate(net.operators):
+        for written, touched in ((False, operator.input_blobs), (True, operator.output_blobs)):
+            for place, blob in enumerate(touched):
+                row = found.get(id(blob))
+                if row is not None:
+                    row.append((index, place, written))
+    return found
+
+
+def _moves(net: BaseNet, preparation: Preparation, uses: Sequence[_Use], *, written: bool) -> tuple[Rebind, ...]:
+    """What moves every step that reads a blob of these uses, and the one that writes it if it is `written`.
+
+    Empty when one of them cannot be moved, works in place, or hands its memory on.
+    """
+    moves: list[Rebind] = []
+    writers = [index for index, _, writes in uses if writes]
+    if len(writers) != int(written) or any(index in writers for index, _, writes in uses if not writes):
+        return ()
+    for index, place, writes in uses:
+        move = preparation.moves[index][writes].get(place)
+        if move is None or index in net.graph.views:
+            return ()
+        moves.append(move)
+    return tuple(moves)

@@ -1,0 +1,57 @@
+"""The parameters of a model as a workspace: what it was given, and what its init net makes of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagexec.core.device import CPU
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.core.registry import check_known
+from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+
+
+def initialized(model: Model) -> Model:
+    """The model with its init net run: all parameters are arrays, which executors of the result share.
+
+    Without this, every executor runs the init net for itself.
+    """
+    check_operators(model)
+    workspace = parameter_workspace(model)
+    blobs = [workspace.get_blob(name) for name in workspace.blobs()]
+    parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
+    return replace(model, init_net=None, parameters=parameters)
+
+
+def check_operators(model: Model) -> None:
+    """Raise UnsupportedOperatorError, for all of them at once, when the nets have operators that dagexec lacks."""
+    nets = [net for net in (model.init_net, model.net) if net is not None]
+    check_known([(net.name, net.op) for net in nets], f"model {model.name!r}")
+
+
+def parameter_workspace(model: Model) -> Workspace:
+    """The parameters, and the results of the init net; with a shared buffer if that net uses one.
+
+    All of it is on the host, wherever the init net runs: the net says which device reads what.
+    """
+    workspace = Workspace(root_folder=model.folder, allow_io=model.allow_io)
+    for name, array in model.parameters.items():
+        workspace.adopt_blob(name, array)
+    if model.init_net is not None:
+        if uses_shared_buffer(model.init_net):
+            create_shared_buffer(workspace)
+        workspace.run_net_once(model.init_net)
+    for name in workspace.blobs():
+        value = workspace.get_blob(name).value
+        if isinstance(value, Tensor) and value.device != CPU and not value.is_empty:
+            workspace.feed_blob(name, value.fetch(), device=CPU)
+    return workspace
+
+
+def uses_shared_buffer(net: NetDef) -> bool:
+    """True when an operator of `net` works in the buffer that operators share, or all must."""
+    return shared_buffer_forced() or any(
+        argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
+    )

@@ -1,0 +1,240 @@
+"""Replicas: nets over shared parameters. Each has activations of its own, so each may be in the middle of a run.
+
+The parameters live in one workspace; a replica's workspace is its child, and holds what the net writes or is fed with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from dagexec.binding.io_binding import Array, IOBinding, Outputs, deliver
+from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
+from dagexec.core.device import CPU, Device
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.core.runtime import Priority
+from dagexec.core.shared_buffer import create_shared_buffer
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+from dagexec.errors import ResourceError
+from dagexec.platform.arithmetic import arithmetic_context
+from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.captured import CapturedNet
+from dagexec.scheduler.nets.dag import DAGNet
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.plan.copies import insert_copies
+from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.run.pool import WorkerPool
+
+
+@dataclass(frozen=True)
+class NetOptions:
+    """What kind of net each replica is.
+
+    Attributes:
+        net_type: `simple`, `dag` or `async_dag`.
+        device: where operators run that name no device.
+        intra_op_threads: BLAS threads inside one operator.
+        streams_per_worker: streams of each device that a worker uses for one replica.
+        stream_priority: what a device prefers among the streams of several executors.
+        keep: blobs of which the values are there when a run is over; None for all. The others may share memory.
+        capture: runs are captured once a shape, and replayed.
+    """
+
+    net_type: str = "dag"
+    device: Device = CPU
+    intra_op_threads: int = 1
+    streams_per_worker: int = 1
+    stream_priority: Priority = Priority.NORMAL
+    keep: frozenset[str] | None = None
+    capture: bool = False
+
+
+class Replica:
+    """One net in a workspace of its own.
+
+    Attributes:
+        number: counts the replicas of an executor from 0.
+        io_binding: how arrays get in and out for the shapes fed last; None before, and for a net on devices.
+        arithmetic: the context for runs in a caller's thread.
+    """
+
+    __slots__ = ("_known", "_outputs", "arithmetic", "io_binding", "net", "number", "workspace")
+
+    def __init__(self, number: int, workspace: Workspace, net: BaseNet, outputs: tuple[str, ...]) -> None:
+        """`outputs` are those that runs mostly ask for."""
+        self.number = number
+        self.workspace = workspace
+        self.net = net
+        self.arithmetic = arithmetic_context()
+        self.io_binding: IOBinding | None = None
+        self._known: WeakKeyDictionary[Preparation, IOBinding] = WeakKeyDictionary()
+        self._outputs = outputs
+
+    def feed(
+        self, feeds: Mapping[str, Array], names: Sequence[str] = (), out: Mapping[str, Array] | None = None
+    ) -> None:
+        """Put the inputs where the net reads them, for a run whose results `names` go to `out` or new arrays.
+
+        Raises what the net raises when it is prepared for other shapes, and FeedError when `out` does not fit.
+        """
+        io_binding = self.io_binding
+        if io_binding is not None and io_binding.fits(feeds) and io_binding.in_place():
+            io_binding.feed([feeds[name] for name in io_binding.fed], names)
+        else:
+            if io_binding is not None:
+                io_binding.settle()
+            io_binding = self.io_binding = None  # its memory may be needed
+            for name, array in feeds.items():
+                try:
+                    self.workspace.feed_blob(name, array)
+                except ResourceError as error:
+                    raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
+            if self.net.on_host:
+                io_binding = self.io_binding = self._found(feeds)
+        if io_binding is not None:
+            io_binding.bind_results(names, out)
+
+    def _found(self, feeds: Mapping[str, Array]) -> IOBinding:
+        """The transfers for what the net is prepared for now."""
+        preparation = self.net.prepared()
+        io_binding = self._known.get(preparation)
+        if io_binding is None or io_binding.fed != tuple(feeds) or not io_binding.in_place():
+            io_binding = self._known[preparation] = IOBinding(self.net, preparation, tuple(feeds), self._outputs)
+        return io_binding
+
+    def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
+        """The blobs called `names`, in arrays of `out` where it has them, else in new ones that the caller may keep."""
+        if self.io_binding is not None:
+            return self.io_binding.fetch(names, out)
+        return {name: deliver(self.net, name, None if out is None else out.get(name)) for name in names}
+
+    def settle(self) -> None:
+        """Let go of the caller's arrays. To be called after each run, however it ended."""
+        if self.io_binding is not None:
+            self.io_binding.settle()
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """All replicas of a model, the workspace of their parameters, and the graph they share.
+
+    `updates_parameters` tells that the net writes blobs it starts from, so that one run changes the next.
+    """
+
+    parameters: Workspace
+    graph: Graph
+    members: tuple[Replica, ...]
+    updates_parameters: bool
+
+    def close(self) -> None:
+        """Close every net. Idempotent."""
+        for replica in self.members:
+            replica.net.close()
+
+
+def build_replicas(
+    model: Model, options: NetOptions, count: int, pool: WorkerPool, parameters: Workspace | None = None
+) -> Replicas:
+    """`count` nets for `model`, whose runs `pool` executes.
+
+    `parameters` is a workspace with the model's parameters, and what was derived from them, of other replicas of the
+    same parameters. Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open
+    then.
+    """
+    if parameters is None:
+        parameters = parameter_workspace(model)
+    net_def = _placed_net(model, options.device, parameters)
+    known = set(parameters.blobs()) | set(model.inputs)
+    graph = build_graph(net_def, known.__contains__)
+    written = {name for definition in graph.operators for name in definition.output}
+    constants = frozenset(parameters.blobs()) - written - set(model.inputs)
+    if uses_shared_buffer(net_def):
+        for place in {graph.device(index) for index in range(len(graph))}:
+            create_shared_buffer(parameters, place)
+    for name in constants:
+        blob = parameters.get_blob(name)
+        if isinstance(blob.value, Tensor) and not blob.value.is_view:
+            blob.value.freeze()
+    members: list[Replica] = []
+    try:
+        for number in range(count):
+            workspace = _child(parameters, model.inputs, written)
+            net = _make_net(options, net_def, workspace, pool, graph, constants)
+            members.append(Replica(number, workspace, net, model.outputs))
+    except BaseException:
+        for replica in members:
+            replica.net.close()
+        raise
+    return Replicas(parameters, graph, tuple(members), not written.isdisjoint(parameters.blobs()))
+
+
+def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
+    """The net with copies where blobs cross devices; operators that name no device run on `device`.
+
+    Inputs are fed on the host. Parameters that the net never writes are copied to the devices that read them, here and
+    once.
+    """
+    net = NetDef()
+    net.CopyFrom(model.net)
+    if device != CPU:
+        net.device_option.CopyFrom(device.to_option())
+    written = {name for definition in net.op for name in definition.output}
+    on_host = set(parameters.blobs()) | set(model.inputs)
+    constants = frozenset(parameters.blobs()) - written - set(model.inputs)
+    placed = insert_copies(net, lambda name: CPU if name in on_host else None, constants)
+    parameters.run_net_once(placed.constants)
+    return placed.net
+
+
+def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str]) -> Workspace:
+    """A replica's workspace: parameters read through, but what the net writes or is fed with is its own.
+
+    A parameter that the net itself updates starts in every replica with the value it has in `parameters`.
+    """
+    workspace = Workspace(parent=parameters)
+    for name in itertools.chain(inputs, written):
+        initial = parameters.get_blob_or_none(name)
+        blob = workspace.create_local_blob(name)
+        if initial is not None and isinstance(initial.value, Tensor) and not initial.value.is_empty:
+            blob.tensor().feed(initial.value.array)
+        elif name in inputs:
+            blob.tensor()
+    return workspace
+
+
+def _make_net(
+    options: NetOptions,
+    definition: NetDef,
+    workspace: Workspace,
+    pool: WorkerPool,
+    graph: Graph,
+    constants: frozenset[str],
+) -> BaseNet:
+    if options.net_type == "simple":
+        return SimpleNet(
+            definition,
+            workspace,
+            graph=graph,
+            constants=constants,
+            keep=options.keep,
+            intra_op_threads=options.intra_op_threads,
+            stream_priority=options.stream_priority,
+        )
+    net_class = DAGNet if options.net_type == "dag" else CapturedNet if options.capture else AsyncDAGNet
+    return net_class(
+        definition,
+        workspace,
+        pool=pool,
+        graph=graph,
+        constants=constants,
+        keep=options.keep,
+        intra_op_threads=options.intra_op_threads,
+        streams_per_worker=options.streams_per_worker,
+        stream_priority=options.stream_priority,
+    )

@@ -1,0 +1,1 @@
+"""Compiling a model: passes that rewrite it, and choices of layouts, kernels and schedules."""

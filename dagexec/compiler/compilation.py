@@ -1,0 +1,435 @@
+"""Compilation: from a model as it is given to the net that runs - passes, layout, threads and workers.
+
+`compile_model` runs the init net, so that parameters are arrays, then the passes; it compares layouts of images and
+schedules of the whole net by measurement (`dagexec.compiler.tuning`) and remembers what won (`core.choices`). What it returns is
+an ordinary model, and a report of what was done to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+from dagexec.binding.parameters import initialized
+from dagexec.compiler.passes.any_nan import ANY_NAN
+from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
+from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
+from dagexec.compiler.passes.engine import ENGINE
+from dagexec.compiler.passes.layout import LAYOUT, LAYOUTS, layout_pass, layouts
+from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_precision
+from dagexec.compiler.passes.purity import is_known
+from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
+from dagexec.compiler.tuning.bench import Bench, random_inputs, stand_ins
+from dagexec.compiler.tuning.choosing import (
+    Choice,
+    ScheduleConstraints,
+    choose_schedule,
+    from_text,
+    to_text,
+    with_threads,
+)
+from dagexec.compiler.tuning.layouts import estimated_layout, fastest_layout, fingerprint
+from dagexec.compiler.tuning.runner import Trial
+from dagexec.core.choices import choices
+from dagexec.core.device import CPU, Device
+from dagexec.core.feeds import Feeds
+from dagexec.core.model import Model
+from dagexec.core.workspace import Workspace
+from dagexec.errors import DeadlineExceededError, DeviceError, ResourceError, SchemaError, SettingError
+from dagexec.ops.base.layout import NCHW, NHWC
+from dagexec.ops.onednn.binding import library
+from dagexec.platform import processor, teams
+from dagexec.platform.deadline import Deadline
+from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.scheduler.run.pool import MOST_WORKERS
+
+logger = logging.getLogger("dagexec")
+
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
+Nan = Literal["kept", "any"]
+
+NET_TYPES = ("simple", "dag", "async_dag")
+
+PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
+"""All passes, in order."""
+
+_SMALL = 16  # operators
+
+_LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds for tuning
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a model is to be compiled; `dagexec.compile` says what each option does. None: to be chosen.
+
+    Attributes:
+        replicas: how many runs may be in flight at once.
+        keep: blobs that can be asked for beside the model's outputs.
+        calibration: inputs, each for one run, that ranges for int8 are taken from.
+        capture: runs on the device are captured and replayed.
+        library_states: operators of cuDNN take turns at the device's library states.
+        layout: of images, one of `passes.layout.LAYOUTS`; on a device NCHW where it is left open.
+        nan: "any" where operators may give a number for NaN.
+        progress: called with a few words on what comes next.
+    """
+
+    optimize: bool = True
+    net_type: str | None = None
+    num_workers: int | None = None
+    intra_op_threads: int | None = None
+    replicas: int = 1
+    device: Device = CPU
+    without_passes: frozenset[str] = frozenset()
+    keep: frozenset[str] = frozenset()
+    shapes: Mapping[str, Sequence[int]] | None = None
+    tuning_seconds: float | None = None
+    dtype: Precision = "float32"
+    calibration: tuple[Feeds, ...] = ()
+    capture: bool = False
+    layout: str | None = None
+    library_states: bool = False
+    nan: Nan = "kept"
+    progress: Callable[[str], object] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing.
+
+        SettingError is for anything else that is out of range.
+        """
+        if self.net_type is not None and self.net_type not in NET_TYPES:
+            raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
+        counts = (("replica", self.replicas), ("intra-op thread", self.intra_op_threads), ("worker", self.num_workers))
+        for what, count in counts:
+            if count is not None and (not isinstance(count, Integral) or count < 1):
+                raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
+            if count is not None and count > MOST_WORKERS:
+                raise SettingError(f"at most {MOST_WORKERS} {what}s are made, not {count}")
+        if self.dtype not in get_args(Precision):
+            raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
+        if self.nan not in get_args(Nan):
+            raise SettingError(f"nan is one of {', '.join(get_args(Nan))}, not {self.nan!r}")
+        if self.dtype == "float16" and self.device == CPU:
+            raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
+        if self.layout is not None and self.layout not in (LAYOUTS if self.device == CPU else (NHWC, NCHW)):
+            known = LAYOUTS if self.device == CPU else (NHWC, NCHW)
+            raise SettingError(f"layout is one of {', '.join(known)} on {self.device}, not {self.layout!r}")
+        if self.capture and self.device == CPU:
+            raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
+        if self.capture and self.net_type not in (None, "async_dag"):
+            raise SettingError(f"capture is for net type 'async_dag', not {self.net_type!r}")
+        seconds = self.tuning_seconds
+        if seconds is not None and (not isinstance(seconds, Real) or not seconds >= 0):
+            raise SettingError(f"tuning_seconds must be 0 or more, not {seconds!r:.80}")
+
+    def tell(self, stage: str) -> None:
+        """Say what comes next: to the log, and to `progress`."""
+        logger.debug("compilation: %s", stage)
+        if self.progress is not None:
+            self.progress(stage)
+
+
+@dataclass(frozen=True)
+class CompilationReport:
+    """What was done to a model.
+
+    Attributes:
+        passes: what each pass changed, in order.
+        layout: of images, one of `passes.layout.LAYOUTS`.
+        schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
+        origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated" by rules.
+        seconds: what each stage of compilation took.
+    """
+
+    passes: tuple[PassOutcome, ...]
+    layout: str
+    schedule: Choice | None
+    origin: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The report in words."""
+        found = [f"{outcome.name}: {change}" for outcome in self.passes for change in outcome.changes]
+        if self.schedule is None:
+            return found
+        chosen = self.schedule.schedule
+        wide = sum(threads > 1 for threads in chosen.threads)
+        found.append(f"layout: {self.layout} ({self.origin})")
+        ran = any(row.measured is not None for row in self.schedule.considered)
+        origin = "predicted" if self.origin == "measured" and not ran else self.origin
+        found.append(
+            f"schedule: {chosen.kind} ({origin}), net type {chosen.net_type}, {chosen.workers} worker(s), "
+            f"{wide} of {len(chosen.threads)} operators on several threads"
+        )
+        for row in self.schedule.considered:
+            measured = "" if row.measured is None else f", measured {row.measured * 1e3:.3f} ms"
+            found.append(f"  {row.schedule.kind}: predicted {row.predicted * 1e3:.3f} ms{measured}")
+        found.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds.items()))
+        return found
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model as it is going to run, and with what.
+
+    Attributes:
+        report: what was done to the model; None when nothing was.
+        parameters: a workspace with the model's parameters and what measuring derived from them; None: there is none.
+    """
+
+    model: Model
+    net_type: str
+    num_workers: int
+    intra_op_threads: int
+    report: CompilationReport | None = None
+    parameters: Workspace | None = None
+
+
+def compile_model(model: Model, options: CompileOptions) -> Compiled:
+    """Rewrite `model`, and choose for it what `options` leave open.
+
+    Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
+    """
+    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, *PRECISION_PASSES))
+    if not options.optimize:
+        return _as_given(model, options)
+    if options.device != CPU:
+        return _for_device(model, options)
+    try:
+        compilation = _Compilation(model, options)
+        if options.calibration or _tuning_seconds(options):  # nets are run, and let go of
+            return compilation.result()
+        with garbage_collection_paused():
+            return compilation.result()
+    except MemoryError as error:
+        raise ResourceError(f"net {model.name!r}: compilation: the system refuses memory: {error}") from error
+    finally:
+        teams.leave()
+
+
+def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
+    net_type = options.net_type or ("async_dag" if options.capture else "dag")
+    threads = options.intra_op_threads or 1
+    workers = options.num_workers or max(1, processor.available_cores() // threads)
+    if options.num_workers is None and net_type == "simple":
+        workers = min(workers, options.replicas)
+    return Compiled(model, net_type, workers, threads, report)
+
+
+def _for_device(model: Model, options: CompileOptions) -> Compiled:
+    """On a device, the passes that are not for oneDNN; on CUDA those for cuDNN instead."""
+    start = time.perf_counter()
+    layout = options.layout or NCHW
+    states = (CUDNN_STATES,) if options.library_states else ()
+    any_nan = (ANY_NAN,) if options.nan == "any" else ()
+    of_device = (CUDNN_ENGINE, *states, *any_nan, layout_pass(layout)) if options.device.kind == "cuda" else ()
+    passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration)
+    passed = _run(_with_kept(initialized(model), options), passes, options)
+    seconds = {"passes": time.perf_counter() - start}
+    report = CompilationReport(passed.outcomes, layout, None, "estimated", seconds)
+    return _as_given(replace(passed.model, outputs=model.outputs), options, report)
+
+
+def _with_kept(model: Model, options: CompileOptions) -> Model:
+    """The model with all blobs as outputs that may be asked for: passes leave those alone."""
+    return replace(model, outputs=(*model.outputs, *sorted(options.keep - set(model.outputs))))
+
+
+def _run(model: Model, passes: Sequence[Pass], options: CompileOptions) -> PassReport:
+    known = {one.name for one in passes}
+    return run_passes(model, passes, options.without_passes & known)
+
+
+class _Compilation:
+    """A model on its way: every stage is timed, and measures only what is not known already."""
+
+    def __init__(self, model: Model, options: CompileOptions) -> None:
+        self._outputs = model.outputs
+        self._options = options
+        self._seconds: dict[str, float] = {}
+        with self._stage("init net"):
+            self._model = _with_kept(initialized(model), options)
+        self._tuning = _tuning_seconds(options)
+        self._deadline = Deadline(self._tuning)
+        self._inputs = stand_ins(self._model, options.shapes or {})
+        self._bench: Bench | None = None
+        self._laid_out: dict[str, PassReport] = {}
+        self._origin = "known"
+
+    def result(self) -> Compiled:
+        """The compiled model."""
+        passes = with_precision(PASSES, self._options.dtype, self._options.calibration)
+        place = passes.index(LAYOUT)
+        before, after = passes[:place], passes[place + 1 :]
+        if self._options.nan == "any":
+            before = (*before, ANY_NAN)
+        with self._stage("passes"):
+            early = _run(self._model, before, self._options)
+        with self._stage("layout"):
+            layout = self._layout(early.model, after)
+            late = self._late(early.model, after, layout)
+        with self._stage("schedule"):
+            choice = self._schedule(late.model)
+        schedule = choice.schedule
+        outcomes = (*early.outcomes, *late.outcomes)
+        report = CompilationReport(outcomes, layout, choice, self._origin, self._seconds)
+        for line in report.lines():
+            logger.debug("net %r: %s", self._model.name, line)
+        return Compiled(
+            replace(schedule.applied(late.model), outputs=self._outputs),
+            schedule.net_type,
+            schedule.workers,
+            self._options.intra_op_threads or 1,
+            report,
+            None if self._bench is None else self._bench.parameters(late.model),
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        self._options.tell(name)
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - start
+
+    def _late(self, model: Model, after: Sequence[Pass], layout: str) -> PassReport:
+        """The passes from `layout` on, for one of the layouts; run once for each."""
+        if layout not in self._laid_out:
+            self._laid_out[layout] = _run(model, [layout_pass(layout), *after], self._options)
+        return self._laid_out[layout]
+
+    def _layout(self, model: Model, after: Sequence[Pass]) -> str:
+        """The layout: by rule where nothing may be measured, NCHW where nothing is there to choose."""
+        if "layout" in self._options.without_passes:
+            return NCHW
+        if self._options.layout is not None:
+            return self._options.layout
+        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else processor.available_cores())
+        key = self._key("layout", model, threads)
+        known = choices.find(key)
+        if known in LAYOUTS:
+            return known
+        bench = self._measures()
+        first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
+        if not any(one.changes for one in self._late(model, after, first).outcomes if one.name == LAYOUT.name):
+            return NCHW
+        if bench is None:
+            return first
+        self._origin = "measured"
+        plain = len(model.net.op) <= _SMALL  # in larger nets NCHW is out of the question, and slow to find that of
+        names = [name for name in layouts() if plain or name != NCHW]
+        seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
+
+        def fastest(threads: int) -> str | None:
+            return fastest_layout(
+                names,
+                lambda name: self._late(model, after, name).model,
+                bench,
+                seconds,
+                self._deadline,
+                lambda candidate: Trial(with_threads(candidate, threads)),
+            )
+
+        found = fastest(threads) if bench.quiet() else None
+        undecided = found is None or not bench.quiet()
+        if undecided and not self._deadline.is_over:
+            found = fastest(1)  # on one thread its processor time counts, whoever uses the machine
+        layout = self._layout_by_rule(model) if found is None else found
+        if found is not None and not self._deadline.is_over:  # else some may not have been tried
+            layout = choices.keep(key, found)
+        bench.keep_only(self._late(model, after, layout).model)
+        return layout
+
+    def _layout_by_rule(self, model: Model) -> str:
+        return estimated_layout(model, self._inputs) if self._options.dtype == "float32" else LAYOUTS[0]
+
+    def _schedule(self, model: Model) -> Choice:
+        options = self._options
+        cores = processor.available_cores()
+        constraints = ScheduleConstraints(
+            cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads
+        )
+        key = self._key("schedule", model, constraints)
+        known = choices.find(key) if options.replicas == 1 else None
+        schedule = None if known is None else from_text(known, model.net)
+        if schedule is not None:
+            return Choice(schedule)
+        bench = self._measures()
+        if bench is not None:
+            try:
+                seconds = min(self._tuning * _SCHEDULE_SHARE, self._left())
+                choice = choose_schedule(model, constraints, bench, seconds, self._inputs)
+                self._origin = "measured"
+            except DeadlineExceededError as error:
+                logger.info("net %r: scheduled by estimates: %s", model.name, error)
+                bench = None
+            except Exception as error:  # whatever an operator raises for inputs that are made up
+                logger.warning(
+                    "net %r: not measured, give compile() the shapes to tune for: %s: %s",
+                    model.name, type(error).__name__, error,
+                )  # fmt: skip
+                bench = None
+            else:
+                if options.replicas == 1:
+                    choices.keep(key, to_text(choice.schedule))
+                    choices.flush()
+        if bench is None:
+            choice = choose_schedule(model, constraints, None, 0.0, self._inputs)
+            self._origin = "estimated"
+        return choice
+
+    def _measures(self) -> Bench | None:
+        """What measures; None where there is no time for it, or no inputs are known to do it with.
+
+        An application's own operators are not run to be measured: they may do more than compute.
+        """
+        if self._deadline.is_over or self._inputs is None or not all(map(is_known, self._model.net.op)):
+            return None
+        if self._bench is None:
+            try:
+                inputs = random_inputs(self._model, self._options.shapes or {})
+            except ResourceError as error:
+                logger.warning("%s; not measured", error)
+                return None
+            assert inputs is not None
+            self._bench = Bench(inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._tell_tuning)
+        return self._bench
+
+    def _tell_tuning(self, stage: str) -> None:
+        self._options.tell(f"{stage} ({self._left():.1f} of {self._tuning:g} s left)")
+
+    def _left(self) -> float:
+        """What is left of the seconds for tuning."""
+        return max(0.0, self._deadline.left())
+
+    def _key(self, what: str, model: Model, asked: object) -> str:
+        """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""
+        found = library()
+        shapes = sorted((name, array.shape, str(array.dtype)) for name, array in model.parameters.items())
+        sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
+        digest = hashlib.sha256(fingerprint(model.net))
+        digest.update(repr((shapes, sizes, asked, sorted(self._options.without_passes))).encode())
+        kernels = "none" if found is None else found.described()
+        cores = processor.available_cores()
+        net = f"{model.name} {digest.hexdigest()[:32]}"
+        return f"{what} | {processor.processor_key()} | {cores} cores | onednn {kernels} | {net}"
+
+
+def _tuning_seconds(options: CompileOptions) -> float:
+    """The seconds that may be spent on measuring. Raises SettingError when DAGEXEC_TUNING_SECONDS is no such number."""
+    if options.tuning_seconds is not None:
+        return options.tuning_seconds
+    given = os.environ.get("DAGEXEC_TUNING_SECONDS", "")
+    try:
+        seconds = float(given) if given else 0.0
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise SettingError(f"DAGEXEC_TUNING_SECONDS must be a number of seconds, 0 or more, found {given!r}")
+    return seconds

@@ -1,0 +1,51 @@
+"""The passes on a graph in their order: those before a layout is chosen, and those after it.
+
+Each makes room for the next: single values for all others; constants for the folds; folds for the fusions, whose
+layers must be next to each other. What writes in place comes last, as other passes leave such blobs alone.
+"""
+
+from __future__ import annotations
+
+from dagexec.compiler.passes import (
+    activation_fusion,
+    activation_patterns,
+    assignment,
+    batch_norm_folding,
+    before_concat,
+    channel_shuffle,
+    common_subexpressions,
+    constant_folding,
+    dead_code,
+    elementwise_fusion,
+    global_pooling,
+    identities,
+    in_place,
+    inner_products,
+    residual_fusion,
+    zero_copy,
+)
+from dagexec.compiler.passes.rewriting import Pass
+
+SIMPLIFYING: tuple[Pass, ...] = (
+    assignment.PASS,
+    constant_folding.PASS,
+    identities.PASS,
+    dead_code.PASS,
+    common_subexpressions.PASS,
+    inner_products.PASS,
+    global_pooling.PASS,
+    before_concat.PASS,
+    batch_norm_folding.PASS,
+    channel_shuffle.PASS,
+    activation_patterns.PASS,
+    activation_fusion.PASS,
+    residual_fusion.PASS,
+    elementwise_fusion.PASS,
+)
+"""What makes the net smaller, whatever computes it."""
+
+FINISHING: tuple[Pass, ...] = (zero_copy.PASS, in_place.PASS, dead_code.PASS)
+"""What comes after engines and layouts are chosen."""
+
+GRAPH_PASSES: tuple[Pass, ...] = (*SIMPLIFYING, *FINISHING)
+"""Both."""

@@ -1,0 +1,93 @@
+"""Pass `cudnn-engine`: on CUDA, operators that cuDNN can compute name its engine; where it is absent nothing changes.
+
+Pass `cudnn-states`, done when it is asked for, gives them the library states of the device, each with a stream, a
+handle and a workspace (`core.exclusive.LibraryState`): that bounds the memory of workspaces. Branches that are to
+overlap must not share a state, so an operator goes on with the state of what it reads, if nobody else does, and every
+other one takes the next in turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.core.arguments import make_argument
+from dagexec.core.exclusive import STATES_PER_DEVICE
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import ANY_OPERATOR, engine_preferences, registered_engines
+from dagexec.devices.cuda.binding import cudnn
+from dagexec.errors import DeviceError
+
+CUDNN = "CUDNN"
+
+
+def assign_cudnn(model: Model) -> Rewritten:
+    """`model` with engine CUDNN on the operators that have it, if the library is there.
+
+    An engine that a def names already, and one that is preferred for its type (`set_engine_preference`), stay.
+    """
+    try:
+        cudnn()
+    except DeviceError:
+        return Rewritten(model)
+    net = NetDef()
+    net.CopyFrom(model.net)
+    preferred = {kind for (device, kind), engines in engine_preferences().items() if device == "cuda" and engines}
+    changed: Counter[str] = Counter()
+    for definition in net.op:
+        kind = definition.type
+        free = not (definition.engine or definition.device_option.device_type or preferred & {kind, ANY_OPERATOR})
+        if free and CUDNN in registered_engines(kind, "cuda"):
+            definition.engine = CUDNN
+            changed[kind] += 1
+    if not changed:
+        return Rewritten(model)
+    return Rewritten(
+        replace(model, net=net), tuple(f"{count} {kind} by cuDNN" for kind, count in sorted(changed.items()))
+    )
+
+
+def spread_states(model: Model) -> Rewritten:
+    """`model` with argument cudnn_state on the operators of engine CUDNN that have none."""
+    net = NetDef()
+    net.CopyFrom(model.net)
+    states, count = _States(), 0
+    for definition in net.op:
+        if definition.engine == CUDNN and all(argument.name != "cudnn_state" for argument in definition.arg):
+            definition.arg.append(make_argument("cudnn_state", states.of(definition)))
+            count += 1
+        states.passed_on(definition)
+    if not count:
+        return Rewritten(model)
+    return Rewritten(replace(model, net=net), (f"{count} operators over {STATES_PER_DEVICE} library states",))
+
+
+class _States:
+    """Which state the operator before each blob used, until another one goes on with it."""
+
+    def __init__(self) -> None:
+        self._behind: dict[str, int] = {}
+        self._next = 0
+
+    def of(self, definition: OperatorDef) -> int:
+        """The state for an operator."""
+        for name in definition.input:
+            if name in self._behind:
+                return self._behind.pop(name)
+        state, self._next = self._next, (self._next + 1) % STATES_PER_DEVICE
+        return state
+
+    def passed_on(self, definition: OperatorDef) -> None:
+        """What is behind `definition` may go on with its state, or with the one of what it reads."""
+        own = next((argument.i for argument in definition.arg if argument.name == "cudnn_state"), None)
+        if own is None:
+            own = next((self._behind.pop(name) for name in definition.input if name in self._behind), None)
+        if own is not None and definition.output:
+            self._behind[definition.output[0]] = own
+
+
+CUDNN_ENGINE = Pass("cudnn-engine", "on CUDA, operators that cuDNN can compute name its engine", assign_cudnn)
+
+CUDNN_STATES = Pass("cudnn-states", "when asked for: operators of cuDNN take turns at library states", spread_states)

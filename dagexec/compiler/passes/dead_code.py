@@ -1,0 +1,65 @@
+"""dead-code: operators whose results nobody reads go, and so do parameters and outputs that nobody reads.
+
+Results are the model's outputs and what operators with effects beyond their outputs read.
+"""
+
+from __future__ import annotations
+
+from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.purity import has_no_effects
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.core.model import Model
+
+_OPTIONAL_OUTPUTS = {"Concat": 1, "DepthConcat": 1, "Dropout": 1, "LRN": 1, "Reshape": 1}
+"""Operators that may leave out all outputs but so many."""
+
+
+def apply(model: Model) -> Rewritten:
+    """Remove, from the end of the list to its front, what has become unread."""
+    draft = Draft(model)
+    for number in reversed(draft.numbers()):
+        definition = draft[number]
+        unread = [name for name in definition.output if not draft.is_read(name) and name not in draft.outputs]
+        if not unread or not draft.is_free(number):
+            continue
+        if len(unread) == len(definition.output) and has_no_effects(definition):
+            draft.changed(f"{draft.label(number)} is removed: nobody reads it")
+            draft.remove(number)
+        else:
+            _drop_outputs(draft, number, unread)
+    _drop_parameters(draft)
+    return draft.finish()
+
+
+def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
+    """Take unread outputs off the end of an operator that may leave them out."""
+    definition = draft[number]
+    needed = _OPTIONAL_OUTPUTS.get(definition.type, len(definition.output))
+    if len(definition.output) <= needed or definition.output[-1] not in unread:
+        return
+    changed = copied(definition)
+    while len(changed.output) > needed and changed.output[-1] in unread:
+        del changed.output[-1]
+    dropped = ", ".join(map(repr, definition.output[len(changed.output) :]))
+    draft.changed(f"{draft.label(number)} no longer writes {dropped}")
+    draft.replace(number, changed)
+
+
+def _drop_parameters(draft: Draft) -> None:
+    init = draft.model.init_net
+    for_init = set() if init is None else {name for definition in init.op for name in definition.input}
+    unread = [
+        name
+        for name in draft.parameters
+        if not (draft.is_read(name) or draft.writers(name) or draft.is_controlled(name))
+        and name not in draft.outputs
+        and name not in for_init
+        and name not in draft.model.inputs
+    ]
+    for name in unread:
+        del draft.parameters[name]
+    if unread:
+        draft.changed(f"{len(unread)} parameters that nobody reads are removed")
+
+
+PASS = Pass("dead-code", "Operators and parameters that nobody reads are removed.", apply)

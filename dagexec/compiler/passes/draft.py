@@ -1,0 +1,434 @@
+"""Draft: a net that a pass edits, with the questions every pass has to ask before it may.
+
+Operators have numbers that stay while others come and go. A blob is *single* when it has one value in a run: it is
+written once, before it is read, and is neither fed nor a parameter then; or it is never written. A pass may move, merge
+or drop operators that are *free*: on the host, without control inputs, and on single blobs alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.compiler.passes.rewriting import Rewritten
+from dagexec.core.arguments import Arguments
+from dagexec.core.device import CPU, Device
+from dagexec.core.model import Model
+from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+from dagexec.core.schema import operator_label
+
+Array = npt.NDArray[Any]
+
+_MANY = 16  # operators, that are not forgotten one by one
+
+_PLAIN_ENGINES = frozenset({"", "DEFAULT", "ONEDNN", "CUDNN"})
+
+
+class Draft:
+    """The operators of a model's net, under edit. `model` is as it was before.
+
+    Attributes:
+        parameters: the model's, with those that the pass adds.
+        outputs: blobs that must keep their names and values.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.parameters: dict[str, Array] = dict(model.parameters)
+        self.outputs = frozenset(model.outputs)
+        found = _index_of(model)
+        self._operators = dict(enumerate(model.net.op))
+        self._count = len(self._operators)  # numbers that were given, those of operators that are gone included
+        self._places: dict[int, tuple[int, ...]] = {}  # in the list, of the operators put in behind others
+        self._writers = _Users(found.writers)
+        self._readers = _Users(found.readers)
+        self._changes: list[str] = []
+        self._given = found.given
+        self._controls = found.controls
+        self._read_early = found.read_early
+        self._taken: set[str] = set()  # every name there is, once a new one has been asked for
+        self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
+        self._irregular = found.irregular
+        self._free = found.free  # the answers of `is_free` that no edit has changed; a copy from the first edit on
+        self._edited = False
+
+    # --- asking
+
+    def numbers(self) -> list[int]:
+        """The numbers of the operators, in list order."""
+        return sorted(self._operators, key=self._place) if self._places else list(self._operators)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._operators
+
+    def __getitem__(self, number: int) -> OperatorDef:
+        return self._operators[number]
+
+    def operators(self) -> Iterator[tuple[int, OperatorDef]]:
+        """Number and def of each operator, in list order; the draft may be edited meanwhile."""
+        for number in self.numbers():
+            if number in self._operators:
+                yield number, self._operators[number]
+
+    def is_listed_before(self, one: int, other: int) -> bool:
+        """True when operator `one` stands before operator `other` in the list."""
+        return self._place(one) < self._place(other)
+
+    def _place(self, number: int) -> tuple[int, ...]:
+        """What operators are listed by: behind a place come those that begin with it."""
+        return self._places.get(number) or (number,)
+
+    def label(self, number: int) -> str:
+        """How a change names operator `number`: type, and name or first output."""
+        return operator_label(self._operators[number], -1)
+
+    def arguments(self, number: int) -> Arguments:
+        """The arguments of operator `number`."""
+        return Arguments(self._operators[number], self.label(number))
+
+    def is_read(self, name: str) -> bool:
+        """True when an operator reads blob `name`."""
+        return bool(self._readers[name])
+
+    def last_named_reader(self, name: str) -> int | None:
+        """The reader of blob `name` that came to it last: the last one in list order where nothing was edited."""
+        return next(reversed(self._readers[name]), None)
+
+    def written_often(self) -> list[str]:
+        """The blobs that several operators write, in the order of their first writers."""
+        return [name for name in self._writers.names() if len(self._writers[name]) > 1]
+
+    def readers(self, name: str) -> Sequence[int]:
+        """The operators that read blob `name`, each once."""
+        return list(self._readers[name])
+
+    def writers(self, name: str) -> Sequence[int]:
+        """The operators that write blob `name`."""
+        return list(self._writers[name])
+
+    def is_given(self, name: str) -> bool:
+        """True when a blob of that name is there before the net runs."""
+        return name in self._given or name in self.parameters
+
+    def is_single(self, name: str) -> bool:
+        """True when the blob has one value in a run, and no control input goes by its name."""
+        if not self._writers.is_edited(name):
+            return name not in self._irregular
+        if name in self._controls:
+            return False
+        writers = self._writers[name]
+        return not writers or (len(writers) == 1 and not self.is_given(name) and name not in self._read_early)
+
+    def is_controlled(self, name: str) -> bool:
+        """True when some operator has `name` as a control input."""
+        return name in self._controls
+
+    def is_read_early(self, name: str) -> bool:
+        """True when an operator reads `name` before any writes it: it sees what was there before the run."""
+        return name in self._read_early
+
+    def is_on_host(self, number: int) -> bool:
+        """True when operator `number` runs on the host."""
+        definition = self._operators[number]
+        return _on_host(definition.device_option) if definition.HasField("device_option") else self._host_net
+
+    def is_free(self, number: int) -> bool:
+        """True when a pass may move, merge or drop operator `number`."""
+        free = self._free.get(number)
+        if free is None:
+            free = self._free[number] = self._is_free(number)
+        return free
+
+    def _is_free(self, number: int) -> bool:
+        definition = self._operators[number]
+        return (
+            not definition.control_input
+            and self.is_on_host(number)
+            and definition.engine in _PLAIN_ENGINES
+            and all(map(self.is_single, definition.input))
+            and all(map(self.is_single, definition.output))
+        )
+
+    def is_inner(self, name: str) -> bool:
+        """True when `name` is a single blob that an operator writes and nobody outside the net sees."""
+        return len(self._writers[name]) == 1 and name not in self.outputs and self.is_single(name)
+
+    def only_reader(self, name: str) -> int | None:
+        """The free operator that alone reads inner blob `name`, once; None when there is none such."""
+        readers = self._readers[name]
+        if len(readers) != 1 or name in self.outputs or not self.is_inner(name):
+            return None
+        [(reader, times)] = readers.items()
+        return reader if times == 1 and self.is_free(reader) else None
+
+    def producer(self, name: str) -> int | None:
+        """The free operator that writes single blob `name`; None when there is none such."""
+        writers = self._writers[name]
+        if len(writers) != 1 or not self.is_single(name):
+            return None
+        [writer] = writers
+        return writer if self.is_free(writer) else None
+
+    def constant(self, name: str) -> Array | None:
+        """The value of `name` when it is a parameter that is never fed nor written; else None."""
+        if name in self.model.inputs or self._writers[name] or name in self._controls:
+            return None
+        return self.parameters.get(name)
+
+    def constants(self) -> Mapping[str, Array]:
+        """All parameters that are never fed nor written."""
+        return {name: array for name, array in self.parameters.items() if self.constant(name) is not None}
+
+    # --- editing
+
+    def replace(self, number: int, definition: OperatorDef, *more: OperatorDef) -> None:
+        """Put `definition` in the place of operator `number`; `more` follow it."""
+        self._leave(number)
+        self._operators[number] = definition
+        self._enter(number, definition)
+        if not more:
+            return
+        place = self._place(number)
+        for fresh, another in enumerate(more, start=self._count):
+            self._places[fresh] = (*place, -self._count, fresh)  # before what was put there earlier
+            self._operators[fresh] = another
+            self._enter(fresh, another)
+        self._count += len(more)
+
+    def remove(self, number: int) -> None:
+        """Take operator `number` out."""
+        self._leave(number)
+        del self._operators[number]
+
+    def rename(self, old: str, new: str) -> None:
+        """Let every operator that reads or writes blob `old` use `new` instead."""
+        for number in {*self.readers(old), *self.writers(old)}:
+            self.replace(number, renamed(self._operators[number], {old: new}))
+
+    def redirect(self, old: str, new: str) -> None:
+        """Let every operator that reads blob `old` read `new` instead."""
+        for number in list(self.readers(old)):
+            definition = copied(self._operators[number])
+            definition.input[:] = [new if name == old else name for name in definition.input]
+            self.replace(number, definition)
+
+    def fresh(self, hint: str) -> str:
+        """A blob name that nobody has, like `hint`; it is taken from then on."""
+        if not self._taken:
+            known = _index_of(self.model)
+            self._taken = {*known.given, *known.writers, *known.readers, *known.controls}
+            self._taken.update(self.model.net.external_input)
+        name, count = hint, 1
+        while name in self._taken:
+            name, count = f"{hint}/{count}", count + 1
+        self._taken.add(name)
+        return name
+
+    def add_parameter(self, hint: str, array: Array) -> str:
+        """A new parameter that holds `array`; its name is like `hint`."""
+        name = self.fresh(hint)
+        self.add_parameter_named(name, array)
+        return name
+
+    def add_parameter_named(self, name: str, array: Array) -> None:
+        """A parameter `name`, a blob that no operator writes any more, that holds `array`."""
+        packed = np.array(array, order="C", copy=not array.flags.c_contiguous)
+        packed.flags.writeable = False
+        self.parameters[name] = packed
+        self._writers.edit(name)  # that it is given from now on may matter
+
+    def changed(self, sentence: str) -> None:
+        """Note a change."""
+        self._changes.append(sentence)
+
+    def finish(self) -> Rewritten:
+        """The edited model with the changes noted; the model itself, when there were none."""
+        if not self._changes:
+            return Rewritten(self.model)
+        net = NetDef()
+        net.CopyFrom(_without_operators(self.model.net))
+        net.op.extend(self._operators[number] for number in self.numbers())
+        if net.external_input:
+            seen = {*net.external_input, *self.model.inputs}
+            added = [name for name in self.parameters if name not in seen and self._readers[name]]
+            gone = {name for name in net.external_input if name not in self.model.inputs} - self._in_use()
+            external = [name for name in net.external_input if name not in gone]
+            net.external_input[:] = [*external, *added]
+        return Rewritten(replace(self.model, net=net, parameters=self.parameters), tuple(self._changes))
+
+    def _in_use(self) -> set[str]:
+        return set(self._readers.names()) | self.outputs | self._controls
+
+    def _enter(self, number: int, definition: OperatorDef) -> None:
+        self._readers.enter(number, definition.input)
+        self._writers.enter(number, definition.output)
+        self._forget(number, definition.output)
+
+    def _leave(self, number: int) -> None:
+        definition = self._operators[number]
+        self._readers.leave(number, definition.input)
+        self._writers.leave(number, definition.output)
+        self._forget(number, definition.output)
+
+    def _forget(self, number: int, written: Iterable[str]) -> None:
+        """Operator `number` has changed, and so has who writes these blobs: ask anew what is free."""
+        if not self._edited:
+            self._free = dict(self._free)
+            self._edited = True
+        self._free.pop(number, None)
+        for name in written:
+            readers, writers = self._readers[name], self._writers[name]
+            if len(readers) + len(writers) > _MANY:
+                self._free = {}
+            for other in (*readers, *writers) if self._free else ():
+                self._free.pop(other, None)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What a draft begins with: who touches which blob. Shared by all drafts of a model, and never changed.
+
+    Attributes:
+        given: blobs that are there before the run.
+        controls: control inputs.
+        read_early: blobs that an operator reads before any writes them.
+        readers, writers: by blob, the operators, and how often each names it.
+        irregular: blobs that are not single.
+        free: what drafts that were not edited have found to be free, by number; it grows.
+    """
+
+    given: frozenset[str]
+    controls: frozenset[str]
+    read_early: frozenset[str]
+    readers: Mapping[str, dict[int, int]]
+    writers: Mapping[str, dict[int, int]]
+    irregular: frozenset[str]
+    free: dict[int, bool] = field(default_factory=dict)
+
+
+_last: tuple[weakref.ref[Model], _Index] | None = None  # the passes after one that changed nothing ask
+
+
+def _forget_last(gone: weakref.ref[Model]) -> None:
+    """Let go of what is known of a model with the model."""
+    global _last
+    if _last is not None and _last[0] is gone:
+        _last = None
+
+
+def _index_of(model: Model) -> _Index:
+    global _last
+    known = _last
+    if known is not None and known[0]() is model:
+        return known[1]
+    found = _index(model)
+    _last = weakref.ref(model, _forget_last), found
+    return found
+
+
+def _index(model: Model) -> _Index:
+    readers: dict[str, dict[int, int]] = {}
+    writers: dict[str, dict[int, int]] = {}
+    controls: set[str] = set()
+    read_early: set[str] = set()
+    for number, definition in enumerate(model.net.op):
+        for name in definition.input:
+            if name not in writers:
+                read_early.add(name)
+            row = readers.setdefault(name, {})
+            row[number] = row.get(number, 0) + 1
+        controls.update(definition.control_input)
+        for name in definition.output:
+            row = writers.setdefault(name, {})
+            row[number] = row.get(number, 0) + 1
+    made = () if model.init_net is None else (name for op in model.init_net.op for name in op.output)
+    given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
+    several = {name for name, row in writers.items() if len(row) > 1}
+    both = (given | read_early) & writers.keys()
+    return _Index(
+        given, frozenset(controls), frozenset(read_early), readers, writers, frozenset(controls | several | both)
+    )
+
+
+class _Users:
+    """By blob, the operators that read it, or write it, in the order they came, and how often each names it."""
+
+    def __init__(self, first: Mapping[str, dict[int, int]]) -> None:
+        self._first = first
+        self._edited: dict[str, dict[int, int]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[int, int]:
+        edited = self._edited.get(name)
+        return self._first.get(name, _NOBODY) if edited is None else edited
+
+    def is_edited(self, name: str) -> bool:
+        """True when it may have changed who uses blob `name`."""
+        return name in self._edited
+
+    def edit(self, name: str) -> None:
+        """Let blob `name` count as edited."""
+        self._row(name)
+
+    def names(self) -> list[str]:
+        """The blobs that somebody uses."""
+        return [name for name in {**self._first, **self._edited} if self[name]]
+
+    def enter(self, number: int, names: Iterable[str]) -> None:
+        """Operator `number` names these blobs."""
+        for name in names:
+            row = self._row(name)
+            row[number] = row.get(number, 0) + 1
+
+    def leave(self, number: int, names: Iterable[str]) -> None:
+        """Operator `number` no longer names these blobs."""
+        for name in names:
+            self._row(name).pop(number, None)
+
+    def _row(self, name: str) -> dict[int, int]:
+        row = self._edited.get(name)
+        if row is None:
+            row = self._edited[name] = dict(self._first.get(name, _NOBODY))
+        return row
+
+
+_NOBODY: Mapping[int, int] = MappingProxyType({})
+
+
+def _on_host(option: DeviceOption) -> bool:
+    return Device.from_option(option) == CPU
+
+
+def _without_operators(net: NetDef) -> NetDef:
+    """The fields of `net` but its operators."""
+    bare = NetDef()
+    for one, value in net.ListFields():
+        if one.name == "op":
+            continue
+        if one.is_repeated:
+            getattr(bare, one.name).extend(value)
+        elif one.message_type is not None:
+            getattr(bare, one.name).CopyFrom(value)
+        else:
+            setattr(bare, one.name, value)
+    return bare
+
+
+def copied(definition: OperatorDef) -> OperatorDef:
+    """A copy of `definition`, to be changed; defs in a draft are shared with the model."""
+    copy = OperatorDef()
+    copy.CopyFrom(definition)
+    return copy
+
+
+def renamed(definition: OperatorDef, names: Mapping[str, str]) -> OperatorDef:
+    """A copy of `definition` with blobs renamed."""
+    copy = copied(definition)
+    copy.input[:] = [names.get(name, name) for name in copy.input]
+    copy.output[:] = [names.get(name, name) for name in copy.output]
+    return copy

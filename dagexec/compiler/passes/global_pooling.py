@@ -1,0 +1,52 @@
+"""global-pooling: a mean over all pixels that keeps its axes becomes a global `AveragePool`, which has fast engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.dtypes import FLOAT32, FLOAT64
+from dagexec.core.model import Model
+from dagexec.core.operator_def import op
+
+
+def apply(model: Model) -> Rewritten:
+    """Rewrite `ReduceMean` over the spatial axes of N, C, H, W or N, H, W, C; of one or three spatial axes, too.
+
+    Without `keepdims` a `Squeeze` follows.
+    """
+    draft = Draft(model)
+    if all(definition.type != "ReduceMean" for definition in model.net.op):
+        return draft.finish()
+    types = infer_types(model)
+    for number, definition in draft.operators():
+        if definition.type == "ReduceMean" and draft.is_free(number):
+            _rewrite(draft, number, types)
+    return draft.finish()
+
+
+def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
+    definition, arguments = draft[number], draft.arguments(number)
+    kind = types.get(definition.input[0])
+    if kind is None or kind.rank not in (3, 4, 5) or kind.meta not in (FLOAT32, FLOAT64):
+        return
+    axes = sorted(axis % kind.rank for axis in arguments.ints("axes"))
+    order: dict[str, ArgumentValue]
+    if axes == list(range(2, kind.rank)):
+        order = {}
+    elif axes == list(range(1, kind.rank - 1)):
+        order = {"order": "NHWC"}
+    else:
+        return
+    source, [target] = definition.input[0], definition.output
+    keeps = arguments.int("keepdims", 1)
+    pooled = target if keeps else draft.fresh(f"{target}/pooled")
+    pooling = op("AveragePool", [source], [pooled], name=definition.name, global_pooling=1, arg=order)
+    draft.changed(f"{draft.label(number)} becomes a global AveragePool")
+    draft.replace(number, pooling, *([] if keeps else [op("Squeeze", [pooled], [target], dims=axes)]))
+
+
+PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", apply)

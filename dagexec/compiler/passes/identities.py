@@ -1,0 +1,80 @@
+"""identities: operators that give their input back go, and their readers read that instead.
+
+`Dropout` in inference, `Copy` on one device, reshapes to the same shape, casts to the same type, permutations that
+change nothing, and sums and concatenations of one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.core.arguments import Arguments
+from dagexec.core.model import Model
+
+Types = Mapping[str, BlobType]
+
+_ALWAYS = frozenset({"Copy", "StopGradient"})
+_OF_ONE = frozenset({"Sum", "Mean", "Max", "Min"})
+_RESHAPES = frozenset({"Reshape", "Flatten", "FlattenToVec", "Squeeze", "ExpandDims"})
+_TYPED = frozenset({"Cast", "FloatToHalf", "HalfToFloat", "Transpose", *_RESHAPES})
+_JOINING = frozenset({"Concat", "DepthConcat"})
+_CANDIDATES = frozenset({"Dropout", *_ALWAYS, *_OF_ONE, *_JOINING, *_TYPED})
+
+
+def apply(model: Model) -> Rewritten:
+    """Remove what gives its input back, unless both its input and its output must keep their names."""
+    draft = Draft(model)
+    needs_types = any(definition.type in _TYPED for definition in model.net.op)
+    types = infer_types(model) if needs_types else {}
+    for number, definition in draft.operators():
+        if definition.type in _CANDIDATES and _is_identity(draft, number, types):
+            _bypass(draft, number)
+    return draft.finish()
+
+
+def _is_identity(draft: Draft, number: int, types: Types) -> bool:
+    definition = draft[number]
+    if not (draft.is_free(number) and definition.input and definition.output):
+        return False
+    if any(draft.is_read(name) or name in draft.outputs for name in definition.output[1:]):
+        return False
+    if definition.type in _ALWAYS:
+        return True
+    if definition.type in _OF_ONE:
+        return len(definition.input) == 1
+    arguments = draft.arguments(number)
+    if definition.type == "Dropout":
+        return bool(arguments.int("is_test", 0))
+    if definition.type in _JOINING:
+        return len(definition.input) == 1 and not arguments.int("add_axis", 0)
+    source, target = types.get(definition.input[0]), types.get(definition.output[0])
+    if definition.type not in _TYPED or source is None or target is None or source != target:
+        return False
+    return definition.type != "Transpose" or _moves_nothing(arguments, source)
+
+
+def _moves_nothing(arguments: Arguments, kind: BlobType) -> bool:
+    """True when the permutation only moves axes of size 1."""
+    axes = arguments.ints("axes") or list(reversed(range(kind.rank)))
+    moved = [axis for axis in axes if kind.shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def _bypass(draft: Draft, number: int) -> None:
+    definition = draft[number]
+    source, target = definition.input[0], definition.output[0]
+    must_keep_name = target in draft.outputs
+    if must_keep_name and not draft.is_inner(source):
+        return
+    draft.changed(f"{draft.label(number)} is removed: it gives {source!r} back")
+    draft.remove(number)
+    if must_keep_name:
+        draft.rename(source, target)
+    else:
+        draft.redirect(target, source)
+
+
+PASS = Pass("identities", "Operators that give their input back are removed.", apply)

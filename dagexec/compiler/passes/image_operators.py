@@ -1,0 +1,474 @@
+"""Which operators can work on images in another order than NCHW, and how their defs change then.
+
+`describe` gives the role of an operator: which of its inputs and outputs are images that change their order together,
+and a rewriting of its arguments and constants. It needs ranks and numbers of channels, no sizes, so batch and image
+size may be free. The `layout` pass decides with that who works in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.dtypes import FLOAT32, INT64
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.errors import DagexecError
+from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC
+from dagexec.ops.shape.slicing import slice_ranges
+
+Array = npt.NDArray[Any]
+
+_MOST_CHANNELS_READ_PLAIN = 4  # an image with colors: oneDNN has kernels that read it in NCHW and write blocks
+
+
+@dataclass(frozen=True)
+class Image:
+    """What is known of an image tensor: N, `channels`, and `axes` spatial axes."""
+
+    axes: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """How an operator takes part in a layout.
+
+    Attributes:
+        inputs, outputs: by position, the images that are in the operator's order.
+        constants: by position, the parameters that are changed with the order, and how: (array, order) to array.
+        arguments: for an order, arguments to set; None for one to take away.
+        seeks: it is much faster in an order other than NCHW.
+        reads_plain: it may read input 0 in NCHW and write blocks of channels.
+        blocked: by the channels of a block, whether it can work in such blocks, as far as that depends on other things
+            than the images' channels.
+    """
+
+    inputs: Mapping[int, Image]
+    outputs: Mapping[int, Image]
+    constants: Mapping[int, Callable[[Array, str], Array]] = field(default_factory=dict)
+    arguments: Callable[[str], Mapping[str, ArgumentValue | None]] = lambda order: {}
+    seeks: bool = False
+    reads_plain: bool = False
+    blocked: Callable[[int], bool] = lambda block: True
+
+    def serves(self, order: str) -> bool:
+        """True when the operator can work in `order`, NHWC or blocked."""
+        if order == NHWC:
+            return True
+        block = BLOCKS[order]
+        images = [*self.inputs.values(), *self.outputs.values()]
+        if self.reads_plain:
+            images = list(self.outputs.values())
+        return self.blocked(block) and all(image.channels % block == 0 for image in images)
+
+
+def in_order(array: Array, rank: int, order: str) -> Array:
+    """A constant that broadcasts to images of `rank` axes, so that it broadcasts to them in `order`.
+
+    An array of one element stays as it is. Raises ValueError where the channels fill no blocks.
+    """
+    if array.size == 1:
+        return array
+    full = array.reshape((1,) * (rank - array.ndim) + array.shape)
+    if order == NHWC:
+        return np.ascontiguousarray(np.moveaxis(full, 1, -1))
+    batch, channels, *spatial = full.shape
+    if channels == 1:
+        return full[..., np.newaxis]
+    blocks = full.reshape(batch, channels // BLOCKS[order], BLOCKS[order], *spatial)
+    return np.ascontiguousarray(np.moveaxis(blocks, 2, -1))
+
+
+def describe(
+    definition: OperatorDef, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """The role of an operator in NCHW on `images`; None where it has none, or is in another order already."""
+    rule = _RULES.get(definition.type)
+    if rule is None or (definition.HasField("device_option") and definition.device_option.device_type):
+        return None
+    arguments = Arguments(definition, definition.type)
+    if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
+        return None
+    return rule(definition, arguments, images, parameters)
+
+
+def _order_argument(order: str) -> Mapping[str, ArgumentValue | None]:
+    return {"order": order}
+
+
+def _convolution(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Conv and FusedConv with a constant filter M, C/G, kernel."""
+    weights = parameters.get(definition.input[1])
+    group = arguments.int("group", 1)
+    if weights is None or weights.ndim < 3 or group < 1:
+        return None
+    rank = weights.ndim
+    source, result = Image(rank - 2, weights.shape[1] * group), Image(rank - 2, weights.shape[0])
+    first_extra = 2 + arguments.int("bias", 0) if definition.type == "FusedConv" else 3
+    extra = _operands(definition, range(first_extra, len(definition.input)), result, images, parameters)
+    if extra is None:
+        return None
+    inputs, constants = extra
+    depthwise = group == weights.shape[0] and weights.shape[1] == 1
+    reads_plain = group == 1 and source.channels <= _MOST_CHANNELS_READ_PLAIN
+    return Role(
+        inputs={0: source, **inputs},
+        outputs={0: result},
+        constants={1: _filter_in_order, **constants},
+        arguments=_order_argument,
+        seeks=_has_library(definition),
+        reads_plain=reads_plain,
+        blocked=_blocked_groups(definition, group, weights.shape[1], weights.shape[0] // group, depthwise),
+    )
+
+
+def _blocked_groups(
+    definition: OperatorDef, group: int, inner: int, outer: int, depthwise: bool = False
+) -> Callable[[int], bool]:
+    """Where oneDNN computes a convolution from `inner` to `outer` channels a group: no block has two groups."""
+    if not _has_onednn(definition):
+        return _never
+    return lambda block: group == 1 or depthwise or (inner % block == 0 and outer % block == 0)
+
+
+def _never(block: int) -> bool:
+    return False
+
+
+def _filter_in_order(weights: Array, order: str) -> Array:
+    """M, C/G, kernel as the filter of a convolution in `order`; also C, M/G, kernel of a transposed one."""
+    return np.ascontiguousarray(np.moveaxis(weights, 1, -1)) if order == NHWC else weights
+
+
+def _transposed_convolution(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """ConvTranspose with a constant filter C, M/G, kernel."""
+    weights = parameters.get(definition.input[1])
+    group = arguments.int("group", 1)
+    if weights is None or weights.ndim < 3 or group < 1:
+        return None
+    axes = weights.ndim - 2
+    return Role(
+        inputs={0: Image(axes, weights.shape[0])},
+        outputs={0: Image(axes, weights.shape[1] * group)},
+        constants={1: _filter_in_order},
+        arguments=_order_argument,
+        seeks=_has_library(definition),
+        blocked=_blocked_groups(definition, group, weights.shape[0] // group, weights.shape[1]),
+    )
+
+
+def _quantized_convolution(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """QuantConv with a constant filter M, C/G, kernel; it has no blocked order, and only NHWC is fast."""
+    weights = parameters.get(definition.input[1])
+    if weights is None or weights.ndim < 3:
+        return None
+    axes = weights.ndim - 2
+    result = Image(axes, weights.shape[0])
+    addends = range(3 + arguments.int("bias", 0), len(definition.input))
+    return Role(
+        inputs={0: Image(axes, weights.shape[1] * arguments.int("group", 1)), **dict.fromkeys(addends, result)},
+        outputs={0: result},
+        constants={1: _filter_in_order},
+        arguments=_order_argument,
+        seeks=_has_library(definition),
+        blocked=_never,
+    )
+
+
+def _on_integers(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Quantization by one scale, its inverse, and sums of quantized images: of one shape, in NCHW or NHWC."""
+    image = images.get(definition.input[0])
+    if image is None:
+        return None
+    if definition.type == "QuantAdd":
+        same = images.get(definition.input[1]) == image
+        return Role({0: image, 1: image}, {0: image}, blocked=_never) if same else None
+    if any(name not in parameters or parameters[name].size != 1 for name in definition.input[1:]):
+        return None
+    return Role({0: image}, {0: image}, blocked=_never)
+
+
+def _has_library(definition: OperatorDef) -> bool:
+    return not {"ONEDNN", "CUDNN"}.isdisjoint(definition.engine.split(","))
+
+
+def _has_onednn(definition: OperatorDef) -> bool:
+    return "ONEDNN" in definition.engine.split(",")
+
+
+def _same_channels(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """An operator with an argument `order` that keeps the channels of its one image."""
+    image = images.get(definition.input[0])
+    group = arguments.int("group", 1)
+    if image is None or len(definition.output) != 1 or group < 1:
+        return None
+    width = image.channels // group if definition.type == "ChannelShuffle" else 0
+    blocked = (lambda block: width % block == 0) if _has_onednn(definition) else _never
+    return Role({0: image}, {0: image}, arguments=_order_argument, blocked=blocked)
+
+
+def _normalized_by_channel(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """SpatialBN in inference, and PRelu: vectors have an element a channel in any order; other slopes broadcast."""
+    image = images.get(definition.input[0])
+    if image is None or len(definition.output) != 1 or any(name not in parameters for name in definition.input[1:]):
+        return None
+    if definition.type == "SpatialBN" and not arguments.int("is_test", 0):
+        return None
+    changed: dict[int, Callable[[Array, str], Array]] = {}
+    if parameters[definition.input[1]].ndim > 1:
+        operands = _operands(definition, range(1, 2), image, images, parameters)
+        if operands is None:
+            return None
+        changed = operands[1]
+    blocked = Role.blocked if _has_onednn(definition) else _never
+    return Role({0: image}, {0: image}, changed, _order_argument, blocked=blocked)
+
+
+def _elementwise(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """A function of one image, or of several operands that broadcast to it."""
+    image = next((found for name in definition.input if (found := images.get(name)) is not None), None)
+    if image is None or len(definition.output) != 1 or arguments.string("axis_str", ""):
+        return None
+    if definition.type == "Dropout" and not arguments.int("is_test", 0):
+        return None  # which elements are dropped depends on their places
+    if arguments.int("broadcast", 0):
+        return _broadcast_run(definition, arguments, images.get(definition.input[0]), parameters)
+    operands = _operands(definition, range(len(definition.input)), image, images, parameters)
+    return None if operands is None else Role(operands[0], {0: image}, operands[1])
+
+
+def _operands(
+    definition: OperatorDef,
+    positions: range,
+    image: Image,
+    images: Mapping[str, Image | None],
+    parameters: Mapping[str, Array],
+) -> tuple[dict[int, Image], dict[int, Callable[[Array, str], Array]]] | None:
+    """Of the inputs at `positions`, which broadcast to `image`, the images and the constants; None when one is neither.
+
+    An image of one channel for many, and a constant of more axes or more channels than the image has, are neither.
+    """
+    rank = image.axes + 2
+    found: dict[int, Image] = {}
+    constants: dict[int, Callable[[Array, str], Array]] = {}
+    for position in positions:
+        name = definition.input[position]
+        other = images.get(name)
+        if name in parameters:
+            array = parameters[name]
+            channels = array.shape[1 - rank] if array.ndim >= rank - 1 else 1
+            if array.ndim > rank or channels not in (1, image.channels):
+                return None
+            constants[position] = lambda constant, order: in_order(constant, rank, order)
+        elif other == image:
+            found[position] = other
+        else:
+            return None
+    return found, constants
+
+
+def _broadcast_run(
+    definition: OperatorDef, arguments: Arguments, image: Image | None, parameters: Mapping[str, Array]
+) -> Role | None:
+    """Caffe2's older broadcasting, of a constant B to a run of the image's axes: written out as NumPy's."""
+    if image is None or len(definition.input) != 2 or definition.input[1] not in parameters:
+        return None
+    constant = parameters[definition.input[1]]
+    rank = image.axes + 2
+    axis = arguments.int("axis", -1)
+    start = rank - constant.ndim if axis == -1 else axis
+    if start < 0 or start + constant.ndim > rank:
+        return None
+    shape = (1,) * start + constant.shape + (1,) * (rank - start - constant.ndim)
+    return Role(
+        {0: image},
+        {0: image},
+        {1: lambda array, order: in_order(array.reshape(shape), rank, order)},
+        arguments=lambda order: {"broadcast": None, "axis": None},
+    )
+
+
+def _joined_channels(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Concat along the channels."""
+    parts = [images.get(name) for name in definition.input]
+    if not _along_channels(arguments) or len(definition.output) != 1:
+        return None
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts) or len({part.axes for part in known}) != 1:
+        return None
+    result = Image(known[0].axes, sum(part.channels for part in known))
+    return Role(dict(enumerate(known)), {0: result}, arguments=lambda order: {"axis": None, "order": order})
+
+
+def _along_channels(arguments: Arguments) -> bool:
+    return arguments.int("axis", 1) == 1 and not arguments.int("add_axis", 0)
+
+
+def _cut(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Split, into parts of known sizes along the channels, or along any other axis."""
+    image = images.get(definition.input[0])
+    if image is None or len(definition.input) != 1 or arguments.int("add_axis", 0):
+        return None
+    axis, count = arguments.int("axis", 1) % (image.axes + 2), len(definition.output)
+    if axis != 1:
+        same = dict.fromkeys(range(count), image)
+        return Role({0: image}, same, arguments=lambda order: {"axis": _axis_in(order, axis, image.axes + 2)})
+    sizes = arguments.ints("split") or [image.channels // count] * count
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        parts = [size // BLOCKS.get(order, 1) for size in sizes]
+        return {"axis": None, "order": order, "split": parts}
+
+    outputs = {position: Image(image.axes, size) for position, size in enumerate(sizes)}
+    return Role({0: image}, outputs, arguments=changed)
+
+
+def _axis_in(order: str, axis: int, rank: int) -> int:
+    """Where axis `axis` of a tensor of `rank` axes in NCHW is in `order`; that of the blocks for the channels."""
+    if order != NHWC or axis == 0:
+        return axis
+    return rank - 1 if axis == 1 else axis - 1
+
+
+def _sliced(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Slice by known bounds: those of each axis go where the axis goes; channels are cut between blocks only."""
+    image = images.get(definition.input[0])
+    values = [parameters.get(name) for name in definition.input[1:]]
+    if image is None or any(bounds is None for bounds in values):
+        return None
+    rank = image.axes + 2
+    size = 1 << (60 - image.channels.bit_length()) // (rank - 1)  # of other axes, as large as a tensor can be
+    shape = (size, image.channels, *(size,) * image.axes)
+    kinds = (TensorType(shape, FLOAT32), *(TensorType(bounds.shape, INT64) for bounds in values if bounds is not None))
+    try:
+        kept = slice_ranges(OperatorCall(definition, arguments, kinds, (None, *values), definition.type))[1]
+    except DagexecError:
+        return None
+    given = values[0] if values and values[0] is not None else arguments.ints("starts")
+    axes = [axis % rank for axis in arguments.ints("axes")] or list(range(len(given)))
+    whole = kept == range(image.channels)
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        moved: dict[str, ArgumentValue | None] = {"axes": [_axis_in(order, axis, rank) for axis in axes]}
+        if order in BLOCKS and 1 in axes:
+            for name, bound in (("starts", kept.start), ("ends", kept.stop)):
+                bounds = list(arguments.ints(name))
+                bounds[axes.index(1)] = bound // BLOCKS[order]
+                moved[name] = bounds
+        return moved
+
+    def blocked(block: int) -> bool:
+        """Channels are cut between blocks."""
+        whole_blocks = kept.step == 1 and kept.start % block == 0 and kept.stop % block == 0
+        return 1 not in axes or (whole_blocks and not values)
+
+    result = image if whole else Image(image.axes, len(kept))
+    return Role({0: image}, {0: result}, arguments=changed, blocked=blocked)
+
+
+def _padded(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """Pad: the heads of all axes, then the tails. Channels are not padded in blocks."""
+    image = images.get(definition.input[0])
+    pads = arguments.ints("pads")
+    if image is None or len(definition.input) != 1 or len(pads) != 2 * (image.axes + 2):
+        return None
+    rank = image.axes + 2
+    channels = pads[1] + pads[rank + 1]
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        halves: list[int] = []
+        for half in (pads[:rank], pads[rank:]):
+            halves += [half[0], *half[2:], half[1]] if order == NHWC else [*half, 0]
+        return {"pads": halves}
+
+    blocked = Role.blocked if pads[1] == pads[rank + 1] == 0 else _never
+    return Role({0: image}, {0: Image(image.axes, image.channels + channels)}, arguments=changed, blocked=blocked)
+
+
+def _reduced(
+    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+) -> Role | None:
+    """A reduction over all spatial axes that keeps them with size 1."""
+    image = images.get(definition.input[0])
+    if image is None or not arguments.int("keepdims", 1) or "axes" not in arguments:
+        return None
+    rank = image.axes + 2
+    if sorted(axis % rank for axis in arguments.ints("axes")) != list(range(2, rank)):
+        return None
+
+    def changed(order: str) -> Mapping[str, ArgumentValue | None]:
+        first = 1 if order == NHWC else 2
+        return {"axes": list(range(first, first + image.axes))}
+
+    return Role({0: image}, {0: image}, arguments=changed)
+
+
+Rule = Callable[[OperatorDef, Arguments, Mapping[str, Image | None], Mapping[str, Array]], Role | None]
+
+_UNARY = (
+    "Abs", "Cbrt", "Ceil", "Clip", "Copy", "Cube", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
+    "HardSwish", "LeakyRelu", "Log", "Mish", "Negative", "Reciprocal", "Relu", "ReluN", "Round", "Rsqrt", "Selu",
+    "Sigmoid", "Sign", "Softplus", "Softsign", "Sqr", "Sqrt", "StopGradient", "Swish", "Tanh",
+)  # fmt: skip
+_SEVERAL_OPERANDS = ("Add", "Div", "FusedElementwise", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum")
+_POOLING = ("MaxPool", "AveragePool", "LpPool")
+
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys((*_UNARY, *_SEVERAL_OPERANDS), _elementwise),
+    **dict.fromkeys(("Conv", "Conv1D", "Conv2D", "Conv3D", "FusedConv"), _convolution),
+    **{f"ConvTranspose{suffix}": _transposed_convolution for suffix in ("", "1D", "2D", "3D")},
+    **{f"{name}{suffix}": _same_channels for name in _POOLING for suffix in ("", "1D", "2D", "3D")},
+    **dict.fromkeys(("ChannelShuffle", "LRN", "ResizeNearest"), _same_channels),
+    **dict.fromkeys(("PRelu", "SpatialBN"), _normalized_by_channel),
+    **dict.fromkeys(("Concat", "DepthConcat"), _joined_channels),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduced),
+    **dict.fromkeys(("DequantizeLinear", "QuantAdd", "QuantizeLinear"), _on_integers),
+    "QuantConv": _quantized_convolution,
+    "Pad": _padded,
+    "Slice": _sliced,
+    "Split": _cut,
+}  # fmt: skip
+
+IMAGE_OPERATORS = frozenset(_RULES)
+"""The operator types that may have a role."""
+
+_CONVOLVING = (_convolution, _transposed_convolution, _quantized_convolution)
+
+SEEKING = frozenset(name for name, rule in _RULES.items() if rule in _CONVOLVING)
+"""The operator types that may be much faster in an order other than NCHW."""
+
+
+def set_arguments(definition: OperatorDef, arguments: Mapping[str, ArgumentValue | None]) -> None:
+    """Give `definition` these arguments in place of those of the same names; None takes one away."""
+    kept = [argument for argument in definition.arg if argument.name not in arguments]
+    added = [make_argument(name, value) for name, value in arguments.items() if value is not None]
+    del definition.arg[:]
+    definition.arg.extend([*kept, *added])

@@ -1,0 +1,79 @@
+"""in-place: an element-wise operator whose input dies there writes its result over it.
+
+It touches half the memory then. Only operators that compute each element from the one at its place may, where their
+schemas allow it; and only where all other readers of the input come before in any case, so that nobody waits for it.
+What oneDNN computes with maxima keeps its input, to compute it again where there is a NaN.
+"""
+
+from __future__ import annotations
+
+from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
+from dagexec.compiler.passes.ordering import Ordering
+from dagexec.compiler.passes.post_operations import OF_SEVERAL, UNARY, Types, unary_links
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.types import infer_types
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.model import Model
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.ops.activation.post_ops import PostOp
+from dagexec.ops.onednn.post_ops import drops_nan
+
+_ELEMENTWISE = frozenset({FUSED_CHAIN, "Pow", "PRelu", "SpatialBN", *UNARY, *OF_SEVERAL})
+
+
+def apply(model: Model) -> Rewritten:
+    """Decide for all operators while each blob has one value, then rename."""
+    draft = Draft(model)
+    candidates = [number for number, _ in draft.operators() if _may_write_over_an_input(draft, number)]
+    if not candidates:
+        return draft.finish()
+    types = infer_types(model)
+    ordering = Ordering(draft, types)
+    names: dict[str, str] = {}
+    for number in candidates:
+        source = _dying_input(draft, number, types, ordering, names)
+        if source is not None:
+            names[source] = draft[number].output[0]
+            draft.changed(f"{draft.label(number)} writes over {source!r}")
+    for old, new in names.items():
+        while new in names:
+            new = names[new]
+        draft.rename(old, new)
+    return draft.finish()
+
+
+def _may_write_over_an_input(draft: Draft, number: int) -> bool:
+    definition = draft[number]
+    if definition.type not in _ELEMENTWISE or len(definition.output) != 1 or not draft.is_free(number):
+        return False
+    if "ONEDNN" in definition.engine.split(",") and drops_nan(_functions(definition)):
+        return False
+    inplace = schema_of(definition.type).inplace
+    return any(inplace(index, 0) for index in range(len(definition.input)))
+
+
+def _functions(definition: OperatorDef) -> list[PostOp]:
+    """What an element-wise operator does, as post-ops, as far as they may concern NaN."""
+    if definition.type in ("Max", "Min"):
+        return [PostOp(definition.type.lower())]
+    return post_ops_of(definition) or [link.post_op for link in unary_links(definition, FLOAT32)]
+
+
+def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]) -> str | None:
+    """An input that `number` may write over: the result has its type, and it is read nowhere else from then on."""
+    definition = draft[number]
+    result = definition.output[0]
+    inplace = schema_of(definition.type).inplace
+    for index, name in enumerate(definition.input):
+        if not inplace(index, 0) or list(definition.input).count(name) != 1 or name in names:
+            continue
+        if definition.type == FUSED_CHAIN and index > 0:
+            continue
+        if name in types and types[name] == types.get(result) and ordering.may_be_overwritten(name, number):
+            return name
+    return None
+
+
+PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", apply)

@@ -1,0 +1,88 @@
+"""inner-products: products with constant matrices become fully connected layers.
+
+`Gemm`, `MatMul`, `BatchMatMul` and `FCTransposed` with constant weights become `FC`, Y = X W^T + b, whose weights are
+N x K: transposed, and scaled by Gemm's alpha and beta, once. A constant added to each row afterwards is a bias, which
+`batch-norm-folding` folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dagexec.compiler.passes.draft import Array, Draft
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.core.model import Model
+from dagexec.core.operator_def import op
+
+_PRODUCTS = frozenset({"Gemm", "MatMul", "BatchMatMul", "FCTransposed"})
+
+
+def apply(model: Model) -> Rewritten:
+    """Rewrite each product whose second operand is a constant matrix of floats."""
+    draft = Draft(model)
+    types = infer_types(model) if any(definition.type == "BatchMatMul" for definition in model.net.op) else {}
+    for number, definition in draft.operators():
+        if definition.type in _PRODUCTS and draft.is_free(number):
+            _rewrite(draft, number, types)
+    return draft.finish()
+
+
+def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
+    definition = draft[number]
+    matrix = draft.constant(definition.input[1])
+    if matrix is None or matrix.ndim != 2 or matrix.dtype not in (np.float32, np.float64):
+        return
+    arguments = draft.arguments(number)
+    if arguments.int("trans_a", 0):
+        return
+    axis, bias = 1, None
+    weights = matrix if arguments.int("trans_b", 0) else matrix.T
+    if definition.type == "Gemm":
+        bias = _gemm_bias(draft, number, len(weights), matrix.dtype)
+        weights = _scaled(weights, arguments.float("alpha", 1.0))
+    elif definition.type == "FCTransposed":
+        axis, weights = arguments.int("axis", 1), matrix.T
+        if arguments.int("axis_w", 1) != 1:
+            return
+        bias = draft.constant(definition.input[2])
+    else:
+        bias = np.zeros(len(weights), matrix.dtype)
+        if definition.type == "BatchMatMul":
+            kind = types.get(definition.input[0])
+            axis = -1 if kind is None else kind.rank - 1
+        elif len(definition.input) == 3 or arguments.int("axis_a", 1) != 1 or arguments.int("axis_b", 1) != 1:
+            return
+    if bias is None or axis < 1:
+        return
+    name = definition.input[1]
+    inputs = [
+        definition.input[0],
+        name if weights is matrix else draft.add_parameter(f"{name}/transposed", weights),
+        draft.add_parameter(f"{definition.output[0]}/bias", bias),
+    ]
+    draft.changed(f"{draft.label(number)} becomes an FC")
+    given = {} if axis == 1 else {"axis": axis}
+    draft.replace(number, op("FC", inputs, definition.output, name=definition.name, arg=given))
+
+
+def _gemm_bias(draft: Draft, number: int, units: int, dtype: np.dtype[np.generic]) -> Array | None:
+    """beta * C as one number for each column; None when C is not constant or differs from row to row."""
+    definition, arguments = draft[number], draft.arguments(number)
+    beta = arguments.float("beta", 1.0)
+    if len(definition.input) < 3 or beta == 0:
+        return np.zeros(units, dtype)
+    addend = draft.constant(definition.input[2])
+    if addend is None or addend.ndim > 2 or (addend.ndim == 2 and addend.shape[0] != 1):
+        return None
+    row = addend.reshape(-1)
+    return None if row.size not in (1, units) else _scaled(np.broadcast_to(row, (units,)), beta)
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    return array if factor == 1 else array * array.dtype.type(factor)
+
+
+PASS = Pass("inner-products", "Products with constant matrices become fully connected layers.", apply)

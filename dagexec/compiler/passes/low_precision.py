@@ -1,0 +1,81 @@
+"""Which passes give a net another precision than float32, and where they stand among the others.
+
+For int8, models that say themselves what is quantized (QuantizeLinear and DequantizeLinear, or operators on integers)
+are taken at their word, before constants are folded; others need sample inputs. Both are done before layers are fused
+with what follows them: the operators on integers have fusions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from dagexec.compiler.passes import bfloat16
+from dagexec.compiler.passes import quantized_operators as quantized_operators
+from dagexec.compiler.passes.calibration import Method
+from dagexec.compiler.passes.quantization import LARGEST_ERROR, with_quantization
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.core.feeds import Feeds
+from dagexec.core.model import Model
+from dagexec.errors import FeedError
+
+PRECISION_PASSES: tuple[Pass, ...] = (quantized_operators.PASS, bfloat16.PASS)
+"""Those that some dtype adds, for their names."""
+
+_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "QuantConv", "QuantFC", "QuantAdd"})
+_BEFORE_FOLDING = "constant-folding"
+_BEFORE_FUSION = "activation-fusion"
+
+
+def with_precision(
+    passes: Sequence[Pass],
+    dtype: str,
+    feeds: Sequence[Feeds] = (),
+    method: Method = "min-max",
+    largest_error: float = LARGEST_ERROR,
+) -> tuple[Pass, ...]:
+    """`passes`, among them those that `dtype` ("float32", "bfloat16", "float16" or "int8") needs.
+
+    `feeds` are sample inputs, each for one run, that int8 is calibrated with. Raises ValueError for another dtype.
+    """
+    if dtype == "float32":
+        return tuple(passes)
+    if dtype == "bfloat16":
+        return _inserted(passes, _BEFORE_FUSION, bfloat16.PASS)
+    if dtype == "float16":
+        return _inserted(passes, _BEFORE_FUSION, bfloat16.FLOAT16_PASS)
+    if dtype != "int8":
+        raise ValueError(f"dtype is one of float32, bfloat16, float16, int8, not {dtype!r}")
+    calibrated = partial(_calibrated, feeds=tuple(feeds), method=method, largest_error=largest_error)
+    precision = Pass("precision", "convolutions and products on 8-bit integers, by calibration", calibrated)
+    return _inserted(_inserted(passes, _BEFORE_FUSION, precision), _BEFORE_FOLDING, quantized_operators.PASS)
+
+
+def _inserted(passes: Sequence[Pass], before: str, added: Pass) -> tuple[Pass, ...]:
+    """`passes` with `added` before the one called `before`, or at the end."""
+    names = [one.name for one in passes]
+    place = names.index(before) if before in names else len(names)
+    return (*passes[:place], added, *passes[place:])
+
+
+def _calibrated(model: Model, feeds: tuple[Feeds, ...], method: Method, largest_error: float) -> Rewritten:
+    """`model` on integers where that loses little; as it is when it says itself what is quantized.
+
+    Raises FeedError when neither it nor `feeds` tell.
+    """
+    if not feeds:
+        if any(definition.type in _QUANTISED for definition in model.net.op):
+            return Rewritten(model)
+        raise FeedError(
+            f"model {model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "
+            "QuantizeLinear and DequantizeLinear"
+        )
+    qdq = with_quantization(model, feeds, method, largest_error)
+    fused = quantized_operators.apply(qdq.model)
+    return Rewritten(fused.model, (*qdq.changes, *fused.changes))
+
+
+def before_precision(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Those of `passes` that come before a net gets another precision."""
+    names = [one.name for one in passes]
+    return tuple(passes[: names.index(_BEFORE_FUSION)] if _BEFORE_FUSION in names else passes)

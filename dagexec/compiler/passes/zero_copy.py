@@ -1,0 +1,81 @@
+"""zero-copy: operators that join or cut tensors let their operands lie in each other's memory.
+
+An operator is marked, with the argument zero_copy=1, when for some shape of the model's inputs an operand is one piece
+of the result (of what is cut, the other way round) and nobody outside the net sees it. The memory plan then has the
+operand's writer write it there, where that is right for the shapes of a run (`dagexec.scheduler.memory.buffers`);
+what it cannot lay there is copied as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.post_operations import Types
+from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.types import infer_types
+from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.model import Model
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OperatorCall, TensorType
+
+
+def apply(model: Model) -> Rewritten:
+    """Mark the operators; order and names stay."""
+    draft = Draft(model)
+    kinds = {definition.type for definition in model.net.op}
+    sharing = {kind for kind in kinds if schema_of(kind).joined is not None or schema_of(kind).cut is not None}
+    candidates = [number for number, one in draft.operators() if one.type in sharing and _may_share(draft, number)]
+    if not candidates:
+        return draft.finish()
+    types = infer_types(model)
+    for number in candidates:
+        pieces = _pieces(draft, number, types)
+        if not pieces:
+            continue
+        marked = copied(draft[number])
+        marked.arg.append(make_argument("zero_copy", 1))
+        what = "is cut where it lies" if schema_of(marked.type).joined is None else "is joined where it lies"
+        draft.changed(f"{draft.label(number)}: {', '.join(map(repr, sorted(pieces)))} {what}")
+        draft.replace(number, marked)
+    return draft.finish()
+
+
+def _may_share(draft: Draft, number: int) -> bool:
+    return draft.is_free(number) and "zero_copy" not in draft.arguments(number)
+
+
+def _pieces(draft: Draft, number: int, types: Types) -> set[str]:
+    """The blobs that are one piece of the result, or of what is cut, for some input of the model."""
+    definition = draft[number]
+    schema = schema_of(definition.type)
+    found: set[str] = set()
+    for call, outputs in _calls(draft, number, types):
+        if schema.joined is not None:
+            names = [definition.input[index] for index in schema.joined(call, outputs)]
+        elif schema.cut is not None and draft.is_inner(definition.input[0]):
+            names = [definition.output[index] for index in schema.cut(call, outputs)]
+        else:
+            names = []
+        found.update(name for name in names if draft.is_inner(name))
+    return found
+
+
+def _calls(draft: Draft, number: int, types: Types) -> Iterator[tuple[OperatorCall, list[TensorType]]]:
+    """What inference sees of an operator, and the types of its outputs, for each probe at which they are known."""
+    definition = draft[number]
+    kinds = [types.get(name) for name in (*definition.input, *definition.output)]
+    known = [kind for kind in kinds if kind is not None]
+    if not known or len(known) < len(kinds):
+        return
+    values = tuple(draft.constant(name) for name in definition.input)
+    if any(values[index] is None for index in schema_of(definition.type).values_read(definition)):
+        return
+    label = draft.label(number)
+    for probe in range(len(known[0].shapes)):
+        shapes = [TensorType(kind.shapes[probe], kind.meta) for kind in known]
+        inputs, outputs = shapes[: len(definition.input)], shapes[len(definition.input) :]
+        yield OperatorCall(definition, Arguments(definition, label), tuple(inputs), values, label), outputs
+
+
+PASS = Pass("zero-copy", "What is joined or cut in one piece is written where it is read.", apply)

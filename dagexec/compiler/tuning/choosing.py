@@ -1,0 +1,260 @@
+"""Which schedule a net gets: candidates by prediction, the best few of them measured, the fastest kept.
+
+The choice is text under a key of the net, its shapes, the processor, the cores and oneDNN's version
+(`core.choices`), so that the next compilation of the same net measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from dagexec.compiler.tuning.bench import Array, Measures
+from dagexec.compiler.tuning.runner import Trial
+from dagexec.compiler.tuning.schedule import (
+    OperatorTimes,
+    Schedule,
+    ScheduleProblem,
+    candidates,
+    for_throughput,
+    predicted_seconds,
+)
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.inference import infer_net
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.core.schema import TensorType
+from dagexec.errors import DagexecError
+from dagexec.ops.onednn.binding import usable_threads
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.plan.simulate import Machine
+from dagexec.scheduler.run.overhead import SchedulingCosts, slowdown_up_to
+
+logger = logging.getLogger("dagexec")
+
+_MEASURED_CANDIDATES = 3
+_WORTH_RUNNING, _WORTH_RUNNING_SECONDS = 1.35, 50e-6  # times the best prediction, and beyond it
+_TEAM_SECONDS = 3e-6  # what several threads cost a primitive, where nothing is measured
+_PARALLEL_SHARE = 0.95  # of an operator's work, likewise
+_NOMINAL = SchedulingCosts(wake_seconds=40e-6, chain_seconds=5e-6)
+_NOMINAL_SLOWDOWN = 1.15
+
+
+@dataclass(frozen=True)
+class ScheduleConstraints:
+    """What a schedule has to keep to; None is to be chosen.
+
+    Attributes:
+        cores: how many there are.
+        replicas: how many runs may be in flight at once.
+        threads: at most so many for an operator.
+    """
+
+    cores: int
+    replicas: int = 1
+    net_type: str | None = None
+    workers: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class CandidateTimes:
+    """A candidate's times in seconds; `measured` is None for one that was not run."""
+
+    schedule: Schedule
+    predicted: float
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The schedule, and the candidates it was chosen from, the one predicted to be fastest first."""
+
+    schedule: Schedule
+    considered: tuple[CandidateTimes, ...] = ()
+
+
+def choose_schedule(
+    model: Model,
+    constraints: ScheduleConstraints,
+    measures: Measures | None,
+    seconds: float,
+    inputs: Mapping[str, Array] | None,
+) -> Choice:
+    """The schedule for `model`; without `measures` from what inference says of the cost of operators on `inputs`."""
+    known = model.parameters.keys() | model.inputs.keys()
+    graph = build_graph(model.net, known.__contains__)
+    if constraints.replicas > 1:
+        return Choice(_throughput(graph, constraints))
+    widths = _widths(constraints)
+    if measures is None:
+        situation = _situation(graph, constraints, _estimated_times(graph, model, widths, inputs))
+        predicted = _considered(situation)
+        return Choice(predicted[0].schedule, tuple(predicted))
+    if measures.quiet():
+        choice = _by_measurement(model, graph, constraints, measures, seconds)
+        if measures.quiet():
+            return choice
+    return _by_prediction(model, graph, constraints, measures, seconds)
+
+
+def _by_prediction(
+    model: Model, graph: Graph, constraints: ScheduleConstraints, measures: Measures, seconds: float
+) -> Choice:
+    """While others use the machine: from the processor time of operators on one thread.
+
+    What is chosen runs once all the same, beside a schedule of fewer threads, to see that it is not hopeless.
+    """
+    logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
+    (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
+    predicted = _considered(_situation(graph, constraints, _scaled_times(graph, alone, _widths(constraints))))
+    narrow = min(predicted, key=lambda one: max(one.schedule.threads))
+    tried = [narrow, predicted[0]] if narrow is not predicted[0] else [narrow]
+    trials = [trial_of(model, one.schedule, constraints.threads or 1) for one in tried]
+    found = measures.run_seconds(trials, 0.0)  # its operators choose how to compute
+    hopeless = math.isinf(found[-1]) and math.isfinite(found[0])
+    return Choice((narrow if hopeless else predicted[0]).schedule, tuple(predicted))
+
+
+def _by_measurement(
+    model: Model, graph: Graph, constraints: ScheduleConstraints, measures: Measures, seconds: float
+) -> Choice:
+    """From the times of operators and of whole runs."""
+    times = _measured_times(model, _widths(constraints), measures, seconds * 0.3)
+    slowdown = measures.slowdown(model, constraints.cores, seconds * 0.1) if constraints.cores > 1 else 1.0
+    costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
+    predicted = _considered(_situation(graph, constraints, times, costs, slowdown))
+    return _fastest(model, constraints, predicted, measures, seconds * 0.6)
+
+
+def _fastest(
+    model: Model,
+    constraints: ScheduleConstraints,
+    predicted: Sequence[CandidateTimes],
+    measures: Measures,
+    seconds: float,
+) -> Choice:
+    """The fastest of the candidates that are predicted to be best, by measurement; there may be one only."""
+    limit = predicted[0].predicted * _WORTH_RUNNING + _WORTH_RUNNING_SECONDS
+    tried = [one for one in predicted[:_MEASURED_CANDIDATES] if one.predicted <= limit]
+    if len(tried) == 1:
+        return Choice(predicted[0].schedule, tuple(predicted))
+    trials = [trial_of(model, one.schedule, constraints.threads or 1) for one in tried]
+    found = measures.run_seconds(trials, seconds)
+    rows = [CandidateTimes(one.schedule, one.predicted, time) for one, time in zip(tried, found, strict=True)]
+    for row, time in zip(rows, found, strict=True):
+        logger.info(
+            "net %r: %s on %d worker(s): predicted %.3f ms, measured %.3f ms",
+            model.name, row.schedule.kind, row.schedule.workers, row.predicted * 1e3, time * 1e3,
+        )  # fmt: skip
+    best = found.index(min(found))
+    return Choice(rows[best].schedule, (*rows, *predicted[len(rows) :]))
+
+
+def trial_of(model: Model, schedule: Schedule, intra_op_threads: int = 1) -> Trial:
+    """How a bench runs `model` under `schedule`."""
+    return Trial(schedule.applied(model), schedule.net_type, schedule.workers, intra_op_threads)
+
+
+def to_text(schedule: Schedule) -> str:
+    """The schedule as text to keep."""
+    return json.dumps(asdict(schedule))
+
+
+def from_text(text: str, net: NetDef) -> Schedule | None:
+    """The schedule that `to_text` wrote for `net`; None for something else."""
+    try:
+        found = json.loads(text)
+        order = tuple((int(first), int(second)) for first, second in found["order"])
+        threads = tuple(int(count) for count in found["threads"])
+        schedule = Schedule(str(found["kind"]), str(found["net_type"]), int(found["workers"]), threads, order)
+    except (ValueError, KeyError, TypeError):
+        return None
+    known = schedule.net_type in ("simple", "dag", "async_dag") and min(schedule.workers, *threads, 1) >= 1
+    fits = len(threads) == len(net.op) and all(0 <= first < second < len(net.op) for first, second in order)
+    return schedule if known and fits and all(net.op[first].output for first, _ in order) else None
+
+
+def _throughput(graph: Graph, constraints: ScheduleConstraints) -> Schedule:
+    schedule = for_throughput(graph, constraints.cores, constraints.replicas, constraints.net_type)
+    threads = tuple(_threads_of(graph, index, constraints.threads or 1) for index in range(len(graph)))
+    workers = constraints.workers or max(1, schedule.workers // (constraints.threads or 1))
+    return Schedule(schedule.kind, schedule.net_type, workers, threads)
+
+
+def _threads_of(graph: Graph, index: int, threads: int) -> int:
+    return threads if graph.operators[index].engine == "ONEDNN" else 1
+
+
+def _widths(constraints: ScheduleConstraints) -> tuple[int, ...]:
+    """The numbers of threads to try."""
+    most = usable_threads(constraints.threads or constraints.cores)
+    half = {most // 2} if most >= 4 and constraints.threads is None else set()
+    return tuple(sorted({1, most} | half))
+
+
+def _situation(
+    graph: Graph,
+    constraints: ScheduleConstraints,
+    times: OperatorTimes,
+    costs: SchedulingCosts = _NOMINAL,
+    slowdown: float = _NOMINAL_SLOWDOWN,
+) -> ScheduleProblem:
+    machine = Machine(
+        chain_seconds=costs.chain_seconds,
+        wake_seconds=costs.wake_seconds,
+        slowdown=slowdown_up_to(constraints.cores, slowdown),
+    )
+    single = constraints.cores == 1 and constraints.workers is None
+    return ScheduleProblem(
+        graph,
+        times,
+        machine,
+        constraints.cores,
+        1 if single or constraints.net_type == "simple" else constraints.workers,
+        constraints.net_type or "simple",
+        constraints.net_type or "dag",
+    )
+
+
+def _considered(situation: ScheduleProblem) -> list[CandidateTimes]:
+    return [CandidateTimes(schedule, predicted_seconds(situation, schedule)) for schedule in candidates(situation)]
+
+
+def _measured_times(model: Model, widths: Sequence[int], measures: Measures, seconds: float) -> dict[int, list[float]]:
+    models = [with_threads(model, width) for width in widths]
+    return dict(zip(widths, measures.operator_seconds(models, seconds), strict=True))
+
+
+def with_threads(model: Model, threads: int) -> Model:
+    """`model` with so many threads for every operator that oneDNN computes."""
+    schedule = Schedule("", "", 1, tuple(threads if one.engine == "ONEDNN" else 1 for one in model.net.op))
+    return schedule.applied(model)
+
+
+def _estimated_times(
+    graph: Graph, model: Model, widths: Sequence[int], inputs: Mapping[str, Array] | None
+) -> dict[int, list[float]]:
+    """Times from the cost of operators; all the same where shapes are not known."""
+    types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in model.parameters.items()}
+    types |= {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in (inputs or {}).items()}
+    try:
+        costs = infer_net(graph, types, model.parameters).costs
+    except DagexecError:
+        costs = (None,) * len(graph)
+    return _scaled_times(graph, [10e-6 if cost is None else cost.seconds for cost in costs], widths)
+
+
+def _scaled_times(graph: Graph, alone: Sequence[float], widths: Sequence[int]) -> dict[int, list[float]]:
+    """Times on several threads, from those on one."""
+
+    def wide(index: int, width: int) -> float:
+        if _threads_of(graph, index, width) == 1:
+            return alone[index]
+        return alone[index] * (1 - _PARALLEL_SHARE + _PARALLEL_SHARE / width) + _TEAM_SECONDS
+
+    return {width: [wide(index, width) for index in range(len(graph))] for width in widths}

@@ -1,0 +1,257 @@
+"""Threads inside operators or operators side by side: schedules of a net, predicted from measured operator times.
+
+A schedule gives every operator its threads, and the net its workers. Five kinds are known:
+
+    one after another   one worker, an operator has as many threads as make it fastest
+    on one thread       one worker, and one thread for every operator
+    side by side        several workers, every operator has a worker's share of the cores
+    mixed               the net is cut at the operators that are ordered with all others; each part between two of them
+                        runs one way or the other, whichever is predicted to be faster
+    for throughput      one thread an operator, a core for each run in flight
+
+An operator on more cores than its worker's share must not run beside others. In a mixed schedule control inputs put it
+in order with those it could run beside, so everything that follows from the graph (hazards, chains, memory) is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dagexec.core.arguments import make_argument
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.plan.simulate import Machine, predict_host
+
+_ALIKE = 1.02
+_WAITING = ("on one thread", "side by side", "one after another", "mixed")  # the least first
+
+OperatorTimes = Mapping[int, Sequence[float]]
+"""By number of threads, the seconds that each operator takes, in list order."""
+
+_GAIN, _GAIN_SECONDS = 0.95, 1e-6  # what more threads must bring to an operator, as times vary
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a net runs.
+
+    Attributes:
+        kind: in words, for reports.
+        net_type, workers: of the net.
+        threads: of each operator, in list order.
+        order: pairs of operators; a control input makes the second wait for the first.
+    """
+
+    kind: str
+    net_type: str
+    workers: int
+    threads: tuple[int, ...]
+    order: tuple[tuple[int, int], ...] = ()
+
+    def applied(self, model: Model) -> Model:
+        """`model` with these threads and control inputs."""
+        net = NetDef()
+        net.CopyFrom(model.net)
+        for definition, threads in zip(net.op, self.threads, strict=True):
+            set_threads(definition, threads)
+        for first, second in self.order:
+            net.op[second].control_input.append(net.op[first].output[0])
+        return replace(model, net=net)
+
+
+def set_threads(definition: OperatorDef, threads: int) -> None:
+    """Let the operator's primitive use `threads` threads; 1 is what is meant without the argument."""
+    kept = [argument for argument in definition.arg if argument.name != "threads"]
+    del definition.arg[:]
+    definition.arg.extend(kept)
+    if threads > 1:
+        definition.arg.append(make_argument("threads", threads))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Operators that come one after the other in the list. With `branches`, some of them need not wait for others."""
+
+    operators: tuple[int, ...]
+    branches: bool
+
+
+def parts(graph: Graph) -> tuple[Part, ...]:
+    """The graph cut at the operators that are ordered with all others.
+
+    Such an operator has all before it in the list as ancestors and all behind it as descendants: no edge of the
+    transitive reduction passes it by, where operators without parents count as children of a source before the list and
+    those without children as parents of a sink behind it.
+    """
+    count = len(graph)
+    beginning, ending = [0] * (count + 1), [0] * (count + 1)  # edges that pass by begin before, and end behind
+    for index in range(count):
+        parents = graph.reduced_parents[index]
+        beginning[parents[0] + 1 if parents else 0] += 1
+        ending[index] += 1
+        if not graph.reduced_children[index]:
+            beginning[index + 1] += 1
+    rows: list[tuple[bool, list[int]]] = []
+    passing = 0
+    for index in range(count):
+        passing += beginning[index] - ending[index]
+        if not rows or rows[-1][0] != bool(passing):
+            rows.append((bool(passing), []))
+        rows[-1][1].append(index)
+    return tuple(Part(tuple(operators), branches) for branches, operators in rows)
+
+
+@dataclass(frozen=True)
+class ScheduleProblem:
+    """What schedules are made for.
+
+    Attributes:
+        graph: of the net.
+        times: of its operators.
+        machine: what scheduling costs; its slowdown is that of one-thread operators on several cores.
+        cores: how many threads may compute at once.
+        workers: of the net, where that is not to be chosen.
+        alone: the net type when one worker runs everything.
+        together: the net type for several workers.
+    """
+
+    graph: Graph
+    times: OperatorTimes
+    machine: Machine
+    cores: int
+    workers: int | None = None
+    alone: str = "simple"
+    together: str = "dag"
+
+
+def candidates(situation: ScheduleProblem) -> list[Schedule]:
+    """The schedules worth a look, each different from the others, the one predicted to be fastest first.
+
+    Among those that are predicted to be as fast within 2%, the one whose threads wait for each other least.
+    """
+    found = [one_after_another(situation)]
+    if situation.workers in (None, 1):
+        found.append(on_one_thread(situation))
+    if situation.workers != 1 and situation.graph.operators:
+        for width in sorted(width for width in situation.times if width < situation.cores):
+            found += [side_by_side(situation, width), mixed(situation, width)]
+    distinct: dict[object, Schedule] = {}
+    for schedule in found:
+        distinct.setdefault((schedule.workers, schedule.threads, schedule.order), schedule)
+    seconds = {schedule: predicted_seconds(situation, schedule) for schedule in distinct.values()}
+    limit = min(seconds.values()) * _ALIKE
+
+    def rank(schedule: Schedule) -> tuple[float, float]:
+        alike = seconds[schedule] <= limit
+        return (0.0, _WAITING.index(schedule.kind)) if alike else (1.0, seconds[schedule])
+
+    return sorted(seconds, key=rank)
+
+
+def one_after_another(situation: ScheduleProblem) -> Schedule:
+    """Every operator with as many threads as make it fastest, on one worker; or kept in list order on several."""
+    threads = tuple(_fastest(situation.times, index, situation.cores) for index in range(len(situation.graph)))
+    workers = situation.workers or 1
+    if workers == 1 or situation.together == "simple":
+        return Schedule("one after another", situation.alone, workers, threads)
+    order = [pair for part in parts(situation.graph) for pair in _in_list_order(situation.graph, part)]
+    return Schedule("one after another", situation.together, workers, threads, tuple(order))
+
+
+def on_one_thread(situation: ScheduleProblem) -> Schedule:
+    """Nobody else is needed, and nobody has to be woken: what small nets can be fastest with."""
+    threads = (1,) * len(situation.graph)
+    return Schedule("on one thread", situation.alone, 1, threads)
+
+
+def side_by_side(situation: ScheduleProblem, width: int) -> Schedule:
+    """As many workers as have `width` threads each; no operator has more."""
+    threads = tuple(_fastest(situation.times, index, width) for index in range(len(situation.graph)))
+    return Schedule("side by side", situation.together, situation.workers or situation.cores // width, threads)
+
+
+def mixed(situation: ScheduleProblem, width: int) -> Schedule:
+    """Each part of the net as `side_by_side` or in list order with all cores, whichever is predicted to be faster.
+
+    That is `one_after_another` where no part gains from branches.
+    """
+    narrow, wide = side_by_side(situation, width), one_after_another(situation)
+    threads = list(wide.threads)
+    order: list[tuple[int, int]] = []
+    gained = False
+    for part in parts(situation.graph):
+        if not part.branches:
+            continue
+        seconds = sum(situation.times[wide.threads[index]][index] for index in part.operators)
+        if _part_seconds(situation, part, narrow) < seconds or not _may_be_ordered(situation.graph, part):
+            gained = True
+            for index in part.operators:
+                threads[index] = narrow.threads[index]
+        else:
+            order += _in_list_order(situation.graph, part)
+    if not gained:
+        return wide
+    return Schedule("mixed", situation.together, narrow.workers, tuple(threads), tuple(order))
+
+
+def for_throughput(graph: Graph, cores: int, replicas: int, net_type: str | None) -> Schedule:
+    """One thread an operator and a worker a core: runs that are in flight at once share nothing."""
+    chosen = net_type or ("simple" if replicas >= cores else "dag")
+    workers = min(cores, replicas) if chosen == "simple" else cores
+    return Schedule("for throughput", chosen, workers, (1,) * len(graph))
+
+
+def predicted_seconds(situation: ScheduleProblem, schedule: Schedule) -> float:
+    """Seconds that a run takes by list scheduling; no cost of scheduling for a net that one worker runs in a loop."""
+    seconds = [situation.times[threads][index] for index, threads in enumerate(schedule.threads)]
+    if schedule.net_type == "simple":
+        return sum(seconds)
+    graph = _with_order(situation.graph, schedule.order)
+    return predict_host(build_plan(graph, seconds), replace(situation.machine, workers=schedule.workers))
+
+
+def _part_seconds(situation: ScheduleProblem, part: Part, schedule: Schedule) -> float:
+    """Seconds of one part of the net under `schedule`."""
+    graph = _subgraph(situation.graph, part.operators)
+    seconds = [situation.times[schedule.threads[index]][index] for index in part.operators]
+    return predict_host(build_plan(graph, seconds), replace(situation.machine, workers=schedule.workers))
+
+
+def _subgraph(graph: Graph, operators: Sequence[int]) -> Graph:
+    net = NetDef(name=graph.name)
+    net.op.extend(graph.operators[index] for index in operators)
+    return build_graph(net, lambda _name: True)
+
+
+def _with_order(graph: Graph, order: Sequence[tuple[int, int]]) -> Graph:
+    if not order:
+        return graph
+    net = NetDef(name=graph.name)
+    net.op.extend(graph.operators)
+    for first, second in order:
+        net.op[second].control_input.append(net.op[first].output[0])
+    return build_graph(net, lambda _name: True)
+
+
+def _in_list_order(graph: Graph, part: Part) -> list[tuple[int, int]]:
+    """The pairs of neighbors in the list that nothing else keeps in order."""
+    pairs = zip(part.operators, part.operators[1:], strict=False)
+    return [(first, second) for first, second in pairs if first not in graph.parents[second]]
+
+
+def _may_be_ordered(graph: Graph, part: Part) -> bool:
+    """False where an operator without outputs leaves nothing to wait for."""
+    return all(graph.operators[index].output for index in part.operators)
+
+
+def _fastest(times: OperatorTimes, index: int, most: int) -> int:
+    """The threads, up to `most`, with which an operator is fastest; more of them only where they gain enough."""
+    best = min(times)
+    for threads in sorted(times):
+        gained = times[best][index] - times[threads][index]
+        if threads <= most and gained > max(_GAIN_SECONDS, (1 - _GAIN) * times[best][index]):
+            best = threads
+    return best

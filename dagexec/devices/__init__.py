@@ -1,0 +1,1 @@
+"""The kinds of devices: the host, a simulated asynchronous device, and CUDA."""

@@ -1,0 +1,127 @@
+"""Waiting inside an operator for something that another thread does, with a way out: the run is stopped, or is late.
+
+A thread that works for a run says so (`working_for`); `wait_until` then ends when that run is stopped, by a failure
+elsewhere, a cancellation or a timeout.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from dagexec.errors import RunCancelledError, RunTimeoutError
+from dagexec.platform.threads import Mutex, ThreadWait, acquire, threads
+
+
+class Stoppable(Protocol):
+    """What is used of a run.
+
+    Attributes:
+        stopped: no more work is to be done for it; set before those who wait are told.
+        waits: the waits to end when it is stopped.
+    """
+
+    stopped: bool
+    waits: list[ThreadWait]
+
+
+class _Work(threading.local):
+    """What the calling thread works for, and until when."""
+
+    run: Stoppable | None = None
+    deadline: float = math.inf
+
+
+work = _Work()
+
+
+@contextmanager
+def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Iterator[None]:
+    """Within it, what blocks in this thread ends when `run` is stopped, or at `deadline` of the monotonic clock.
+
+    Without a `run` it is the one that the thread works for already, if any.
+    """
+    before = work.run, work.deadline
+    work.run, work.deadline = run or work.run, min(deadline, work.deadline)
+    try:
+        yield
+    finally:
+        work.run, work.deadline = before
+
+
+class _Call(ThreadWait):
+    """Nobody waits: who would be woken by it is called."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._call = call
+
+    def notify(self) -> None:
+        """Call."""
+        self._call()
+
+
+@contextmanager
+def calling_when_stopped(call: Callable[[], object]) -> Iterator[None]:
+    """Within it, `call` is called when the run is stopped that this thread works for, from any thread, or at once.
+
+    That is for a run in it, which its own waits are ended by.
+    """
+    run = work.run
+    if run is None:
+        yield
+        return
+    told = _Call(call)
+    run.waits.append(told)
+    try:
+        if run.stopped:
+            call()
+        yield
+    finally:
+        run.waits.remove(told)
+
+
+def wait_until(
+    lock: Mutex, waits: list[ThreadWait], ready: Callable[[], bool], what: str, timeout: float | None = None
+) -> bool:
+    """Wait until `ready()`; False when it is not within `timeout` seconds. The caller holds `lock`, before and after.
+
+    Whoever changes what `ready` looks at calls `notify` on each of `waits`, with the lock held. `what` names the wait
+    in errors. Raises RunCancelledError when the run that the thread works for was stopped, and RunTimeoutError at its
+    deadline.
+    """
+    now = threads().monotonic
+    run = work.run
+    limit = math.inf if timeout is None else now() + timeout
+    deadline = min(limit, work.deadline)
+    while not ready():
+        if run is not None and run.stopped:
+            raise RunCancelledError(f"{what}: the run was stopped while it waited")
+        left = deadline - now() if deadline < math.inf else -1.0
+        if left <= 0 and deadline < math.inf:
+            if work.deadline <= limit:
+                raise RunTimeoutError(f"{what}: the run timed out while it waited")
+            return False
+        _wait(lock, waits, run, min(left, threading.TIMEOUT_MAX))
+    return True
+
+
+def _wait(lock: Mutex, waits: list[ThreadWait], run: Stoppable | None, seconds: float) -> None:
+    wait = ThreadWait()
+    waits.append(wait)
+    if run is not None:
+        run.waits.append(wait)
+    lock.release()
+    try:
+        if run is None or not run.stopped:  # who stops it tells the waits it finds after it said so
+            wait.wait(seconds)
+    finally:
+        acquire(lock)
+        waits.remove(wait)
+        if run is not None:
+            run.waits.remove(wait)

@@ -1,0 +1,131 @@
+"""Deadlines: until when something may take, as one moment that all who work on it are told of.
+
+A deadline is made where the time is granted, and passed down. Whoever works in a loop asks it before each turn.
+`held_to` reaches those who know nothing of it: they call `check_deadline` between two pieces of work, such as preparing
+two operators. Native code looks at no clock: `attempt` makes a call that may take any time in a thread of its own, and
+leaves that behind when it is late.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import Generic, TypeVar
+
+from dagexec.errors import DeadlineExceededError
+from dagexec.platform.threads import ThreadWait, threads
+
+T = TypeVar("T")
+
+
+class Deadline:
+    """A moment on a clock that never goes back. Threads may ask it at once."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` from now; infinity for none."""
+        self._end = time.perf_counter() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left; less than 0 when it is over."""
+        return self._end - time.perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """True from that moment on."""
+        return self.left() <= 0
+
+    def within(self, seconds: float) -> Deadline:
+        """`seconds` from now, or this moment where it comes sooner."""
+        return Deadline(min(seconds, self.left()))
+
+    def expire(self) -> None:
+        """Make it over now, for all who ask."""
+        self._end = -math.inf
+
+
+_held_to: ContextVar[Deadline | None] = ContextVar("_held_to", default=None)
+
+
+@contextmanager
+def held_to(deadline: Deadline) -> Iterator[None]:
+    """Within the block, `check_deadline` raises DeadlineExceededError once `deadline` is over."""
+    token = _held_to.set(deadline)
+    try:
+        yield
+    finally:
+        _held_to.reset(token)
+
+
+def check_deadline() -> None:
+    """Raises DeadlineExceededError when the caller is held to a deadline that is over."""
+    deadline = _held_to.get()
+    if deadline is not None and deadline.is_over:
+        raise DeadlineExceededError("the time for it is over")
+
+
+def attempt(call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
+    """What `call` returns, made in a thread of its own that is left behind after `seconds`: DeadlineExceededError then.
+
+    The thread is held to a deadline and ends when `call` does; whatever that works on must be its own, and `late` is
+    called when both have ended, to clean up. The wait for it can be interrupted. Raises what `call` raises.
+    """
+    attempted = _Attempt(call, seconds, late)
+    try:
+        return attempted.result(seconds)
+    finally:
+        attempted.leave()
+
+
+class _Attempt(Generic[T]):
+    """A call under way in a thread of its own."""
+
+    def __init__(self, call: Callable[[], T], seconds: float, late: Callable[[], object]) -> None:
+        self._call = call
+        self._late = late
+        self._deadline = Deadline(seconds)
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._parties = 2  # who has not ended: the thread, and whoever waits for it
+        self._heard = False
+        self._told = ThreadWait()
+        context = copy_context()
+        threads().start(lambda: context.run(self._work), "attempt")
+
+    def result(self, seconds: float) -> T:
+        """Wait for it. Raises DeadlineExceededError when it takes longer than `seconds`."""
+        if not self._told.wait(min(max(0.0, seconds), threading.TIMEOUT_MAX)):
+            raise DeadlineExceededError(f"it takes longer than {seconds:.3f} s")
+        self._heard = True
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def leave(self) -> None:
+        """Wait for it no longer."""
+        self._deadline.expire()
+        self._end()
+
+    def _work(self) -> None:
+        try:
+            with held_to(self._deadline):
+                self._found.append(self._call())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._told.notify()
+            self._end()
+
+    def _end(self) -> None:
+        """One of both has ended; the last of them cleans up after a call that nobody waited for."""
+        with self._lock:
+            self._parties -= 1
+            is_last = self._parties == 0
+        if is_last and not self._heard:
+            self._late()

@@ -1,0 +1,113 @@
+"""What a child made by `os.fork` finds: all memory of the parent, copied when written to, and one thread of its own.
+
+What the parent's other threads were at stays as it was at that moment, and nobody goes on with it:
+
+- an object whose threads are gone, or that shares a lock with them, is told (`reset_after_fork`);
+- a lock that guards a few assignments is nobody's in the child (`ProcessLock`);
+- what takes longer, and cannot be found half done, is waited for before the process forks (`undivided`).
+
+A team of OpenMP threads is let go of before the fork, see `dagexec.platform.teams`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+_Owner = TypeVar("_Owner")
+
+LONGEST_WAIT = 10.0
+"""Seconds that a fork waits for what other threads do undivided."""
+
+LEFT_BEHIND = "the process was forked, and the threads stayed in the parent; make it anew in the child"
+"""Why something that has threads does nothing in a child."""
+
+_resets: dict[int, tuple[weakref.ref[object], Callable[[object], None]]] = {}
+_numbers = itertools.count()
+
+
+def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
+    """In a child that `os.fork` makes while `owner` lives, call `reset(owner)`.
+
+    The child has none of the parent's other threads, and locks that one of them held stay held for good.
+    """
+    number = next(_numbers)
+    # the callback, pop(number, dead reference), is no function of Python: Ctrl-C in one would be swallowed
+    _resets[number] = weakref.ref(owner, partial(_resets.pop, number)), reset  # type: ignore[assignment]
+
+
+class ProcessLock:
+    """A lock that in a child made by `os.fork` nobody holds: `with lock.own:`.
+
+    For what guards a few assignments, which leave nothing behind that a child could not live with. There may be many:
+    each costs nothing at a fork, and is renewed when it is first asked for afterwards.
+    """
+
+    __slots__ = ("_lock", "_process")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = _process
+
+    @property
+    def own(self) -> threading.Lock:
+        """The lock of this process, to be taken at once.
+
+        It is the interpreter's own, as Ctrl-C may come between any two calls of a context manager written in Python.
+        """
+        if self._process is not _process:
+            with _renewing:
+                if self._process is not _process:
+                    self._lock = threading.Lock()
+                    self._process = _process
+        return self._lock
+
+
+_process = object()  # another one in every child
+_renewing = threading.Lock()
+_undivided: list[int] = []  # threads, once for each block they are in
+_changed = threading.Condition()
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """A fork that another thread asks for waits until the block is over: for loading libraries and modules.
+
+    The block takes no time that the user decides on, and waits for no thread that could fork.
+    """
+    me = threading.get_ident()
+    _undivided.append(me)
+    try:
+        yield
+    finally:
+        _undivided.remove(me)
+        with _changed:
+            _changed.notify_all()
+
+
+def _await_others() -> None:
+    """Before a fork: wait for what other threads do undivided, but not for ever."""
+    me = threading.get_ident()
+    with _changed:
+        _changed.wait_for(lambda: all(thread == me for thread in _undivided), LONGEST_WAIT)
+
+
+def _in_child() -> None:
+    global _process, _renewing, _changed
+    _process, _renewing, _changed = object(), threading.Lock(), threading.Condition()
+    me = threading.get_ident()
+    _undivided[:] = [thread for thread in _undivided if thread == me]
+    for reference, reset in tuple(_resets.values()):
+        owner = reference()
+        if owner is not None:
+            reset(owner)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_await_others, after_in_child=_in_child)

@@ -1,0 +1,211 @@
+"""Host memory: what this process may still take of it, and who has been promised some.
+
+The least of three numbers counts: what the machine has available, what the control groups around the process have left,
+and the process's address space where that is limited. The system gives out memory when it is touched first, long after
+it was asked for. So large blocks are kept in a list, and what nobody has touched of them is taken off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.errors import ResourceError
+from dagexec.platform.cgroups import control_groups, memory_left, memory_limit
+
+Array = npt.NDArray[Any]
+
+_MEMORY_INFO = "/proc/meminfo"
+_LINE = 64  # bytes: a cache line, and the widest vector register
+_FRESH = 0.05  # seconds for which a number is believed
+_LEAST_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Bytes that are left of something.
+
+    Attributes:
+        left: the bytes.
+        owner: who has them, for messages.
+        promised: whether blocks that nobody has touched yet are among those left.
+    """
+
+    left: int
+    owner: str
+    promised: bool = True
+
+
+def physical_bytes() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def limits() -> Iterator[Limit]:
+    """All that bounds what this process may take, as of now."""
+    physical = physical_bytes()
+    yield Limit(_available(physical), "this machine")
+    for folder in dict.fromkeys(control_groups("memory")):
+        limit = memory_limit(folder)
+        left = memory_left(folder, limit) if limit is not None and limit < physical else None
+        if left is not None:
+            yield Limit(left, f"the control group {folder} (limit {limit:,})")
+    yield from _address_space()
+
+
+def _available(physical: int) -> int:
+    try:
+        with open(_MEMORY_INFO, encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        return physical
+    return physical
+
+
+def _address_space() -> Iterator[Limit]:
+    """What is left of the address space, where a limit is set."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        used = 0
+    yield Limit(max(0, limit - used), f"the address space of this process (limit {limit:,})", promised=False)
+
+
+def address_space_is_limited() -> bool:
+    """True when addresses cost something, even those of memory that is never touched."""
+    return any(True for _ in _address_space())
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    address: int
+    nbytes: int
+    reference: weakref.ref[Array]
+
+
+class Promises:
+    """Large blocks that were asked for and live; the system may not have given all of them yet."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._recent: list[int] = []  # bytes of those listed since `nbytes` was asked last
+        self._promised = 0  # bytes of the others that nobody has touched, or more
+        self._seen = -math.inf
+        self._limits: tuple[Limit, ...] = ()
+
+    def add(self, owner: Array, nbytes: int, start: int = 0) -> None:
+        """List `nbytes` bytes from `start` of the memory of `owner`, for as long as that array lives."""
+        if nbytes < _LEAST_LISTED:
+            return
+        address = owner.__array_interface__["data"][0] + start
+        reference = weakref.ref(owner, partial(self._blocks.pop, address))
+        self._blocks[address] = _Block(address, nbytes, reference)
+        self._recent.append(nbytes)
+
+    def shortage(self, nbytes: int) -> Limit | None:
+        """The limit that `nbytes` more bytes would exceed, with what is left beside all promises; None: there is none.
+
+        Cheap while there is plenty.
+        """
+        if time.monotonic() - self._seen < _FRESH and self._short(nbytes + sum(self._recent)) is None:
+            return None
+        blocks = tuple(self._blocks.copy().values())  # blocks that die meanwhile leave the dict
+        self._recent = []
+        self._limits = tuple(limits())
+        self._seen = time.monotonic()
+        self._promised = sum(block.nbytes for block in blocks)
+        if self._short(nbytes) is None:
+            return None
+        self._promised = sum(map(_untouched, blocks))
+        return self._short(nbytes)
+
+    def _short(self, nbytes: int) -> Limit | None:
+        for limit in self._limits:
+            left = max(0, limit.left - self._promised) if limit.promised else limit.left
+            if nbytes > left:
+                return Limit(left, limit.owner, limit.promised)
+        return None
+
+
+_promises = Promises()
+
+
+def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
+    """`nbytes` new bytes on a cache line. Raises ResourceError, saying `what` they are, when they are not to be had."""
+    check_fits(nbytes, what)
+    try:
+        raw = np.empty(nbytes + _LINE, np.uint8)
+    except MemoryError:
+        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refuses it") from None
+    promise(raw, nbytes)
+    offset = -raw.ctypes.data % _LINE
+    return raw[offset : offset + nbytes]
+
+
+def check_fits(nbytes: int, what: str) -> None:
+    """Raise ResourceError when this process cannot take `nbytes` more bytes; `what` names it in the message."""
+    short = _promises.shortage(nbytes)
+    if short is not None:
+        raise ResourceError(f"{what} needs {nbytes:,} bytes; {short.owner} has {short.left:,} left")
+
+
+def fits(nbytes: int) -> bool:
+    """True when `check_fits` would raise nothing: for who calls it often, and makes its message only where it does."""
+    return _promises.shortage(nbytes) is None
+
+
+def promise(owner: Array, nbytes: int, start: int = 0) -> None:
+    """Let later checks know that `nbytes` bytes from `start` of the array's memory are going to be used."""
+    _promises.add(owner, nbytes, start)
+
+
+def _find_mincore() -> Any:
+    """The C library's mincore; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    try:
+        function = ctypes.CDLL(None).mincore
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return function
+
+
+_mincore = _find_mincore()
+
+
+def _untouched(block: _Block) -> int:
+    """Bytes of a block's pages that the system has not given yet; 0 where it does not tell."""
+    if _mincore is None or block.reference() is None:
+        return 0
+    page = mmap.PAGESIZE
+    first = -(-block.address // page)
+    count = (block.address + block.nbytes) // page - first
+    if count <= 0:
+        return 0
+    resident = np.zeros(count, np.uint8)
+    if _mincore(first * page, count * page, resident.ctypes.data):
+        return 0
+    return int(count - np.count_nonzero(resident & 1)) * page

@@ -1,0 +1,147 @@
+"""What the processor has: instruction set, vector width, cores that this process may use, and caches.
+
+Everything that depends on the processor asks here: blocks of channel layouts, candidates for measuring, cost rules,
+numbers of threads, and the keys of stored choices. Two processors of one name may differ in what they can do, and a
+library may be told to use less than there is (`ONEDNN_MAX_CPU_ISA`, `OPENBLAS_CORETYPE`), so a key names the
+instruction sets in effect and not only the name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dagexec.platform.cgroups import control_groups
+
+_FLOAT32_BITS = 32
+_DEFAULT_CACHE = 32 << 20
+_DEFAULT_CORE_CACHE = 1 << 20
+_UNITS = {"K": 10, "M": 20, "G": 30}
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """What a library of kernels generates code for.
+
+    Attributes:
+        name: as oneDNN spells it in `ONEDNN_MAX_CPU_ISA`, such as "AVX2".
+        lanes: float32 numbers in a vector.
+        bfloat16: products of bfloat16 are instructions.
+        int8: sums of products of int8 are instructions, and exact (VNNI).
+    """
+
+    name: str
+    lanes: int
+    bfloat16: bool = False
+    int8: bool = False
+
+
+_VNNI, _BF16 = 0x40 | 0x08, 0x80 | 0x10
+_SETS = (  # bits of dnnl_cpu_isa_t (oneDNN's dnnl_types.h), the newest first; a set has those of its predecessors
+    (0x0FEF, "AVX512_CORE_AMX", 512),
+    (0x01EF, "AVX512_CORE_FP16", 512),
+    (0x00E7, "AVX512_CORE_BF16", 512),
+    (0x0067, "AVX512_CORE_VNNI", 512),
+    (0x0027, "AVX512_CORE", 512),
+    (0x001F, "AVX2_VNNI_2", 256),
+    (0x000F, "AVX2_VNNI", 256),
+    (0x0007, "AVX2", 256),
+    (0x0003, "AVX", 256),
+    (0x0001, "SSE41", 128),
+)
+
+
+def instruction_set(bits: int) -> InstructionSet:
+    """The instruction set of a number of `dnnl_cpu_isa_t`: the newest known set that it includes."""
+    for needed, name, width in _SETS:
+        if bits & needed == needed:
+            return InstructionSet(name, width // _FLOAT32_BITS, bool(bits & _BF16), bool(bits & _VNNI))
+    return InstructionSet("plain", 1)
+
+
+@cache
+def numpy_instruction_set() -> str:
+    """The newest extension that NumPy's loops use here, such as "AVX512_SPR"; "baseline" where there is none."""
+    try:
+        found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    except (KeyError, TypeError, AttributeError):
+        return "baseline"
+    return str(found[-1]) if found else "baseline"
+
+
+@cache
+def processor_name() -> str:
+    """The name of this machine's processor, such as "AMD EPYC 9B14"; its architecture where no name is known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def processor_key() -> str:
+    """The part of a choice's key that says on which processor a measurement holds."""
+    blas = os.environ.get("OPENBLAS_CORETYPE", "")
+    told = f" as {blas}" if blas else ""
+    return f"{processor_name()}, {numpy_instruction_set()}{told}"
+
+
+def available_cores() -> int:
+    """Cores this process may keep busy: those of its affinity, and no more than its control group's quota allows.
+
+    A quota of 1.5 cores counts as 1: threads that wait for each other would spend the rest on waiting.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.floor(min(cores, cpu_quota())))
+
+
+@cache
+def cpu_quota() -> float:
+    """Cores that the control groups of this process grant it, as of the first call; infinity without a limit."""
+    return min((quota for folder in control_groups("cpu") for quota in _quotas(folder)), default=math.inf)
+
+
+def _quotas(folder: Path) -> Iterator[float]:
+    """The limit of one control group, in cores, where it has one."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        if int(quota) > 0 and int(period) > 0:
+            yield int(quota) / int(period)
+    except (OSError, ValueError):  # none, "max", or a file that is something else
+        return
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the processor's largest cache, as far as the system tells; 32 MiB otherwise."""
+    return max((size for _, size in _caches()), default=_DEFAULT_CACHE)
+
+
+@cache
+def core_cache() -> int:
+    """Bytes of a core's second-level cache, as far as the system tells; 1 MiB otherwise."""
+    return next((size for level, size in _caches() if level == 2), _DEFAULT_CORE_CACHE)
+
+
+def _caches() -> Iterator[tuple[int, int]]:
+    """Level and bytes of the caches of the first core that hold data."""
+    for folder in sorted(_CACHES.glob("index*")):
+        try:
+            text = (folder / "size").read_text().strip()
+            yield int((folder / "level").read_text()), int(text[:-1]) << _UNITS[text[-1]]
+        except (OSError, ValueError, KeyError, IndexError):
+            continue

@@ -1,0 +1,1 @@
+"""The inside of an executor: requests, their queue and dispatch, statistics and telemetry."""

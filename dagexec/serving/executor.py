@@ -1,0 +1,605 @@
+"""Executor: a compiled model to embed in a larger application. `compile` makes one.
+
+An executor owns a worker pool and `replicas` nets over shared parameters, so that many runs may be in flight. A request
+waits in a queue until a replica is free; `run` blocks its thread meanwhile, `run_async` only its task.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy.typing as npt
+
+from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.parameters import check_operators
+from dagexec.binding.replicas import NetOptions, Replica, Replicas, build_replicas
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.device import CPU, Device, make_context
+from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
+from dagexec.core.host_placement import model_on_host
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator_arguments import with_arguments
+from dagexec.core.runtime import Priority
+from dagexec.core.workspace import Workspace
+from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SettingError
+from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import LazyModule
+from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.observe.trace_lines import line_observer
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import task, waiting_time
+from dagexec.serving.dispatch import Admission, Dispatcher, WhenFull
+from dagexec.serving.inline import InlineCalls
+from dagexec.serving.model_source import ModelSource, load_model
+from dagexec.serving.requests import Request
+from dagexec.serving.statistics import ExecutorStatistics
+from dagexec.serving.telemetry import Telemetry, require_telemetry
+from dagexec.serving.waiting import TaskWait
+from dagexec.serving.warm_up import Shapes, zero_feeds
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from dagexec.compiler import compilation
+    from dagexec.compiler.compilation import Precision
+else:
+    compilation = LazyModule("dagexec.compiler.compilation")
+
+
+def compile(
+    model: ModelSource,
+    *,
+    optimize: bool = True,
+    net_type: str | None = None,
+    num_workers: int | None = None,
+    intra_op_threads: int | None = None,
+    replicas: int = 1,
+    device: str | None = None,
+    dtype: Precision = "float32",
+    calibration: Feeds | Iterable[Feeds] | None = None,
+    without_passes: Collection[str] = (),
+    keep: Collection[str] = (),
+    shapes: Shapes | None = None,
+    tuning_seconds: float | None = None,
+    streams_per_worker: int = 1,
+    stream_priority: str = "normal",
+    capture: bool = False,
+    layout: str | None = None,
+    library_states: bool = False,
+    nan: compilation.Nan = "kept",
+    operator_arguments: Mapping[str, ArgumentValue] | None = None,
+    allow_io: bool = False,
+    max_queued: int | None = None,
+    when_full: WhenFull = "wait",
+    warm_start: bool | Shapes = False,
+    telemetry: bool | Tracer = False,
+    progress: Callable[[str], object] | None = None,
+) -> Executor:
+    """Load a model and make it ready to run.
+
+    Args:
+        model: what `dagexec.serving.model_source.load_model` takes: a file, a folder, a message, or "zoo:NAME".
+        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose what is left open. With False it runs as it
+            is given, under "dag" unless `net_type` says otherwise, and every blob of it can be asked for.
+        net_type: `simple`, `dag` or `async_dag`; None to have it chosen.
+        num_workers: threads of the pool; None to have it chosen, without `optimize` the cores divided by
+            `intra_op_threads`, and for `simple` no more than `replicas`.
+        intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
+            results may differ in the last bits from those with 1.
+        replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
+        device: where operators run that name no device: "cpu", "cuda:N" or "sim:N". "cpu" puts all of them there,
+            whatever devices the file names. None: "cpu" for those that name none.
+        dtype: what the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
+        calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
+        without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
+        keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
+        shapes: of inputs, by name, to optimize for; by default the model's own, with 1 for an axis of any size.
+        tuning_seconds: how long layouts, kernels and schedules may be measured; by default DAGEXEC_TUNING_SECONDS, or
+            0: they follow from rules, or from what `dagexec tune` measured earlier (docs/tuning.md).
+        streams_per_worker: streams of each device on which a worker launches what one replica computes.
+        stream_priority: "normal", or "high" for streams that a device prefers where several have work.
+        capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
+            on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
+        layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes; None to have it
+            chosen on cpu, and NCHW on devices.
+        library_states: on CUDA, operators of cuDNN take turns at the four library states of the device, in place of
+            working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
+        nan: "kept", or "any": maxima that oneDNN and cuDNN compute may give a number for NaN, so that nobody looks
+            for one (docs/precision.md says what that costs).
+        operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
+            all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
+        allow_io: operators may read and write files and talk to other processes; without it they may only read
+            databases in the folder of the model's own files (docs/security.md).
+        max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
+        when_full: what a call does that finds so many: "wait" until there is room, or "reject" with QueueFullError.
+        warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
+            (see `Executor.warm_up`); or the shapes of those zeros by input name.
+        telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
+        progress: called, in this thread, with a few words on what compilation does next. `logging` has them, too, at
+            level DEBUG for "dagexec".
+
+    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
+    an operator that reaches further than is allowed, ArgumentError for an argument that no operator knows, FeedError
+    for a blob to keep that the model has not, SettingError for an option out of range, and with `warm_start` what
+    `warm_up` raises.
+    """
+    loaded = load_model(model, allow_io=allow_io)
+    check_operators(loaded)
+    if device is not None and Device.parse(device) == CPU:
+        loaded = model_on_host(loaded)
+    options = compilation.CompileOptions(
+        optimize=optimize,
+        net_type=net_type,
+        num_workers=num_workers,
+        intra_op_threads=intra_op_threads,
+        replicas=replicas,
+        device=CPU if device is None else Device.parse(device),
+        without_passes=frozenset(without_passes),
+        keep=frozenset(keep),
+        shapes=shapes,
+        tuning_seconds=tuning_seconds,
+        dtype=dtype,
+        calibration=_calibration(calibration),
+        capture=capture,
+        layout=layout,
+        library_states=library_states,
+        nan=nan,
+        progress=progress,
+    )
+    make_context(options.device)
+    if telemetry is not False:
+        require_telemetry()  # before anything is measured
+    if stream_priority not in ("normal", "high"):
+        raise SettingError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
+    if not isinstance(streams_per_worker, int) or streams_per_worker < 1:
+        raise SettingError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
+    admission = Admission(max_queued, when_full)
+    if operator_arguments:
+        loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
+    _check_kept(loaded, options.keep)
+    compiled = compilation.compile_model(loaded, options)
+    tracing = None
+    if telemetry is not False:
+        tracing = Telemetry(loaded.name, compiled.net_type, None if telemetry is True else telemetry)
+    net_options = NetOptions(
+        compiled.net_type,
+        options.device,
+        compiled.intra_op_threads,
+        streams_per_worker,
+        Priority[stream_priority.upper()],
+        options.keep.union(compiled.model.outputs, compiled.model.inputs) if optimize else None,
+        capture,
+    )
+    workers, parameters = compiled.num_workers, compiled.parameters
+    given = loaded if isinstance(model, Model) else replace(loaded, parameters={})  # nobody needs those that are gone
+    executor = Executor(compiled.model, net_options, workers, replicas, admission, tracing, given, parameters)
+    if warm_start is not False:
+        try:
+            executor._warm_up_with_zeros(None if warm_start is True else warm_start)
+        except BaseException:
+            executor.close()
+            raise
+    return executor
+
+
+def _check_kept(model: Model, names: Iterable[str]) -> None:
+    written = {name for operator in model.net.op for name in operator.output}
+    unknown = sorted(set(names) - written - model.inputs.keys() - model.parameters.keys())
+    if unknown:
+        raise FeedError(f"net {model.name!r}: keep: {unknown} are no blobs that this net writes")
+
+
+def _calibration(feeds: Feeds | Iterable[Feeds] | None) -> tuple[Feeds, ...]:
+    if feeds is None:
+        return ()
+    return (feeds,) if isinstance(feeds, Mapping) else tuple(feeds)
+
+
+class Executor:
+    """A compiled model. Use it as a context manager, or call `close`.
+
+    `run` may be called from many threads and `run_async` from many tasks at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: NetOptions,
+        num_workers: int,
+        replicas: int,
+        admission: Admission,
+        telemetry: Telemetry | None,
+        given: Model | None = None,
+        parameters: Workspace | None = None,
+    ) -> None:
+        """Use `compile`. `given` is the model before it was rewritten, None when it was not.
+
+        `parameters` holds the model's parameters and what was derived from them already; None when nothing was.
+        """
+        self.model = model
+        self.net_type = options.net_type
+        self.num_workers = num_workers
+        self._options, self._admission, self._telemetry = options, admission, telemetry
+        self._keep = options.keep
+        self._source = given or model
+        self._needed = self._source.needed_inputs()
+        self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
+        self._given = {name for operator in self._source.net.op for name in operator.output}
+        self._now = threads().monotonic
+        self._open(replicas, parameters)
+
+    def _open(self, replicas: int, parameters: Workspace | None) -> None:
+        """Start the workers and make the nets."""
+        model, options = self.model, self._options
+        self._pool = WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
+        try:
+            with garbage_collection_paused():
+                self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
+        except BaseException:
+            self._pool.close()
+            raise
+        self._finalizer = weakref.finalize(self, _dropped, self._pool, self._replicas)
+        self._finalizer.atexit = False
+        self._dispatcher = Dispatcher(
+            model.name, self._replicas, self._pool, options.device, self._admission, self._telemetry
+        )
+        self.graph = self._replicas.graph
+        self._direct: InlineCalls | None = None
+        teams = options.intra_op_threads > 1
+        alone = replicas <= (1 if teams else self.num_workers)
+        if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
+            in_sequence = self.num_workers == 1 or options.net_type == "simple"
+            self._direct = InlineCalls(model.net.name, self._dispatcher, in_sequence, teams)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def inputs(self) -> Mapping[str, InputInfo]:
+        """Names, dtypes and shapes a run must be fed with."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the results a run returns."""
+        return self.model.outputs
+
+    def run(
+        self,
+        feeds: Feeds | npt.ArrayLike,
+        *,
+        outputs: Iterable[str] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        trace: Observer | None = None,
+    ) -> Outputs:
+        """Run the model once and block until it is done. Its operators may run in the calling thread.
+
+        Args:
+            feeds: an array for every input, by name; or the array itself, where the net has one input.
+            outputs: names of blobs to return, by default the model's outputs.
+            out: arrays that these results are written to, by name; each has the dtype and shape of its result, and each
+                of its elements a place of its own, apart from inputs, parameters and the other arrays. What they hold
+                after a run that failed is undefined.
+            timeout: seconds until the run is cancelled, waiting for a replica included.
+            priority: of the requests that wait for a replica the one with the greatest goes first, among equal ones
+                the oldest; chains of its run go before those of others. A request that has been the oldest while 32
+                others were taken goes next all the same.
+            trace: is told what runs when: a `Trace`, or any observer.
+
+        Returns arrays that belong to the caller, those of `out` where it has them. Raises FeedError, OperatorError,
+        RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
+        is no integer, and DagexecError when an operator calls it on the executor that runs it.
+        """
+        if feeds.__class__ is not dict:
+            feeds = named_feeds(self.model.name, feeds, self._needed)
+        given: Feeds = feeds
+        names = self.model.outputs if outputs is None else self._fetchable(outputs)
+        if out is not None:
+            given = self._apart(given, names, out)
+        if self._direct is not None and timeout is None and trace is None and priority.__class__ is int:
+            results = self._direct.run(given, names, out)
+            if results is not None:
+                return results
+        waiting_time(timeout)
+        deadline = None if timeout is None else self._now() + timeout
+        wait = ThreadWait()
+        request = self._request(given, names, out, priority, trace, wait)
+        try:
+            self._dispatcher.submit(request, start_here=True)
+            in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
+            if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+                wait.wait()
+        except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
+            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
+                wait.wait()
+            _attach_secondary(error, request)
+            raise
+        return request.outcome()
+
+    async def run_async(
+        self,
+        feeds: Feeds | npt.ArrayLike,
+        *,
+        outputs: Iterable[str] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        trace: Observer | None = None,
+    ) -> Outputs:
+        """Run the model once; the task waits, the event loop (asyncio or trio) does not.
+
+        The arguments and results are those of `run`; the arrays fed, and those of `out`, must be left alone until it
+        returns. A cancelled await stops the run at the next chain boundary and returns when no worker uses the replica
+        any more.
+        """
+        if feeds.__class__ is not dict:
+            feeds = named_feeds(self.model.name, feeds, self._needed)
+        given: Feeds = feeds
+        names = self.model.outputs if outputs is None else self._fetchable(outputs)
+        if out is not None:
+            given = self._apart(given, names, out)
+        waiting_time(timeout)
+        deadline = None if timeout is None else self._now() + timeout
+        wait = TaskWait()
+        request = self._request(given, names, out, priority, trace, wait)
+        try:
+            self._dispatcher.submit(request, start_here=False)
+            in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))
+        except GeneratorExit:  # the coroutine was dropped: nobody can wait any more
+            self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
+            raise
+        except BaseException as error:
+            if self._dispatcher.cancel(request, self._cancelled("the awaiting task was cancelled")):
+                await wait.wait_out()
+            _attach_secondary(error, request)
+            raise
+        if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+            await wait.wait_out()
+        return request.outcome()
+
+    def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
+        """Prepare every replica for the shapes of `feeds`, and run each once; by default with zeros.
+
+        What is made for a shape at its first run is then there: prepared steps, memory that has been touched, what is
+        derived from parameters. For an axis of any size the zeros have 1; give `feeds` for other sizes. A net that
+        updates its own parameters is prepared but not run. Replicas that are busy are warmed when they are free.
+
+        Raises FeedError (also when the model does not say which shape an input has), OperatorError, ClosedError.
+        """
+        if feeds is None:
+            self._warm_up_with_zeros(None)
+        else:
+            self._warm_up(named_feeds(self.model.name, feeds, self._needed))
+
+    def statistics(self) -> ExecutorStatistics:
+        """What the executor is doing at this moment, and what it has done."""
+        return self._dispatcher.statistics()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Admit no more requests, let those queued and running finish, then close.
+
+        New requests, and those that wait to be admitted to a full queue, end with ClosedError. When `timeout` seconds
+        are over, the queue is given up as well and runs stop at the next chain boundary, both with ClosedError, and
+        False is returned. Raises what `close` raises.
+        """
+        if self._dispatcher.forked:
+            return True
+        longest = waiting_time(timeout)
+        self._shut()
+        in_time = self._wait_until_empty(longest)
+        if not in_time:
+            self._dispatcher.abandon_queue()
+            self._dispatcher.stop_running()
+        self.close()
+        return in_time
+
+    async def drain_async(self, timeout: float | None = None) -> bool:
+        """`drain` for a task. When it is cancelled, the executor admits no more, and is not closed yet."""
+        if self._dispatcher.forked:
+            return True
+        waiting_time(timeout)
+        self._shut()
+        wait = TaskWait()
+        self._dispatcher.when_empty(wait.notify)
+        in_time = await wait.wait(timeout)
+        if not in_time:
+            self._dispatcher.abandon_queue()
+            self._dispatcher.stop_running()
+        await self.aclose()
+        return in_time
+
+    def close(self, *, drain: bool = False) -> None:
+        """End queued requests with ClosedError, let running ones finish, and join the workers. Idempotent.
+
+        With `drain` queued requests finish as well. Raises DagexecError on one of the executor's own workers, which
+        would wait for itself. In a forked child there is nothing to close.
+        """
+        if self._dispatcher.forked:
+            return
+        self._shut()
+        if not drain:
+            self._dispatcher.abandon_queue()
+        self._wait_until_empty(-1)
+        self._release()
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        """`close` for a task. Cancelled or not, it returns when the executor is closed."""
+        if self._dispatcher.forked:
+            return
+        self._shut()
+        if not drain:
+            self._dispatcher.abandon_queue()
+        wait = TaskWait()
+        self._dispatcher.when_empty(wait.notify)
+        try:
+            await wait.wait_out()
+        finally:
+            await self._release_async()
+
+    def reopen(self) -> None:
+        """In a child made by `os.fork`: start workers and make nets anew, over the parameters of the parent.
+
+        The executor then serves as it did in the parent, with the same bytes; it may have been closed there. Memory of
+        parameters, and of what was derived from them, stays shared with the parent, as nobody writes to it; activations
+        are new. A net that updates its own parameters starts from what they were before its first run.
+
+        Raises DagexecError where the executor was not inherited from a parent or was reopened already, DeviceError for
+        CUDA, which works in no forked child, ResourceError when the system starts no threads or has no memory.
+        """
+        if not self._dispatcher.forked:
+            raise DagexecError(
+                f"net {self.model.name!r}: reopen is for an executor of the parent, in a child made by os.fork; "
+                "this one is of this process"
+            )
+        make_context(self._options.device)
+        old, finalizer = self._replicas, self._finalizer
+        self._open(len(old.members), old.parameters)
+        finalizer.detach()
+        old.close()
+
+    def net(self) -> BaseNet:
+        """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""
+        return self._replicas.members[0].net
+
+    def _request(
+        self,
+        feeds: Feeds,
+        names: Sequence[str],
+        out: Mapping[str, Array] | None,
+        priority: int,
+        trace: Observer | None,
+        wait: ThreadWait | TaskWait,
+    ) -> Request:
+        checked = check_feeds(self.model, feeds, self._needed)
+        return Request(checked, names, out=out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+
+    def _apart(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array]) -> dict[str, Array]:
+        """The feeds as the arrays that the run will read, of which `out` has been checked to be apart."""
+        if self._parameter_memory is None:
+            self._parameter_memory = HeldMemory({**self._source.parameters, **self.model.parameters})
+        arrays = as_arrays(self.model.name, feeds)
+        check_out(self.model.name, out, names, arrays, self._parameter_memory)
+        return arrays
+
+    def _fetchable(self, outputs: Iterable[str]) -> tuple[str, ...]:
+        names = result_names(self.model.name, outputs)
+        for name in names:
+            lost = self._keep is not None and name not in self._keep
+            if lost and name in self._given:
+                raise FeedError(
+                    f"net {self.model.name!r}: output {name!r} is not kept, as the net was rewritten for speed; "
+                    f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"
+                )
+            known = self._replicas.parameters if lost else self._replicas.members[0].workspace
+            if not known.has_blob(name):
+                raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
+        return names
+
+    def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
+        feeds = zero_feeds(self._source, shapes)
+        try:
+            self._warm_up(feeds)
+        except DagexecError as error:
+            error.add_note("while the net was warmed up with zeros; warm_up(feeds) warms it up with inputs of its own")
+            raise
+
+    def _warm_up(self, feeds: Feeds) -> None:
+        checked = check_feeds(self.model, feeds, self._needed)
+        for replica in self._replicas.members:
+            self._warm(replica, checked)
+
+    def _warm(self, replica: Replica, feeds: Outputs) -> None:
+        wait = ThreadWait()
+        request = Request(feeds, notify=wait.notify, pinned=replica, run_net=not self._replicas.updates_parameters)
+        try:
+            self._dispatcher.submit(request, start_here=True)
+            wait.wait()
+        except BaseException:
+            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
+                wait.wait()
+            raise
+        request.outcome()
+
+    def _shut(self) -> None:
+        self._dispatcher.check_caller("close")
+        self._dispatcher.shut()
+
+    def _wait_until_empty(self, seconds: float) -> bool:
+        wait = ThreadWait()
+        self._dispatcher.when_empty(wait.notify)
+        return wait.wait(seconds)
+
+    def _release(self) -> None:
+        self._pool.close()
+        self._replicas.close()
+        self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, for ever
+
+    async def _release_async(self) -> None:
+        """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
+        wait = TaskWait()
+        failures: list[BaseException] = []
+
+        def release() -> None:
+            try:
+                self._release()
+            except BaseException as error:
+                failures.append(error)
+            wait.notify()
+
+        thread = threads().start(release, name=f"dagexec-{self.model.name}-closing")
+        try:
+            await wait.wait_out()
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _cancelled(self, why: str) -> RunCancelledError:
+        return RunCancelledError(f"net {self.model.name!r}: {why}")
+
+    def _timed_out(self, timeout: float | None) -> RunTimeoutError:
+        return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
+
+
+def _dropped(pool: WorkerPool, replicas: Replicas) -> None:
+    """An executor is gone, perhaps without having been closed: the last thing its workers do is to close its nets.
+
+    Garbage is collected at any point of any thread, so nothing is waited for here.
+    """
+    with suppress(ClosedError):
+        pool.submit(task("closing the nets of an executor", replicas.close))
+    pool.shut()
+
+
+def _attach_secondary(error: BaseException, request: Request) -> None:
+    """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is not one."""
+    other, request.error = request.error, None
+    if other is None or other is error:
+        return
+    if not isinstance(other, RunCancelledError):
+        error.add_note(f"secondary error: {other}")
+    for note in getattr(other, "__notes__", ()):
+        error.add_note(note)

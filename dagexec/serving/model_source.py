@@ -1,0 +1,87 @@
+"""load_model: one entrance for everything a model can come from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from dagexec.core.io_access import IO
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.errors import ModelFormatError
+from dagexec.frontend.caffe2 import from_nets, load_caffe2
+from dagexec.frontend.predictor import PREDICTOR_SUFFIXES, load_predictor
+from dagexec.platform.lazy import LazyModule
+from dagexec.storage.net_file import TEXT_SUFFIXES, load_net
+
+if TYPE_CHECKING:
+    import onnx
+
+    from dagexec import zoo
+    from dagexec.frontend import onnx as onnx_frontend
+else:
+    onnx = LazyModule("onnx")
+    onnx_frontend = LazyModule("dagexec.frontend.onnx")
+    zoo = LazyModule("dagexec.zoo")
+
+ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model]
+
+ZOO_PREFIX = "zoo:"
+
+
+def load_model(source: ModelSource, *, allow_io: bool = False) -> Model:
+    """The model that `source` names or holds.
+
+    Args:
+        source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
+            single NetDef (.pb, .pbtxt) that needs no init net; that of a minidb of Caffe2's predictor exporter (.mdl,
+            .minidb); "zoo:NAME"; an onnx.ModelProto, with all its data
+            inside; a NetDef; an (init net, predict net) pair; or a Model, which is returned as it is.
+        allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
+            databases in the folder of the model's own files.
+
+    Raises ModelFormatError for a missing file, an unknown zoo name or any other object, saying what was expected;
+    otherwise what the frontend raises.
+    """
+    model = _load(source)
+    return replace(model, allow_io=IO.ANY) if allow_io else model
+
+
+def _load(source: ModelSource) -> Model:
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, NetDef):
+        return from_nets(None, source, name="net")
+    if isinstance(source, tuple) and len(source) == 2 and all(isinstance(net, NetDef) for net in source):
+        return from_nets(*source, name="net")
+    if isinstance(source, str) and source.startswith(ZOO_PREFIX):
+        return zoo.build(source.removeprefix(ZOO_PREFIX))
+    if isinstance(source, str | os.PathLike):
+        return _load_path(Path(source))
+    if isinstance(source, onnx.ModelProto):
+        return onnx_frontend.from_model_proto(source)
+    raise ModelFormatError(f"a {type(source).__name__} is no model; expected {_EXPECTED}")
+
+
+_EXPECTED = (
+    "the path of an .onnx file, of a .mdl of Caffe2's predictor exporter or of a folder with init_net.pb and "
+    'predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, or "zoo:NAME"'
+)
+
+
+def _load_path(path: Path) -> Model:
+    if os.path.isdir(path):
+        return load_caffe2(path)
+    if not os.path.exists(path):
+        hint = f'; did you mean "{ZOO_PREFIX}{path}"?' if str(path) in zoo.names() else ""
+        raise ModelFormatError(f"{path}: no such file or folder{hint}")
+    if path.suffix == ".onnx":
+        return onnx_frontend.load_onnx(path)
+    if path.suffix in (".pb", *TEXT_SUFFIXES):
+        model = from_nets(None, load_net(path), name=path.stem)
+        return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
+    if path.suffix in PREDICTOR_SUFFIXES:
+        return load_predictor(path)
+    raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")

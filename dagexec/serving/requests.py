@@ -1,0 +1,209 @@
+"""Requests, and the queue in which they wait: the more urgent first, equal ones in order of arrival, none for ever."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.replicas import Replica
+from dagexec.core.operator import Step
+from dagexec.errors import ClosedError, DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.platform.shutdown import hold_daemon
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.run.run import Run
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+MOST_OVERTAKEN = 32
+"""How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
+
+_STALE_ENTRIES_KEPT = 64
+
+
+class Request:
+    """One call of `run` or `run_async`, from the queue to its result.
+
+    The lock of the dispatcher that serves it guards what changes.
+
+    Attributes:
+        feeds: checked arrays, let go at the end.
+        names: blobs to return.
+        out: arrays of the caller's for some of them, let go at the end; or None.
+        priority: higher goes first.
+        trace: is told what runs when, or None.
+        notify: called from any thread when `outcome` is there to be asked for.
+        pinned: the replica that must serve it (warm-up), or None for any.
+        run_net: False for a request that only has its replica prepared.
+        created: when it was made, on the dispatcher's clock.
+        begun: when it got a replica; None before.
+        queue: the queue it waits in, if any.
+        replica: who serves it; None before and afterwards.
+        fed: the replica is being fed for it, or was.
+        run: its run, from the time it is on the pool.
+        following: the request that got the replica after it.
+        cancelled: why it is to end early.
+        over: the result or the error is settled.
+        span: its OpenTelemetry span, if spans were asked for.
+    """
+
+    __slots__ = (
+        "begun", "cancelled", "created", "error", "fed", "feeds", "following", "names", "notify", "out", "over",
+        "pinned", "priority", "queue", "replica", "result", "run", "run_net", "span", "trace",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        feeds: Mapping[str, Array],
+        names: Sequence[str] = (),
+        *,
+        out: Mapping[str, Array] | None = None,
+        priority: int = 0,
+        trace: Observer | None = None,
+        notify: Callable[[], object],
+        pinned: Replica | None = None,
+        run_net: bool = True,
+    ) -> None:
+        self.feeds = feeds
+        self.names = names
+        self.out = out
+        self.priority = priority
+        self.trace = trace
+        self.notify = notify
+        self.pinned = pinned
+        self.run_net = run_net
+        self.created = 0.0
+        self.begun: float | None = None
+        self.queue: RequestQueue | None = None
+        self.replica: Replica | None = None
+        self.fed = False
+        self.run: Run | None = None
+        self.following: Request | None = None
+        self.cancelled: DagexecError | None = None
+        self.over = False
+        self.result: Outputs | None = None
+        self.error: BaseException | None = None
+        self.span: Span | None = None
+
+    def outcome(self) -> Outputs:
+        """The outputs, or raise what went wrong. To be asked once, as the request lets go of both."""
+        error, self.error = self.error, None
+        result, self.result = self.result, None
+        if error is not None:
+            hold_daemon()
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        assert result is not None
+        return result
+
+
+class InlineRun:
+    """The run of a replica in the thread of its caller. The dispatcher's lock guards what changes.
+
+    Attributes:
+        replica: who serves it.
+        caller: the identifier of the thread.
+        begun: when it began.
+        running: it is under way; False from the moment it is counted.
+        steps: what it calls; to clear the list is to stop it.
+        stopped: why it was stopped.
+        handing: gives the replica to those who wait, on a worker; None while nobody waits.
+    """
+
+    __slots__ = ("begun", "caller", "handing", "replica", "running", "steps", "stopped")
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.caller = 0
+        self.begun = 0.0
+        self.running = False
+        self.steps: list[Step] = []
+        self.stopped: ClosedError | None = None
+        self.handing: Run | None = None
+
+
+def outcome_name(error: BaseException | None) -> str:
+    """How statistics and spans call the end of a request: completed, failed, cancelled or timed_out."""
+    if error is None:
+        return "completed"
+    if isinstance(error, RunTimeoutError):
+        return "timed_out"
+    return "cancelled" if isinstance(error, RunCancelledError | ClosedError) else "failed"
+
+
+class RequestQueue:
+    """Requests in the order in which they are to be served. Not safe by itself: its owner's lock guards it.
+
+    The highest priority goes first, and requests of equal priority in order of arrival. A request that has been the
+    oldest while `MOST_OVERTAKEN` others were taken goes next, whatever its priority: one with n older requests before
+    it waits for at most (n + 1) * (MOST_OVERTAKEN + 1) others. Every operation takes O(log n), amortized.
+
+    Attributes:
+        waiting: the requests, the oldest first; to look at.
+    """
+
+    __slots__ = ("_arrivals", "_heap", "_overtaken", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[Request, None] = OrderedDict()
+        self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
+        self._arrivals = itertools.count()
+        self._overtaken = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The oldest first."""
+        return iter(self.waiting)
+
+    def push(self, request: Request) -> None:
+        """Put `request` behind all of its priority."""
+        self.waiting[request] = None
+        request.queue = self
+        heappush(self._heap, (-request.priority, next(self._arrivals), request))
+
+    def pop(self) -> Request | None:
+        """Take the request whose turn it is; None when none waits."""
+        oldest = next(iter(self.waiting), None)
+        if oldest is None:
+            return None
+        request = oldest
+        if self._overtaken < MOST_OVERTAKEN:
+            while (request := self._heap[0][2]).queue is not self:
+                heappop(self._heap)
+        if request is not oldest:
+            self._overtaken += 1
+            self._forget(request)
+        else:
+            self.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take `request`, which waits here, out of its turn."""
+        if request is next(iter(self.waiting)):
+            self._overtaken = 0
+        self._forget(request)
+
+    def clear(self) -> list[Request]:
+        """Take all, oldest first."""
+        requests = list(self.waiting)
+        for request in requests:
+            request.queue = None
+        self.waiting.clear()
+        self._heap.clear()
+        self._overtaken = 0
+        return requests
+
+    def _forget(self, request: Request) -> None:
+        del self.waiting[request]
+        request.queue = None
+        if len(self._heap) > 2 * len(self.waiting) + _STALE_ENTRIES_KEPT:
+            self._heap = [entry for entry in self._heap if entry[2].queue is self]
+            heapify(self._heap)

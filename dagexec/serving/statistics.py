@@ -1,0 +1,86 @@
+"""What an executor is doing and has done, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dagexec.core.runtime import RuntimeStatistics
+from dagexec.scheduler.run.pool import PoolStatistics
+
+_TIMES_KEPT = 1000
+
+OUTCOMES = ("completed", "failed", "cancelled", "timed_out", "rejected")
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Seconds, over the last 1,000 completed runs; None while there is none."""
+
+    median: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Latencies:
+        """The median and the 99th percentile (nearest rank, from above) of `seconds`."""
+        ordered = sorted(seconds)
+        if not ordered:
+            return cls(None, None)
+        return cls(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
+
+
+@dataclass(frozen=True)
+class ExecutorStatistics:
+    """A moment of an executor. Runs that only warm it up are not counted.
+
+    Attributes:
+        replicas: how many runs may be in flight.
+        running: requests that have a replica.
+        queued: requests admitted that wait for a replica.
+        awaiting_admission: requests that wait to be admitted, as the queue is full.
+        completed, failed, cancelled, timed_out, rejected: requests by outcome. A request ended by `close` counts as
+            cancelled, one that met a full queue as rejected.
+        median_latency, p99_latency: seconds from request to result, over the last 1,000 completed runs.
+        queue_wait: of that, until a replica was free.
+        run_time: of that, from then on: feeding, running, fetching.
+        runs_per_replica: runs that each replica has begun, warm-up runs included.
+        busy_workers: worker threads that are at work.
+        pool: the worker pool.
+        streams: the streams and the memory of the device, for all its users; None on `cpu`.
+    """
+
+    replicas: int
+    running: int
+    queued: int
+    awaiting_admission: int
+    completed: int
+    failed: int
+    cancelled: int
+    timed_out: int
+    rejected: int
+    median_latency: float | None
+    p99_latency: float | None
+    queue_wait: Latencies
+    run_time: Latencies
+    runs_per_replica: tuple[int, ...]
+    busy_workers: int
+    pool: PoolStatistics
+    streams: RuntimeStatistics | None
+
+
+class Tally:
+    """Counts requests by outcome and remembers the times of completed ones. Its owner's lock guards it."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.times: deque[tuple[float, float]] = deque(maxlen=_TIMES_KEPT)
+
+    def count(self, outcome: str) -> None:
+        """One request ended so."""
+        self.outcomes[outcome] += 1
+
+    def completed(self, queue_wait: float, run_time: float) -> None:
+        """One request ended well, after so many seconds in the queue and on a replica."""
+        self.outcomes["completed"] += 1
+        self.times.append((queue_wait, run_time))

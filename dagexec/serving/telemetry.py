@@ -1,0 +1,69 @@
+"""OpenTelemetry spans, one a run. OpenTelemetry is imported only when they are asked for.
+
+A span begins when `run` or `run_async` is called, in the caller's context, and ends when the caller is told. It has
+the attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue_wait` (seconds until a replica was
+free) and `dagexec.outcome` (completed, failed, cancelled, timed_out or rejected); a run that raised has status ERROR
+and the exception recorded. An error of the tracer or of a span processor is logged; no run fails of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dagexec.errors import DagexecError
+from dagexec.platform.extras import install_command
+from dagexec.serving.requests import Request
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+logger = logging.getLogger("dagexec")
+
+SPAN_NAME = "dagexec.run"
+
+
+def require_telemetry() -> Any:
+    """The module `opentelemetry.trace`. Raises DagexecError when opentelemetry-api is not installed."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        raise DagexecError(
+            f"telemetry needs opentelemetry-api; install it with: {install_command('telemetry')}"
+        ) from None
+    return trace
+
+
+class Telemetry:
+    """Makes the spans of one executor."""
+
+    def __init__(self, net: str, net_type: str, tracer: Tracer | None) -> None:
+        """Without a `tracer`, the one called "dagexec" of the global provider. Raises what `require_telemetry` does."""
+        trace = require_telemetry()
+        self._tracer = tracer or trace.get_tracer("dagexec")
+        self._error = trace.StatusCode.ERROR
+        self._net = net
+        self._attributes: dict[str, str | int] = {"dagexec.net": net, "dagexec.net_type": net_type}
+
+    def start(self, request: Request) -> None:
+        """Begin the span of `request`; called by the thread or task that asks for the run."""
+        attributes = {**self._attributes, "dagexec.priority": request.priority}
+        try:
+            request.span = self._tracer.start_span(SPAN_NAME, attributes=attributes)
+        except Exception:
+            logger.exception("net %s: the span of a run could not be started", self._net)
+
+    def end(self, request: Request, outcome: str, error: BaseException | None, queue_wait: float) -> None:
+        """End it."""
+        span, request.span = request.span, None
+        if span is None:
+            return
+        try:
+            span.set_attribute("dagexec.queue_wait", queue_wait)
+            span.set_attribute("dagexec.outcome", outcome)
+            if error is not None:
+                span.record_exception(error)
+                span.set_status(self._error, str(error))
+            span.end()
+        except Exception:
+            logger.exception("net %s: the span of a run could not be ended", self._net)

@@ -1,0 +1,206 @@
+"""minidb: a database in one file, Caffe2's format and dagexec's default.
+
+A record is two int32 (length of key, length of value; little-endian), the key and the value; records follow one
+another to the end of the file. There is no index: a cursor reads from front to back.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from dagexec.errors import StorageError
+from dagexec.platform.files import regular_only
+from dagexec.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
+from dagexec.storage.publishing import Unpublished
+
+_LENGTHS = struct.Struct("<ii")
+_LONGEST = (1 << 31) - 1
+
+
+class MiniDatabase(Database):
+    """A file of records.
+
+    NEW writes beside the file and renames when the first transaction is committed; what follows is added to it. WRITE
+    adds at the end: a process that is killed meanwhile leaves a torn record there, which readers report.
+    """
+
+    def __init__(self, path: Path, mode: Mode) -> None:
+        """Raises StorageError when the file cannot be opened."""
+        self.path = path
+        self.mode = mode
+        self._unpublished: Unpublished | None = None
+        if mode is Mode.NEW:
+            self._unpublished = Unpublished(path)
+            return
+        try:
+            with open(path, "rb" if mode is Mode.READ else "ab", opener=regular_only):
+                pass
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{path}: this minidb cannot be opened: {reason(error)}") from None
+
+    def cursor(self) -> MiniCursor:
+        """A cursor with a file handle of its own."""
+        if self.mode is not Mode.READ:
+            raise StorageError(f"{self.path}: opened to {self.mode.value}; open it to read for a cursor")
+        return MiniCursor(self.path)
+
+    def transaction(self) -> MiniTransaction:
+        """A transaction at the end of the file."""
+        if self.mode is Mode.READ:
+            raise StorageError(f"{self.path}: opened to read; open it with Mode.WRITE or Mode.NEW to add records")
+        transaction = MiniTransaction(self.path, self._unpublished)
+        self._unpublished = None
+        return transaction
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return self.path.stat().st_size
+
+    def close(self) -> None:
+        """Forget a new file that no transaction was made for."""
+        if self._unpublished is not None:
+            self._unpublished.discard()
+            self._unpublished = None
+
+
+class MiniTransaction(Transaction):
+    """Records at the end of a file."""
+
+    def __init__(self, path: Path, unpublished: Unpublished | None) -> None:
+        self._path = path
+        self._unpublished = unpublished
+        try:
+            file = path if unpublished is None else unpublished.path
+            self._file: BinaryIO | None = open(file, "ab", opener=regular_only)  # noqa: SIM115 - until the commit
+            self._start = self._file.tell()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Write a record."""
+        file = self._opened()
+        if max(len(key), len(value)) > _LONGEST:
+            raise StorageError(
+                f"{self._path}: record {key[:80]!r} of {len(value):,} bytes is too long for a minidb, "
+                f"which holds {_LONGEST:,} bytes a record: write it in smaller chunks"
+            )
+        try:
+            file.write(_LENGTHS.pack(len(key), len(value)))
+            file.write(key)
+            file.write(value)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def commit(self) -> None:
+        """Bring the records to the disk and, of a new file, put it in its place."""
+        file = self._opened()
+        try:
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            self._file = None
+            if self._unpublished is not None:
+                self._unpublished.publish()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def abort(self) -> None:
+        """Cut the file where the transaction began; a new one goes."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()  # what is in its buffer goes to the file, or to nowhere
+            with suppress(OSError):
+                os.truncate(file.name, self._start)
+        if self._unpublished is not None:
+            self._unpublished.discard()
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            raise StorageError(f"{self._path}: this transaction is over; make a new one")
+        return self._file
+
+    def _failed(self, error: OSError) -> StorageError:
+        self.abort()
+        kept = "the file before it stays" if self._path.exists() else "nothing is left of it"
+        return StorageError(f"{self._path}: cannot be written: {reason(error)}; {kept}")
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:
+            self.abort()
+
+
+class MiniCursor(Cursor):
+    """A place in a file of records.
+
+    Attributes:
+        offset: where the record begins in the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = open(path, "rb", buffering=1 << 16, opener=regular_only)  # noqa: SIM115 - the cursor's
+            self._size = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise StorageError(f"{path}: this minidb cannot be read: {reason(error)}") from None
+        self.offset = 0
+        self.seek_to_first()
+
+    def seek_to_first(self) -> None:
+        """Go to the first record."""
+        self._file.seek(0)
+        self._end = 0
+        self.next()
+
+    def next(self) -> None:
+        """Read the record that follows."""
+        self.offset = self._end
+        self.key = self.value = b""
+        left = self._size - self.offset
+        self.valid = left > 0
+        if not self.valid:
+            return
+        if left < _LENGTHS.size:
+            raise self._damaged(f"it ends after {left} bytes of a record's {_LENGTHS.size} bytes of lengths")
+        key_length, value_length = _LENGTHS.unpack(self._read(_LENGTHS.size))
+        left -= _LENGTHS.size
+        if key_length < 0 or value_length < 0:
+            raise self._damaged(f"a record of negative length: key {key_length}, value {value_length}")
+        if key_length + value_length > left:
+            raise self._damaged(
+                f"the record has a key of {key_length:,} and a value of {value_length:,} bytes; {left:,} follow"
+            )
+        self.key = self._read(key_length)
+        self.value = self._read(value_length)
+        self._end = self.offset + _LENGTHS.size + key_length + value_length
+
+    @property
+    def position(self) -> str:
+        """Offset and key of the record."""
+        return f"offset {self.offset}, key {self.key[:80]!r}"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read(self, count: int) -> bytes:
+        try:
+            found = self._file.read(count)
+        except OSError as error:
+            raise self._damaged(reason(error)) from None
+        if len(found) != count:
+            raise self._damaged(f"{count:,} bytes expected, {len(found):,} found: the file shrank while it was read")
+        return found
+
+    def _damaged(self, problem: str) -> StorageError:
+        self.valid = False
+        return StorageError(f"{self._path}: damaged at offset {self.offset}: {problem}")
+
+
+register_database("minidb", MiniDatabase, Path.is_file)

@@ -1,0 +1,112 @@
+"""Reading and writing NetDefs and other messages as files, binary or text; and tensors as TensorProtos.
+
+Fields that dagexec does not know survive a binary round trip. Files are written to a temporary name and renamed, so a
+reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from dagexec.core.proto import NetDef, missing_fields
+from dagexec.errors import ModelFormatError
+
+M = TypeVar("M", bound=Message)
+
+TEXT_SUFFIXES = (".pbtxt", ".prototxt", ".txt")
+
+
+def load_net(path: str | os.PathLike[str]) -> NetDef:
+    """Read a NetDef: text form when the name ends in .pbtxt, .prototxt or .txt, else binary.
+
+    Raises ModelFormatError when the file cannot be read or is not a NetDef.
+    """
+    net = load_message(path, NetDef)
+    if not net.op and not net.name and not net.external_input and Path(path).stat().st_size:
+        raise ModelFormatError(f"{path}: not a NetDef: no operators, no name and no external inputs in it")
+    return net
+
+
+def save_net(net: NetDef, path: str | os.PathLike[str]) -> None:
+    """Write a NetDef, in the form its name asks for (see `load_net`), atomically. Raises ModelFormatError."""
+    save_message(net, path)
+
+
+def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
+    """Read one message of `kind` from a file. Raises ModelFormatError with the path and what is wrong."""
+    try:
+        content = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise ModelFormatError(f"{path}: cannot be read: {_reason(error)}") from None
+    return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)
+
+
+def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = False) -> M:
+    """Parse `content` as a message of `kind`; `source` names it in errors. Raises ModelFormatError."""
+    message = kind()
+    name = kind.DESCRIPTOR.name
+    try:
+        if text:
+            text_format.Parse(content.decode(), message)
+        else:
+            message.ParseFromString(content)
+            _check_strings(message)
+        if missing := missing_fields(message):
+            raise DecodeError(f"required fields are missing: {missing}")
+    except (DecodeError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFormatError(f"{source}: not a {name} ({len(content)} bytes): {error}") from None
+    return message
+
+
+def _check_strings(message: Message) -> None:
+    """Raise DecodeError for a string that is not UTF-8, which the parser lets pass and hands out as bytes."""
+    for descriptor, value in message.ListFields():
+        if descriptor.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING):
+            continue
+        for part in value if descriptor.is_repeated else (value,):
+            if isinstance(part, Message):
+                _check_strings(part)
+            elif isinstance(part, bytes):
+                raise DecodeError(f"the string {descriptor.full_name} is not UTF-8: {part[:40]!r}")
+
+
+def save_message(message: Message, path: str | os.PathLike[str]) -> None:
+    """Write a message to a file atomically, as text or binary by its name. Raises ModelFormatError."""
+    try:
+        if Path(path).suffix in TEXT_SUFFIXES:
+            content = text_format.MessageToString(message, print_unknown_fields=False).encode()
+        else:
+            content = message.SerializeToString(deterministic=True)
+    except (EncodeError, ValueError) as error:
+        raise ModelFormatError(f"{path}: the message cannot be written: {error}") from None
+    write_atomically(Path(path), content)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put `content` at `path`: all of it or, on failure, nothing. Raises ModelFormatError."""
+    if not path.name:
+        raise ModelFormatError(f"{path}: cannot be written: not the name of a file")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise ModelFormatError(f"{path}: cannot be written: {_reason(error)}") from None
+    finally:
+        with suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,308 @@
+"""Activations: pointwise operators, and PRelu, whose slope is an input. Softmax is in `softmax`.
+
+Most of the formulas are in `activation_passes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT_TYPES, NUMBER_TYPES, TypeMeta
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
+from dagexec.errors import ArgumentError
+from dagexec.ops.activation.passes import (
+    elu_passes,
+    exact_gelu_passes,
+    hard_sigmoid_passes,
+    hard_swish_passes,
+    leaky_relu_passes,
+    sigmoid_passes,
+    softplus_passes,
+    swish_passes,
+    tanh_gelu_passes,
+)
+from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
+from dagexec.ops.base.layout import (
+    BLOCKS,
+    ORDER_HELP,
+    channel_axis,
+    channel_count,
+    check_blocks,
+    image_order,
+)
+from dagexec.ops.base.pointwise import (
+    Pointwise,
+    UfuncOperator,
+    clip_pass,
+    pointwise,
+    scalar_pass,
+)
+
+
+@pointwise("Relu", "Y = max(X, 0).")
+class Relu(Pointwise):
+    """Rectified linear unit."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """One clip."""
+        return [clip_pass(x, 0.0, math.inf, y)]
+
+
+def at_least_zero(name: str, default: float) -> Callable[[OperatorCall], None]:
+    """A check that float argument `name` is not negative."""
+
+    def check(call: OperatorCall) -> None:
+        value = call.arguments.float(name, default)
+        if value < 0:
+            raise ArgumentError(f"{call.label}: argument {name!r} must be at least 0, found {value:g}")
+
+    return check
+
+
+@pointwise("ReluN", "Y = min(max(X, 0), n).", {"n": "upper limit, at least 0 (default 6)"}, check=at_least_zero("n", 6))
+class ReluN(Pointwise):
+    """Relu with an upper limit."""
+
+    constants = {"n": 6.0}
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """One clip."""
+        return [clip_pass(x, 0.0, self.constant("n"), y)]
+
+
+@pointwise("LeakyRelu", "Y = X where X > 0, else alpha * X.", {"alpha": "slope for negative X (default 0.01)"}, flops=2)
+class LeakyRelu(Pointwise):
+    """Relu with a slope for negative values."""
+
+    constants = {"alpha": 0.01}
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `leaky_relu_passes`."""
+        return leaky_relu_passes(x, y, scratch(0, x.shape), self.constant("alpha"))
+
+
+@pointwise(
+    "Elu",
+    "Y = X where X > 0, else alpha * (exp(X) - 1). Clevert et al., 2015, arXiv:1511.07289.",
+    {"alpha": "factor, at least 0 (default 1)"},
+    flops=10,
+    check=at_least_zero("alpha", 1.0),
+)
+class Elu(Pointwise):
+    """Exponential linear unit."""
+
+    constants = {"alpha": 1.0}
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `elu_passes`."""
+        return elu_passes(x, y, scratch(0, x.shape), self.constant("alpha"))
+
+
+@pointwise(
+    "Selu",
+    "Y = scale * (X where X > 0, else alpha * (exp(X) - 1)). Klambauer et al., 2017, arXiv:1706.02515.",
+    {"alpha": "factor of the exponential (default 1.67326...)", "scale": "factor of all (default 1.0507...)"},
+    flops=11,
+)
+class Selu(Elu):
+    """Scaled exponential linear unit."""
+
+    constants = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805}
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """Elu's, then the scale."""
+        return [*super().passes(x, y, scratch), scalar_pass(np.multiply, y, self.constant("scale"), y)]
+
+
+@pointwise("Sigmoid", "Y = 1 / (1 + exp(-X)).", flops=10)
+class Sigmoid(Pointwise):
+    """Logistic function; does not overflow, and keeps its relative accuracy where Y is small."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `sigmoid_passes`."""
+        return sigmoid_passes(x, y)
+
+
+@pointwise("Swish", "Y = X * Sigmoid(X).", flops=11, inplace=no_inplace)
+class Swish(Pointwise):
+    """Sigmoid-weighted linear unit; zero at minus infinity."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `swish_passes`."""
+        return swish_passes(x, y, scratch(0, x.shape))
+
+
+@pointwise("Softplus", "Y = ln(1 + exp(X)).", flops=20)
+class Softplus(Pointwise):
+    """Smooth Relu; does not overflow."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """See `softplus_passes`."""
+        return softplus_passes(x, y, scratch(0, x.shape))
+
+
+@pointwise("Softsign", "Y = X / (1 + |X|).", flops=3)
+class Softsign(Pointwise):
+    """Softsign."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """The formula."""
+        denominator = scratch(0, x.shape)
+        return [
+            partial(np.absolute, x, out=denominator),
+            scalar_pass(np.add, denominator, 1.0, denominator),
+            partial(np.divide, x, denominator, out=y),
+        ]
+
+
+@pointwise("Tanh", "Y = tanh(X).", flops=10)
+class Tanh(UfuncOperator):
+    """Hyperbolic tangent."""
+
+    ufunc = np.tanh
+
+
+@pointwise(
+    "HardSigmoid",
+    "Y = min(max(alpha * X + beta, 0), 1).",
+    {"alpha": "slope (default 0.2)", "beta": "value at 0 (default 0.5)"},
+    flops=3,
+)
+class HardSigmoid(Pointwise):
+    """Piecewise linear Sigmoid."""
+
+    constants = {"alpha": 0.2, "beta": 0.5}
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """Scale, shift, clip."""
+        return hard_sigmoid_passes(x, y, self.constant("alpha"), self.constant("beta"))
+
+
+@pointwise("HardSwish", "Y = X * min(max(X / 6 + 1/2, 0), 1). Howard et al., 2019, arXiv:1905.02244.", flops=4)
+class HardSwish(Pointwise):
+    """Piecewise quadratic Swish."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """The gate, then the product."""
+        return hard_swish_passes(x, y, scratch(0, x.shape))
+
+
+@pointwise(
+    "Gelu",
+    "Y = X * P(Z < X) for a standard normal Z; with fast_gelu, 0.5 X (1 + tanh(sqrt(2/pi) (X + 0.044715 X^3))). "
+    "Hendrycks and Gimpel, 2016, arXiv:1606.08415.",
+    {"fast_gelu": "1: the tanh approximation (default 0)"},
+    flops=40,
+    check=lambda call: call.arguments.bool("fast_gelu"),
+)
+class Gelu(Pointwise):
+    """Gaussian error linear unit."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """The exact form, or the tanh form."""
+        shape = x.shape
+        if self.arguments.bool("fast_gelu"):
+            return tanh_gelu_passes(x, y, scratch(0, shape))
+        return exact_gelu_passes(x, y, scratch(0, shape), scratch(1, shape), scratch(2, shape))
+
+
+def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float, float]:
+    """Arguments min and max within what `meta` holds; by default its limits. Raises ArgumentError."""
+    limits = np.iinfo(meta.numpy) if meta.is_integer else ml_dtypes.finfo(meta.numpy)  # type: ignore[no-untyped-call]
+    low, high = arguments.float("min", -math.inf), arguments.float("max", math.inf)
+    if low > high:
+        raise ArgumentError(f"{label}: argument 'min' must not exceed 'max', found {low:g} > {high:g}")
+    if not meta.is_integer:
+        lowest, highest = float(limits.min), float(limits.max)
+        return min(max(low, lowest), highest), max(min(high, highest), lowest)
+    first, last = int(limits.min), int(limits.max)
+    least = first if low <= first else last if low >= last else math.ceil(low)
+    most = last if high >= last else first if high <= first else math.floor(high)
+    return least, most
+
+
+@pointwise(
+    "Clip",
+    "Y = min(max(X, min), max).",
+    {"min": "lower limit (default: the type's)", "max": "upper limit (default: the type's)"},
+    metas=NUMBER_TYPES,
+    check=lambda call: clip_limits(call.arguments, call.label, call.inputs[0].meta),
+)
+class Clip(Pointwise):
+    """Clip to an interval."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """One clip."""
+        low, high = clip_limits(self.arguments, self.label, self.input(0).meta)
+        return [clip_pass(x, low, high, y)]
+
+
+def infer_prelu(call: OperatorCall) -> list[TensorType]:
+    """The output has the type of X, which `slope` must fit."""
+    call.require_types(0, *FLOAT_TYPES)
+    call.require_same_type()
+    slope_view(call.inputs[0].shape, call.inputs[1].shape, channel_axis(call), call)
+    return [call.inputs[0]]
+
+
+def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: OperatorCall) -> tuple[int, ...]:
+    """The shape, of as many axes as X, under which the slope broadcasts to X. Raises ShapeError when it does not."""
+    if math.prod(slope) == 1:
+        return (1,) * len(x)
+    order = image_order(call)
+    if order in BLOCKS:
+        check_blocks(call, 0)
+        if slope == (channel_count(order, x),):
+            return (1, x[1], *(1,) * (len(x) - 3), BLOCKS[order])
+    if len(slope) == 1 and x and slope[0] == x[channels] and order not in BLOCKS:
+        return (*(1,) * channels, slope[0], *(1,) * (len(x) - channels - 1))
+    padded = (*(1,) * (len(x) - len(slope)), *slope)
+    if len(slope) > 1 and len(padded) == len(x) and all(s in (1, d) for s, d in zip(padded, x, strict=True)):
+        return padded
+    each = channel_count(order, x) if len(x) > 1 else x[channels] if x else 0
+    expected = f"one element, {each} (a channel each)" if x else "one element"
+    raise call.fail(f"the slope must have {expected}, or a shape that broadcasts to X; found shape {slope}")
+
+
+@operator(
+    OpSchema(
+        "PRelu",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_prelu,
+        doc="Y = X where X > 0, else slope * X; the slope is shared, or one a channel, or any shape of several axes "
+        "that broadcasts to X. He et al., 2015, arXiv:1502.01852.",
+        input_names=("X", "slope"),
+        output_names=("Y",),
+        args={"order": ORDER_HELP},
+        unread_args=("alpha",),
+        inplace=first_to_first,
+    )
+)
+class PRelu(Operator):
+    """Relu with a learned slope for negative values."""
+
+    def prepare(self) -> Step:
+        """max(X, 0) + slope * min(X, 0)."""
+        x, call = self.x(0), self.call()
+        view = slope_view(x.shape, self.x(1).shape, channel_axis(call), call)
+        slope = np.broadcast_to(self.x(1).reshape(view), x.shape)
+
+        def passes(index: Index, source: Array, target: Array, scratch: Scratch) -> list[Step]:
+            negative = scratch(0, source.shape)
+            return [
+                clip_pass(source, -math.inf, 0.0, negative),
+                partial(np.multiply, negative, slope[index], out=negative),
+                clip_pass(source, 0.0, math.inf, target),
+                partial(np.add, target, negative, out=target),
+            ]
+
+        return blockwise(self, x, self.y(0), passes)

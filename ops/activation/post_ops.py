@@ -1,0 +1,245 @@
+"""Post-ops: what a fused operator still does to its result before it is written, as argument `post_ops` says it.
+
+An entry of the argument is `kind` with up to two numbers, `kind:a:b`, or `kind:I` with the number I of an input of the
+operator: another operand, in the result's physical order, that broadcasts to it. `sum:I` adds what input I holds, which
+must be the blob of output 0: the operator works in place there. Entries apply in order. The names are oneDNN's, where
+it has one; `ops.onednn.post_ops` gives them to its primitives, `result_passes` computes them with NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.errors import ArgumentError
+from dagexec.ops.activation.passes import (
+    elu_passes,
+    exact_gelu_passes,
+    hard_sigmoid_passes,
+    hard_swish_passes,
+    leaky_relu_passes,
+    mish_passes,
+    sigmoid_passes,
+    softplus_passes,
+    swish_passes,
+    tanh_gelu_passes,
+)
+from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
+from dagexec.ops.base.pointwise import clip_pass, scalar_pass
+
+POST_OPS_HELP = (
+    "what is done to the result, in order: strings out of relu, leaky_relu:alpha, clip:low:high, sigmoid, tanh, "
+    "elu:alpha, swish:alpha, hardswish, hardsigmoid:alpha:beta, gelu_erf, gelu_tanh, abs, sqrt, square, exp, log, "
+    "linear:a:b (a*y + b), pow:a:b (a*y^b), softplus, mish; add:I, mul:I, sub:I, div:I, max:I, min:I with the "
+    "operator's input number I; sum:I for input I that is output 0, in place (default: nothing)"
+)
+
+Passes = Callable[[Array, Scratch, float, float], list[Step]]
+"""The NumPy calls that compute a function in place, from the array, scratch arrays and the two numbers."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A post-op without another operand.
+
+    Attributes:
+        numbers: how many it takes.
+        flops: operations an element, as the operator of that name counts them.
+        passes: how NumPy computes it in place.
+    """
+
+    numbers: int
+    flops: int
+    passes: Passes
+
+
+def _linear(y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
+    scaled = [] if a == 1 else [scalar_pass(np.multiply, y, a, y)]
+    return scaled if b == 0 else [*scaled, scalar_pass(np.add, y, b, y)]
+
+
+def _power(y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
+    return [scalar_pass(np.power, y, b, y), *([] if a == 1 else [scalar_pass(np.multiply, y, a, y)])]
+
+
+def _ufunc(function: np.ufunc) -> Passes:
+    return lambda y, scratch, a, b: [partial(function, y, out=y)]
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "relu": Function(0, 1, lambda y, scratch, a, b: [clip_pass(y, 0.0, math.inf, y)]),
+    "leaky_relu": Function(1, 2, lambda y, scratch, a, b: leaky_relu_passes(y, y, scratch(0, y.shape), a)),
+    "clip": Function(2, 1, lambda y, scratch, a, b: [clip_pass(y, a, b, y)]),
+    "sigmoid": Function(0, 10, lambda y, scratch, a, b: sigmoid_passes(y, y)),
+    "tanh": Function(0, 10, _ufunc(np.tanh)),
+    "elu": Function(1, 10, lambda y, scratch, a, b: elu_passes(y, y, scratch(0, y.shape), a)),
+    "swish": Function(1, 11, lambda y, scratch, a, b: swish_passes(y, y, scratch(0, y.shape), a)),
+    "hardswish": Function(0, 4, lambda y, scratch, a, b: hard_swish_passes(y, y, scratch(0, y.shape))),
+    "hardsigmoid": Function(2, 3, lambda y, scratch, a, b: hard_sigmoid_passes(y, y, a, b)),
+    "gelu_erf": Function(
+        0, 40, lambda y, scratch, a, b: exact_gelu_passes(y, y, *(scratch(index, y.shape) for index in range(3)))
+    ),
+    "gelu_tanh": Function(0, 20, lambda y, scratch, a, b: tanh_gelu_passes(y, y, scratch(0, y.shape))),
+    "abs": Function(0, 1, _ufunc(np.absolute)),
+    "sqrt": Function(0, 1, _ufunc(np.sqrt)),
+    "square": Function(0, 1, _ufunc(np.square)),
+    "exp": Function(0, 10, _ufunc(np.exp)),
+    "log": Function(0, 10, _ufunc(np.log)),
+    "linear": Function(2, 2, _linear),
+    "pow": Function(2, 20, _power),
+    "softplus": Function(0, 20, lambda y, scratch, a, b: softplus_passes(y, y, scratch(0, y.shape))),
+    "mish": Function(0, 30, lambda y, scratch, a, b: mish_passes(y, y, scratch(0, y.shape), scratch(1, y.shape))),
+}
+"""Post-ops of the result alone."""
+
+BINARY: Mapping[str, np.ufunc] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "sub": np.subtract,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+"""Post-ops of the result and an input of the operator."""
+
+SUM = "sum"
+
+
+@dataclass(frozen=True)
+class PostOp:
+    """One entry of `post_ops`.
+
+    Attributes:
+        kind: a name of FUNCTIONS or BINARY, or SUM.
+        a, b: the numbers of a function, 0 where it has none.
+        input: the number of the input that a binary one or SUM reads; -1 for a function.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    input: int = -1
+
+    def __str__(self) -> str:
+        """The entry of the argument."""
+        if self.input >= 0:
+            return f"{self.kind}:{self.input}"
+        return ":".join([self.kind, *(repr(float(x)) for x in (self.a, self.b)[: FUNCTIONS[self.kind].numbers])])
+
+
+def parse_post_op(text: str, label: str) -> PostOp:
+    """An entry of `post_ops`. Raises ArgumentError, naming the operator `label`, for what is none."""
+    kind, *given = text.split(":")
+    if kind not in FUNCTIONS and kind not in BINARY and kind != SUM:
+        known = ", ".join([*FUNCTIONS, *BINARY, SUM])
+        raise ArgumentError(f"{label}: post_ops: {kind!r} is unknown; expected one of {known}")
+    function = FUNCTIONS.get(kind)
+    expected = 1 if function is None else function.numbers
+    if len(given) != expected:
+        what = "number(s)" if function is not None else "input number"
+        raise ArgumentError(f"{label}: post_ops: {kind!r} takes {expected} {what}, found {text!r}")
+    if function is None:
+        if not given[0].isdecimal():
+            raise ArgumentError(f"{label}: post_ops: {kind!r} takes the number of an input, found {text!r}")
+        return PostOp(kind, input=int(given[0]))
+    try:
+        numbers = [float(number) for number in given]
+    except ValueError:
+        raise ArgumentError(f"{label}: post_ops: {kind!r} takes {expected} number(s), found {text!r}") from None
+    if any(math.isnan(number) for number in numbers) or (kind == "clip" and numbers[0] > numbers[1]):
+        raise ArgumentError(f"{label}: post_ops: the numbers of {text!r} make no sense")
+    a, b = [*numbers, 0.0, 0.0][:2]
+    return PostOp(kind, a, b)
+
+
+def read_post_ops(call: OperatorCall) -> tuple[PostOp, ...]:
+    """Argument `post_ops`. Raises ArgumentError."""
+    return tuple(parse_post_op(text, call.label) for text in call.arguments.strings("post_ops"))
+
+
+def infer_post_ops(call: OperatorCall, output: TensorType, own: int) -> tuple[PostOp, ...]:
+    """Argument `post_ops` of an operator with result `output`, whose inputs from number `own` on are operands.
+
+    Raises ArgumentError for an input that is none or that no entry names, and for one in place that is not a `sum`,
+    ShapeError for an operand of another type than the result, or of a shape that does not broadcast to it.
+    """
+    post_ops = read_post_ops(call)
+    names, result = call.definition.input, call.definition.output[0]
+    for post_op in post_ops:
+        index = post_op.input
+        if index < 0:
+            continue
+        if not own <= index < len(names):
+            raise ArgumentError(
+                f"{call.label}: post_ops: {str(post_op)!r} names no operand: expected input {own} to {len(names) - 1}"
+            )
+        if post_op.kind == SUM:
+            if names[index] != result:
+                raise ArgumentError(
+                    f"{call.label}: post_ops: {str(post_op)!r} adds to the result in place, so input {index} must be "
+                    f"output blob {result!r}, found {names[index]!r}"
+                )
+            call.require_shape(index, output.shape, "the shape of the result")
+            call.require_types(index, output.meta)
+        else:
+            _require_operand(call, index, output)
+    for index in range(own, len(names)):
+        kinds = [post_op.kind for post_op in post_ops if post_op.input == index]
+        if not kinds:
+            raise ArgumentError(f"{call.label}: input {names[index]!r} (number {index}) is not named in post_ops")
+        if names[index] == result and kinds != [SUM]:
+            raise ArgumentError(
+                f"{call.label}: post_ops: input {index} is the output blob {result!r}: only a 'sum:{index}' may read it"
+            )
+    return post_ops
+
+
+def _require_operand(call: OperatorCall, index: int, output: TensorType) -> None:
+    call.require_types(index, output.meta)
+    shape = call.inputs[index].shape
+    padded = (*(1,) * (len(output.shape) - len(shape)), *shape)
+    if len(padded) != len(output.shape) or any(
+        size not in (1, full) for size, full in zip(padded, output.shape, strict=True)
+    ):
+        name = call.definition.input[index]
+        raise call.fail(f"operand {name!r} of post_ops must broadcast to the result {output.shape}, found {shape}")
+
+
+def post_op_flops(post_ops: Sequence[PostOp], elements: int) -> int:
+    """Operations on a result of so many elements."""
+    return elements * sum(FUNCTIONS[post_op.kind].flops if post_op.input < 0 else 1 for post_op in post_ops)
+
+
+def post_op_passes(
+    owner: Operator, post_ops: Sequence[PostOp], x: Array, y: Array, operands: Mapping[int, Array]
+) -> Step:
+    """The step that applies `post_ops` to `x` and leaves the result in `y`, which may be `x`, piece by piece.
+
+    `operands` are by input number; that of a `sum` is a copy of what `y` held. 16-bit floats are computed in float32
+    and rounded at the end.
+    """
+    in_place = x is y
+    if not y.size or (in_place and not post_ops):
+        return nothing_to_do
+    views = {index: np.broadcast_to(operand, y.shape) for index, operand in operands.items()}
+    if x.flags.c_contiguous and y.flags.c_contiguous and not views:
+        x, y = x.reshape(-1), y.reshape(-1)
+
+    def passes(index: Index, source: Array, target: Array, scratch: Scratch) -> list[Step]:
+        same = in_place and target.dtype == y.dtype
+        steps: list[Step] = [] if same else [partial(np.copyto, target, source)]
+        for post_op in post_ops:
+            if post_op.input < 0:
+                steps += FUNCTIONS[post_op.kind].passes(target, scratch, post_op.a, post_op.b)
+            else:
+                ufunc = BINARY["add" if post_op.kind == SUM else post_op.kind]
+                steps.append(partial(ufunc, target, views[post_op.input][index], out=target))
+        return steps
+
+    return blockwise(owner, x, y, passes)

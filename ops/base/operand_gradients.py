@@ -1,0 +1,122 @@
+"""Operators that give the gradients of several operands, each summed to the operand's shape: what they share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.ops.base.broadcast_reduction import SourcePasses, reduced
+from dagexec.ops.base.gradient_selection import WANTED_ARGS, wanted_inputs
+
+Views = Mapping[str, tuple[int, ...]]
+"""By what an input is called, the shape under which it broadcasts to that of the output; all of as many axes."""
+
+Form = tuple[Sequence[str], SourcePasses | None]
+"""A gradient: what it is computed from, and how; without passes it is the first of these."""
+
+
+class OperandGradients(Operator):
+    """Base of operators that give the gradients of several operands, each summed to the operand's shape.
+
+    Attributes:
+        given: what the gradient of the output is called among the inputs.
+        untyped: the inputs that need not have the element type of the others.
+    """
+
+    given: ClassVar[str]
+    untyped: ClassVar[tuple[str, ...]] = ()
+
+    def prepare(self) -> Step:
+        """One computation for each gradient that is asked for; one that overwrites that of the output is the last."""
+        call = self.call()
+        views = self.views(call)
+        roles = self.roles(call)
+        arrays = {name: self.x(index).reshape(views[name]) for name, index in roles.items()}
+        given = self.definition.input[roles[self.given]]
+        wanted = list(enumerate(wanted_inputs(call, self.operands(call))))
+        wanted.sort(key=lambda entry: self.definition.output[entry[0]] == given)
+        steps = []
+        for index, name in wanted:
+            sources, passes = self.form(name)
+            target = self.y(index).reshape(views[name])
+            steps.append(reduced(self, views[self.given], [arrays[source] for source in sources], target, passes))
+        return in_sequence(steps)
+
+    @classmethod
+    @abstractmethod
+    def roles(cls, call: OperatorCall) -> dict[str, int]:
+        """What each input is called, and its index."""
+
+    @classmethod
+    @abstractmethod
+    def operands(cls, call: OperatorCall) -> tuple[str, ...]:
+        """The inputs of the forward operator that may have a gradient."""
+
+    @classmethod
+    @abstractmethod
+    def views(cls, call: OperatorCall) -> Views:
+        """See Views. Raises ShapeError or ArgumentError when the inputs are not the forward operator's."""
+
+    @abstractmethod
+    def form(self, name: str) -> Form:
+        """How the gradient of operand `name` is computed."""
+
+
+def infer_operands(cls: type[OperandGradients], call: OperatorCall) -> list[TensorType]:
+    """Each gradient has the type of its operand; that of the output must have the shape that they broadcast to."""
+    roles = cls.roles(call)
+    given = roles[cls.given]
+    meta = call.require_types(given, *FLOAT_TYPES)
+    call.require_same_type(*(index for name, index in roles.items() if name not in cls.untyped))
+    shape = cls.views(call)[cls.given]
+    call.require_shape(given, shape, "that of the forward operator's output")
+    outputs = []
+    for index, name in enumerate(wanted_inputs(call, cls.operands(call))):
+        source = roles.get(name, given)
+        kind = TensorType(call.inputs[source].shape, meta)
+        if call.definition.output[index] == call.definition.input[given] and kind != call.inputs[given]:
+            raise call.fail(f"the gradient of {name}, {kind}, cannot overwrite {cls.given}, {call.inputs[given]}")
+        outputs.append(kind)
+    return outputs
+
+
+def register_gradients(
+    cls: type[OperandGradients],
+    op_type: str,
+    inputs: tuple[int, int],
+    outputs: tuple[int, int],
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    doc: str,
+    args: Mapping[str, str],
+    given: int,
+    flops: float = 2.0,
+) -> None:
+    """Register an operator; input `given` is the gradient of the output, which one output may overwrite."""
+
+    def cost(call: OperatorCall, kinds: Sequence[TensorType]) -> Cost:
+        work = flops * len(kinds) * call.inputs[given].elements
+        return Cost(int(work), sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in kinds))
+
+    schema = OpSchema(
+        op_type,
+        inputs=inputs,
+        outputs=outputs,
+        infer=lambda call: infer_operands(cls, call),
+        doc=doc,
+        input_names=names[0],
+        output_names=names[1],
+        args={**args, **WANTED_ARGS},
+        inplace=lambda source, _target: source == given,
+        cost=cost,
+    )
+    operator(schema)(cls)
+
+
+def stretched_views(shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The shapes with axes of size 1 in front, as many axes as `shape`."""
+    return {name: (*(1,) * (len(shape) - len(own)), *own) for name, own in shapes.items()}

@@ -1,0 +1,138 @@
+"""Pointwise operators: one input, one output of the same shape and type, each element on its own.
+
+A class says how a piece is computed (`passes`); `pointwise` gives it its schema and registers it. The classes are in
+`activation` and `unary`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.core.schema import Cost, InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, one_to_one
+from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
+
+
+class Pointwise(Operator):
+    """Base of the pointwise operators.
+
+    Attributes:
+        constants: the float arguments, by name, with their defaults.
+    """
+
+    constants: ClassVar[Mapping[str, float]] = {}
+
+    def prepare(self) -> Step:
+        """The passes over the whole tensor, cut into pieces when there are several."""
+        x, y = self.x(0), self.y(0)
+        if x.flags.c_contiguous and y.flags.c_contiguous:
+            x, y = x.reshape(-1), y.reshape(-1)
+        return blockwise(self, x, y, self._passes)
+
+    def constant(self, name: str) -> float:
+        """The value of float argument `name`."""
+        return self.arguments.float(name, self.constants[name])
+
+    @abstractmethod
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """The NumPy calls that compute `y` from `x`, which may be the same array."""
+
+    def _passes(self, _index: Index, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        return self.passes(x, y, scratch)
+
+
+class UfuncOperator(Pointwise):
+    """A pointwise operator that is one NumPy function."""
+
+    ufunc: ClassVar[Callable[..., Any]]
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """One call."""
+        return [partial(type(self).ufunc, x, out=y)]
+
+
+PointwiseClass = TypeVar("PointwiseClass", bound=type[Pointwise])
+Check = Callable[[OperatorCall], object]
+
+
+def pointwise(
+    name: str,
+    doc: str,
+    args: Mapping[str, str] | None = None,
+    *,
+    metas: tuple[TypeMeta, ...] = FLOAT_TYPES,
+    flops: float = 1.0,
+    inplace: InplaceRule = one_to_one,
+    check: Check | None = None,
+) -> Callable[[PointwiseClass], PointwiseClass]:
+    """Class decorator: register a Pointwise class as operator `name`.
+
+    `args` is the help text of each argument, `metas` the element types it takes, `flops` the work of an element;
+    `check` raises ArgumentError for arguments that make no sense, before anything runs.
+    """
+
+    def register(cls: PointwiseClass) -> PointwiseClass:
+        def infer(call: OperatorCall) -> list[TensorType]:
+            call.require_types(0, *metas)
+            for constant, default in cls.constants.items():
+                call.arguments.float(constant, default)
+            if check is not None:
+                check(call)
+            return [call.inputs[0]]
+
+        def cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+            return memory_cost(call, outputs, flops)
+
+        schema = OpSchema(
+            name,
+            inputs=(1, 1),
+            outputs=(1, 1),
+            infer=infer,
+            doc=doc,
+            input_names=("X",),
+            output_names=("Y",),
+            args=args or {},
+            inplace=inplace,
+            cost=cost,
+        )
+        operator(schema)(cls)
+        return cls
+
+    return register
+
+
+def clip_pass(x: Array, low: float, high: float, out: Array) -> Step:
+    """The pass `out = min(max(x, low), high)`, for arrays of one dtype; NaN stays.
+
+    `ndarray.clip` is used because on long arrays it is three times as fast as `np.maximum` with a scalar.
+    """
+    scalar: Callable[[float], np.generic] = x.dtype.type
+    if x.size < 1024 and low == -np.inf:
+        return partial(np.minimum, x, scalar(high), out=out)
+    if x.size < 1024 and high == np.inf:
+        return partial(np.maximum, x, scalar(low), out=out)
+    return partial(x.clip, scalar(low), scalar(high), out=out)
+
+
+def scalar_pass(ufunc: Callable[..., Any], x: Array, value: float, out: Array) -> Step:
+    """The pass `out = ufunc(x, value)`, the value rounded to the arrays' dtype."""
+    constant: npt.NDArray[Any] = np.asarray(value, x.dtype)
+    return partial(ufunc, x, constant, out=out)
+
+
+def logistic_denominator(x: Array, out: Array) -> list[Step]:
+    """The passes `out = 1 + exp(-x)`, for x at or above `logistic_floor`, where nothing overflows."""
+    return [partial(np.negative, x, out=out), partial(np.exp, out, out=out), scalar_pass(np.add, out, 1.0, out)]
+
+
+def logistic_floor(dtype: np.dtype[Any]) -> float:
+    """An x below which 1 / (1 + exp(-x)) is zero to any use (1e-38 in float32), and above which exp(-x) is finite."""
+    return -700.0 if dtype == np.float64 else -88.0

@@ -1,0 +1,1 @@
+"""Operators that watch or direct a run."""

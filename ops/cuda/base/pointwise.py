@@ -1,0 +1,132 @@
+"""Operators on CUDA that are one expression: what the tables of `activation`, `unary` and their gradients register.
+
+An operator keeps the schema, the arguments and the defaults of its class for the host; the expression reads its float
+arguments by name.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import ModuleType
+from typing import ClassVar
+
+import numpy as np
+
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator, operator_class, operator_module, schema_of
+from dagexec.ops.base.pointwise import Pointwise
+from dagexec.ops.base.pointwise_gradient import PointwiseGradient
+from dagexec.ops.cuda.base.expression import computed_scalar, elementwise
+from dagexec.ops.cuda.base.operator import CudaOperator
+
+
+class ExpressionOperator(CudaOperator):
+    """Base of operators whose inputs and outputs have one shape and whose step is one expression.
+
+    Attributes:
+        constants: the float arguments, by name, with their defaults.
+        result: what the expression calls the output.
+    """
+
+    constants: ClassVar[Mapping[str, float]] = {}
+    result: ClassVar[str] = "y"
+
+    def prepare(self) -> Step:
+        """One kernel."""
+        inputs = {name: self.x(index) for name, index in self.roles().items()}
+        outputs = {self.result: self.y(0)}
+        first = next(iter(inputs.values()))
+        scalars: Mapping[str, np.generic] = {
+            name: computed_scalar(first, value) for name, value in self.scalars().items()
+        }
+        return elementwise(self, type(self).schema.type.lower(), inputs, outputs, self.expression(), scalars)
+
+    @abstractmethod
+    def roles(self) -> dict[str, int]:
+        """The inputs that the expression reads: what it calls them, and their numbers."""
+
+    @abstractmethod
+    def expression(self) -> str:
+        """C++ that assigns the result."""
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers that the expression reads, by name: the float arguments."""
+        return {name: self.arguments.float(name, default) for name, default in self.constants.items()}
+
+
+class PointwiseExpression(ExpressionOperator):
+    """Base of y from x.
+
+    Attributes:
+        code: assigns y.
+    """
+
+    code: ClassVar[str]
+
+    def roles(self) -> dict[str, int]:
+        """x."""
+        return {"x": 0}
+
+    def expression(self) -> str:
+        """The table's."""
+        return self.code
+
+
+class GradientExpression(ExpressionOperator):
+    """Base of dx from x, y and dy, of which the operator's inputs are some.
+
+    Attributes:
+        code: assigns dx.
+        reads: what the inputs are, in order: X, Y and dY.
+    """
+
+    code: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]]
+    result = "dx"
+
+    def roles(self) -> dict[str, int]:
+        """Those that the expression names."""
+        return {name.lower(): index for index, name in enumerate(self.reads) if _reads(self.expression(), name.lower())}
+
+    def expression(self) -> str:
+        """The table's."""
+        return self.code
+
+
+def _reads(expression: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", expression) is not None
+
+
+def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
+    """Register operator `op_type` on CUDA: a class made of `cuda` with these members."""
+    documented = {"__doc__": f"{op_type}.", "__module__": cuda.__module__, **members}
+    operator(schema_of(op_type), device="cuda")(type(f"Cuda{op_type}", (cuda,), documented))
+
+
+def register_pointwise(host: ModuleType, table: Mapping[str, str]) -> None:
+    """Register operators of module `host` by type: `y = code`, which reads x and the operator's float arguments."""
+    for op_type, code in table.items():
+        cpu = host_class(host, op_type)
+        assert issubclass(cpu, Pointwise)
+        register(op_type, PointwiseExpression, code=f"y = {code};", constants=cpu.constants)
+
+
+def register_pointwise_gradients(host: ModuleType, table: Mapping[str, str]) -> None:
+    """Register gradients of module `host` by type: `dx = code`, which reads dy, x or y, and the float arguments."""
+    for op_type, code in table.items():
+        register_gradient(host, op_type, GradientExpression, code=f"dx = {code};")
+
+
+def register_gradient(host: ModuleType, op_type: str, base: type[GradientExpression], **members: object) -> None:
+    """Register gradient `op_type` of module `host` on CUDA: a class made of `base` with these members."""
+    cpu = host_class(host, op_type)
+    assert issubclass(cpu, PointwiseGradient)
+    register(op_type, base, constants=cpu.constants, reads=cpu.reads, **members)
+
+
+def host_class(host: ModuleType, op_type: str) -> type[Operator]:
+    """The class that module `host` has for an operator type."""
+    assert operator_module(op_type) == host.__name__, op_type
+    return operator_class(op_type)

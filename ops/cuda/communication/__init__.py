@@ -1,0 +1,1 @@
+"""Parts of collective operators that compute, on CUDA."""

@@ -1,0 +1,1 @@
+"""Tensors made from arguments or at random, on CUDA."""

@@ -1,0 +1,1 @@
+"""Operators that pad, move or interpolate pixels, on CUDA."""

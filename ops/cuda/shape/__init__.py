@@ -1,0 +1,1 @@
+"""Operators that move elements or only change their shape, on CUDA."""

@@ -1,0 +1,315 @@
+"""Elementwise operators of several inputs: arithmetic, comparisons, logic, Sum, Mean, Max, Min and Where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES, TypeMeta
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import (
+    UNBOUNDED,
+    InplaceRule,
+    OperatorCall,
+    OpSchema,
+    TensorType,
+    any_to_first,
+    first_to_first,
+    no_inplace,
+)
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
+from dagexec.ops.base.broadcasting import BROADCAST_ARGS, broadcast_shape, operand_views, require_inplace_fits
+
+
+class BinaryOperator(Operator):
+    """Base of C = ufunc(A, B).
+
+    Attributes:
+        ufunc: the NumPy function.
+    """
+
+    ufunc: ClassVar[Callable[..., Any]]
+
+    def prepare(self) -> Step:
+        """One call."""
+        _, view = operand_views(self.call())
+        return self.compute(self.x(0), self.x(1).reshape(view), self.y(0))
+
+    def compute(self, a: Array, b: Array, c: Array) -> Step:
+        """The step for operands that broadcast to `c` by NumPy's rule."""
+        return partial(type(self).ufunc, a, b, out=c)
+
+
+def binary_schema(
+    name: str, doc: str, metas: tuple[TypeMeta, ...], inplace: InplaceRule, *, boolean: bool = False
+) -> OpSchema:
+    """The schema of a binary operator on `metas`; the result is of the operands' type, or `boolean`."""
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        for index in (0, 1):
+            call.require_types(index, *metas)
+        meta = call.require_same_type()
+        shape, _ = operand_views(call)
+        output = TensorType(shape, BOOL if boolean else meta)
+        require_inplace_fits(call, output)
+        return [output]
+
+    return OpSchema(
+        name,
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer,
+        doc=f"{doc} The operands broadcast as in NumPy, or by Caffe2's older rule with broadcast=1.",
+        input_names=("A", "B"),
+        output_names=("C",),
+        args=BROADCAST_ARGS,
+        inplace=inplace,
+    )
+
+
+def _define(
+    name: str,
+    ufunc: Callable[..., Any],
+    doc: str,
+    metas: tuple[TypeMeta, ...] = NUMBER_TYPES,
+    inplace: InplaceRule = any_to_first,
+    *,
+    boolean: bool = False,
+) -> type[BinaryOperator]:
+    """Register binary operator `name`, computed by one NumPy function."""
+    members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
+    cls = type(name, (BinaryOperator,), members)
+    return operator(binary_schema(name, doc, metas, inplace, boolean=boolean))(cls)
+
+
+Add = _define("Add", np.add, "C = A + B.")
+Sub = _define("Sub", np.subtract, "C = A - B.")
+Mul = _define("Mul", np.multiply, "C = A * B.")
+EQ = _define("EQ", np.equal, "C = (A == B).", (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
+NE = _define("NE", np.not_equal, "C = (A != B).", (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
+LT = _define("LT", np.less, "C = (A < B).", NUMBER_TYPES, no_inplace, boolean=True)
+LE = _define("LE", np.less_equal, "C = (A <= B).", NUMBER_TYPES, no_inplace, boolean=True)
+GT = _define("GT", np.greater, "C = (A > B).", NUMBER_TYPES, no_inplace, boolean=True)
+GE = _define("GE", np.greater_equal, "C = (A >= B).", NUMBER_TYPES, no_inplace, boolean=True)
+And = _define("And", np.logical_and, "C = A and B.", (BOOL,), first_to_first)
+Or = _define("Or", np.logical_or, "C = A or B.", (BOOL,), first_to_first)
+Xor = _define("Xor", np.logical_xor, "C = A xor B.", (BOOL,), first_to_first)
+
+
+@operator(
+    binary_schema("Div", "C = A / B; of integers, rounded towards zero, and 0 for B = 0.", NUMBER_TYPES, first_to_first)
+)
+class Div(BinaryOperator):
+    """Quotient."""
+
+    def compute(self, a: Array, b: Array, c: Array) -> Step:
+        """A division; of signed integers, the remainder is taken off first, which makes it exact."""
+        if c.dtype.kind not in "iu":
+            return partial(np.divide, a, b, out=c)
+        if c.dtype.kind == "u":
+            return partial(quiet, partial(np.floor_divide, a, b, out=c))
+        exact = self.scratch(c.shape, c.dtype)
+        passes = [
+            partial(np.fmod, a, b, out=exact),
+            partial(np.subtract, a, exact, out=exact),
+            partial(np.floor_divide, exact, b, out=c),
+        ]
+        return partial(quiet, in_sequence(passes))
+
+
+def quiet(step: Step) -> None:
+    """Run `step` without NumPy's warnings of a division by zero."""
+    with np.errstate(divide="ignore", over="ignore"):
+        step()
+
+
+def infer_pow(call: OperatorCall) -> list[TensorType]:
+    """The output has the type of X, a float, and the shape both operands broadcast to."""
+    call.require_types(0, *FLOAT_TYPES)
+    if ("exponent" in call.arguments) == (len(call.inputs) == 2):
+        raise ArgumentError(f"{call.label}: the exponent must be given once, as argument 'exponent' or as input 1")
+    if len(call.inputs) == 1:
+        call.arguments.float("exponent", 1.0)
+        return [call.inputs[0]]
+    call.require_types(1, *NUMBER_TYPES)
+    shape, _ = operand_views(call)
+    output = TensorType(shape, call.inputs[0].meta)
+    require_inplace_fits(call, output)
+    return [output]
+
+
+@operator(
+    OpSchema(
+        "Pow",
+        inputs=(1, 2),
+        outputs=(1, 1),
+        infer=infer_pow,
+        doc="Y = X to the power of `exponent`, an argument or an input; that input may be of another numeric type.",
+        input_names=("X", "exponent"),
+        output_names=("Y",),
+        args={"exponent": "the exponent, when there is no input for it", **BROADCAST_ARGS},
+        inplace=any_to_first,
+    )
+)
+class Pow(Operator):
+    """Power."""
+
+    def prepare(self) -> Step:
+        """One call; exponents 2, 1/2 and -1 have functions of their own, as in NumPy's `**`."""
+        x, y = self.x(0), self.y(0)
+        if len(self.input_blobs) == 2:
+            _, view = operand_views(self.call())
+            return partial(np.power, x, self.x(1).reshape(view), out=y, dtype=y.dtype, casting="unsafe")
+        exponent = self.arguments.float("exponent", 1.0)
+        if exponent == 2:
+            return partial(np.square, x, out=y)
+        if exponent == 0.5:
+            return partial(np.sqrt, x, out=y)
+        if exponent == -1:
+            return partial(np.divide, np.ones((), x.dtype), x, out=y)
+        return partial(np.power, x, np.asarray(exponent, x.dtype), out=y)
+
+
+class VariadicOperator(Operator):
+    """Base of Y = ufunc over all inputs, accumulated in list order.
+
+    Attributes:
+        ufunc: the NumPy function of two arrays.
+        widen: accumulate 16-bit floats in float32.
+    """
+
+    ufunc: ClassVar[Callable[..., Any]]
+    widen: ClassVar[bool] = False
+
+    def prepare(self) -> Step:
+        """One call for each input after the first."""
+        y = self.y(0)
+        first, *rest = (self.x(index) for index in range(len(self.input_blobs)))
+        total = self.scratch(y.shape, compute_dtype(y.dtype)) if self._needs_accumulator(y) else y
+        steps: list[Step] = []
+        if not rest:
+            steps = [] if first is y else [partial(np.copyto, total, first)]
+        for other in rest:
+            steps.append(partial(type(self).ufunc, first, other, out=total, dtype=total.dtype))
+            first = total
+        steps += self.finish(total, len(self.input_blobs))
+        if total is not y:
+            steps.append(convert(total, y))
+        return in_sequence(steps)
+
+    def _needs_accumulator(self, y: Array) -> bool:
+        return self.widen and is_narrow(y.dtype) and len(self.input_blobs) > 1
+
+    def finish(self, total: Array, count: int) -> list[Step]:
+        """Passes on the accumulated result of `count` inputs."""
+        return []
+
+
+def variadic_schema(
+    name: str, doc: str, metas: tuple[TypeMeta, ...], args: Mapping[str, str] | None = None
+) -> OpSchema:
+    """The schema of a variadic operator on `metas`."""
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        for index in range(len(call.inputs)):
+            call.require_types(index, *metas)
+        meta = call.require_same_type()
+        output = TensorType(broadcast_shape(call, [kind.shape for kind in call.inputs]), meta)
+        require_inplace_fits(call, output)
+        return [output]
+
+    return OpSchema(
+        name,
+        inputs=(1, UNBOUNDED),
+        outputs=(1, 1),
+        infer=infer,
+        doc=f"{doc} Inputs of different shapes broadcast as in NumPy.",
+        input_names=("X1", "X2", "..."),
+        output_names=("Y",),
+        args=args or {},
+        inplace=first_to_first,
+    )
+
+
+SUM_ARGS = {"broadcast": "1: the inputs may have different shapes; read by gradients only (default 0)"}
+
+
+@operator(variadic_schema("Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, SUM_ARGS))
+class Sum(VariadicOperator):
+    """Sum of tensors."""
+
+    ufunc = np.add
+    widen = True
+
+
+@operator(variadic_schema("Mean", "Y = (X1 + X2 + ...) / number of inputs.", FLOAT_TYPES))
+class Mean(VariadicOperator):
+    """Mean of tensors."""
+
+    ufunc = np.add
+    widen = True
+
+    def finish(self, total: Array, count: int) -> list[Step]:
+        """The division by the number of inputs."""
+        return [] if count == 1 else [partial(np.divide, total, np.asarray(count, total.dtype), out=total)]
+
+
+@operator(variadic_schema("Max", "Y = the greatest of X1, X2, ... in each place; NaN where one is.", NUMBER_TYPES))
+class Max(VariadicOperator):
+    """Maximum of tensors."""
+
+    ufunc = np.maximum
+
+
+@operator(variadic_schema("Min", "Y = the least of X1, X2, ... in each place; NaN where one is.", NUMBER_TYPES))
+class Min(VariadicOperator):
+    """Minimum of tensors."""
+
+    ufunc = np.minimum
+
+
+def where_condition_view(call: OperatorCall) -> tuple[int, ...]:
+    """The shape under which C broadcasts; with broadcast_on_rows its one axis is X's first. Raises ShapeError."""
+    condition, x = call.inputs[0].shape, call.inputs[1].shape
+    if not call.arguments.bool("broadcast_on_rows"):
+        return condition
+    if len(condition) != 1 or not x or condition[0] != x[0]:
+        raise call.fail(f"with broadcast_on_rows, C must have one axis, of X's {x[:1]} rows; found shape {condition}")
+    return (condition[0], *(1,) * (len(x) - 1))
+
+
+def infer_where(call: OperatorCall) -> list[TensorType]:
+    """The output has the element type of X and Y, and the shape that all three broadcast to."""
+    call.require_types(0, BOOL)
+    meta = call.require_same_type(1, 2)
+    return [TensorType(broadcast_shape(call, [where_condition_view(call), *(k.shape for k in call.inputs[1:])]), meta)]
+
+
+@operator(
+    OpSchema(
+        "Where",
+        inputs=(3, 3),
+        outputs=(1, 1),
+        infer=infer_where,
+        doc="Z = X where C is true, else Y. All three broadcast as in NumPy.",
+        input_names=("C", "X", "Y"),
+        output_names=("Z",),
+        args={"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
+    )
+)
+class Where(Operator):
+    """Selection."""
+
+    def prepare(self) -> Step:
+        """Copy Y, then X where C is true."""
+        condition, z = self.x(0).reshape(where_condition_view(self.call())), self.y(0)
+        steps: Sequence[Step] = (
+            partial(np.copyto, z, self.x(2)),
+            partial(np.copyto, z, self.x(1), where=condition),
+        )
+        return in_sequence(steps)

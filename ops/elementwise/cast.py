@@ -1,0 +1,182 @@
+"""Casts: the elements of a tensor in another element type."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core import dtypes
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.operator import Operator, Step
+from dagexec.core.registry import operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.errors import ArgumentError
+
+
+def type_argument(call: OperatorCall, name: str) -> TypeMeta:
+    """Argument `name` as an element type: a `TensorProto.DataType` number, or a name in any case.
+
+    Raises ArgumentError, naming the operator, when it is absent or no type.
+    """
+    return read_type(call.arguments, call.label, name)
+
+
+def read_type(arguments: Arguments, label: str, name: str) -> TypeMeta:
+    """See `type_argument`; `label` is how messages name the operator."""
+    argument = arguments.raw(name)
+    if argument is None:
+        raise ArgumentError(f"{label}: argument {name!r} is required")
+    try:
+        if argument.HasField("s"):
+            return dtypes.from_name(arguments.string(name, ""))
+        return dtypes.from_number(arguments.int(name, 0))
+    except ArgumentError as error:
+        message = str(error)
+        if label not in message:
+            message = f"{label}: argument {name!r}: {message}"
+        raise ArgumentError(message) from None
+
+
+def convert(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Copy with conversion as NumPy does it, overflow and NaN to integer included, without its warnings."""
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+
+
+def write_out(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Numbers in decimal, as C++'s `std::to_string` writes them: floats with six digits behind the point."""
+    form = "%f" if source.dtype.kind in "fV" else "%d"
+    numbers = source.astype(np.float64) if source.dtype.kind == "V" else source
+    target.reshape(-1)[:] = [(form % number).encode() for number in numbers.reshape(-1).tolist()]
+
+
+def require_convertible(call: OperatorCall, target: TypeMeta) -> None:
+    """Raise ShapeError where strings would have to be read as numbers."""
+    if call.inputs[0].meta is STRING and target is not STRING:
+        raise call.fail(f"string cannot be cast to {target}: strings are not read as numbers")
+
+
+def infer_cast(call: OperatorCall) -> list[TensorType]:
+    """The input's shape with the type `to`; strings are not read as numbers."""
+    target = type_argument(call, "to")
+    require_convertible(call, target)
+    return [TensorType(call.inputs[0].shape, target)]
+
+
+class Conversion(Operator):
+    """The input's elements in the output's type."""
+
+    def prepare(self) -> Step:
+        """One converting copy; a plain one when the type stays."""
+        x, y = self.x(0), self.y(0)
+        if x.dtype == y.dtype:
+            return partial(np.copyto, y, x)
+        return partial(write_out if y.dtype.kind == "O" else convert, x, y)
+
+
+@operator(
+    OpSchema(
+        "Cast",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_cast,
+        doc="X with its elements converted to the type `to`: floats are cut towards zero, non-zero becomes true, "
+        "strings have the number in decimal, floats with six digits behind the point.",
+        input_names=("X",),
+        output_names=("Y",),
+        args={
+            "to": "the type, by `TensorProto.DataType` number or name",
+            "from_type": "X's type, as `to`; read by gradients only, which need not have it",
+        },
+        required_args=("to",),
+        cost=memory_cost,
+    )
+)
+class Cast(Conversion):
+    """Elements converted to a given type."""
+
+
+def half_schema(name: str, source: TypeMeta, target: TypeMeta, doc: str) -> OpSchema:
+    """The schema of a conversion from `source` to `target`."""
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        call.require_types(0, source)
+        return [TensorType(call.inputs[0].shape, target)]
+
+    return OpSchema(name, inputs=(1, 1), outputs=(1, 1), infer=infer, doc=doc, input_names=("X",), output_names=("Y",))
+
+
+@operator(half_schema("FloatToHalf", FLOAT32, FLOAT16, "float32 rounded to float16; beyond 65504 becomes infinite."))
+class FloatToHalf(Conversion):
+    """float32 to float16."""
+
+
+@operator(half_schema("HalfToFloat", FLOAT16, FLOAT32, "float16 widened to float32, exactly."))
+class HalfToFloat(Conversion):
+    """float16 to float32."""
+
+
+def infer_cast_like(call: OperatorCall) -> list[TensorType]:
+    """X's shape with the type of `like`; strings are not read as numbers."""
+    require_convertible(call, call.inputs[1].meta)
+    return [TensorType(call.inputs[0].shape, call.inputs[1].meta)]
+
+
+@operator(
+    OpSchema(
+        "CastLike",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_cast_like,
+        doc="X with its elements converted to the type of `like`, as Cast does it.",
+        input_names=("X", "like"),
+        output_names=("Y",),
+        cost=memory_cost,
+    )
+)
+class CastLike(Conversion):
+    """Elements converted to the type of another tensor."""
+
+
+@gradient_of("Cast")
+def cast_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient cast back: to `from_type`, or, where that is not given, to the type of X.
+
+    Nothing passes when an integer, a boolean or a string is on either side.
+    """
+    target = read_type(request.arguments, request.label, "to")
+    if target not in FLOAT_TYPES:
+        return request.result([], {})
+    if "from_type" not in request.arguments:
+        made = request.plain_operator("CastLike", [request.dy(0), request.x(0)], [request.dx(0)])
+        return request.result([made], {0: request.dx(0)})
+    source = read_type(request.arguments, request.label, "from_type")
+    if source not in FLOAT_TYPES:
+        return request.result([], {})
+    names = {"to": source.name.lower(), "from_type": target.name.lower()}
+    return request.single("Cast", [request.dy(0)], [0], **names)
+
+
+@gradient_of("CastLike")
+def cast_like_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient cast to the type of X; `like` has none."""
+    if 0 not in request.wanted:
+        return request.result([], {})
+    return request.single("CastLike", [request.dy(0), request.x(0)], [0])
+
+
+@gradient_of("FloatToHalf")
+def float_to_half_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient widened."""
+    return request.single("HalfToFloat", [request.dy(0)], [0])
+
+
+@gradient_of("HalfToFloat")
+def half_to_float_maker(request: GradientRequest) -> GradientOperators:
+    """The gradient narrowed."""
+    return request.single("FloatToHalf", [request.dy(0)], [0])

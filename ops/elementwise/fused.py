@@ -1,0 +1,69 @@
+"""FusedElementwise: a chain of element-wise operators as one, whose links are post-ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.gradient import not_differentiable
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, any_to_first
+from dagexec.ops.activation.post_ops import (
+    POST_OPS_HELP,
+    SUM,
+    infer_post_ops,
+    post_op_flops,
+    post_op_passes,
+    read_post_ops,
+)
+
+
+def infer_fused_elementwise(call: OperatorCall) -> list[TensorType]:
+    """Y has the type of X, to which the operands broadcast."""
+    call.require_types(0, *FLOAT_TYPES)
+    infer_post_ops(call, call.inputs[0], 1)
+    return [call.inputs[0]]
+
+
+def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    flops = post_op_flops(read_post_ops(call), outputs[0].elements)
+    return Cost(flops, sum(kind.nbytes for kind in call.inputs), outputs[0].nbytes)
+
+
+@operator(
+    OpSchema(
+        "FusedElementwise",
+        inputs=(1, UNBOUNDED),
+        outputs=(1, 1),
+        infer=infer_fused_elementwise,
+        doc="Y = X with `post_ops` applied one after another. Further inputs are their operands and broadcast to X. "
+        "(dagexec's own; passes make it of chains of element-wise operators.)",
+        input_names=("X", "operand_1", "..."),
+        output_names=("Y",),
+        args={"post_ops": POST_OPS_HELP},
+        inplace=any_to_first,
+        cost=_cost,
+    )
+)
+class FusedElementwise(Operator):
+    """A chain of element-wise operators."""
+
+    def prepare(self) -> Step:
+        """Piece by piece, all post-ops; what the output held is copied first where one adds it."""
+        x, y = self.x(0), self.y(0)
+        post_ops = read_post_ops(self.call())
+        operands = {post_op.input: self.x(post_op.input) for post_op in post_ops if post_op.input >= 0}
+        before: list[Step] = []
+        for post_op in post_ops:
+            if post_op.kind == SUM:
+                held = operands[post_op.input] = self.scratch(y.shape, y.dtype)
+                before.append(partial(np.copyto, held, y))
+        in_place = self.input_blobs[0] is self.output_blobs[0]
+        return in_sequence([*before, post_op_passes(self, post_ops, y if in_place else x, y, operands)])
+
+
+not_differentiable("only inference makes it, by fusing operators; differentiate the net before", "FusedElementwise")

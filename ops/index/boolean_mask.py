@@ -1,0 +1,152 @@
+"""Rows chosen by a mask, rows put back by masks, and where values are in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dagexec.core.dtypes import BOOL, INT32, INT64
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.ops.base.array_function import array_function
+from dagexec.ops.base.blocks import Array
+
+_MOST_PAIRS = 32
+
+
+def infer_boolean_mask(call: OperatorCall) -> list[TensorType]:
+    """The rows where the mask is true, and their numbers."""
+    data = call.inputs[0]
+    call.require_types(1, BOOL)
+    call.require_shape(1, data.shape[:1], "a truth value for each row")
+    if not data.shape:
+        raise call.fail("the data must have at least 1 axis")
+    count = int(np.count_nonzero(call.known_value(1)))
+    return [TensorType((count, *data.shape[1:]), data.meta), TensorType((count,), INT64)][: len(call.definition.output)]
+
+
+@array_function(
+    OpSchema(
+        "BooleanMask",
+        inputs=(2, 2),
+        outputs=(1, 2),
+        infer=infer_boolean_mask,
+        doc="The rows of the data where the mask is true, and their numbers.",
+        input_names=("data", "mask"),
+        output_names=("masked_data", "masked_indices"),
+        value_inputs=(1,),
+    )
+)
+def boolean_mask(call: OperatorCall, data: Array, mask: Array) -> Sequence[Array]:
+    """A selection."""
+    return [data[mask], np.flatnonzero(mask)][: len(call.definition.output)]
+
+
+def infer_boolean_mask_gradient(call: OperatorCall) -> list[TensorType]:
+    """A row for each truth value."""
+    mask, dy = call.inputs
+    call.require_types(0, BOOL)
+    call.require_rank(0, 1)
+    count = int(np.count_nonzero(call.known_value(0)))
+    call.require_shape(1, (count, *dy.shape[1:]), "a row for each that the mask keeps")
+    return [TensorType((*mask.shape, *dy.shape[1:]), dy.meta)]
+
+
+@array_function(
+    OpSchema(
+        "BooleanMaskGradient",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_boolean_mask_gradient,
+        doc="Gradient of BooleanMask: the rows of dY where the mask is true, zeros elsewhere.",
+        input_names=("mask", "dY"),
+        output_names=("dX",),
+        value_inputs=(0,),
+    )
+)
+def boolean_mask_rows(_call: OperatorCall, mask: Array, dy: Array) -> Sequence[Array]:
+    """The rows put back."""
+    dx = np.zeros((*mask.shape, *dy.shape[1:]), dy.dtype)
+    dx[mask] = dy
+    return [dx]
+
+
+@gradient_of("BooleanMask")
+def boolean_mask_gradient(request: GradientRequest) -> GradientOperators:
+    """From the mask and dY."""
+    return request.single("BooleanMaskGradient", [request.x(1), request.dy(0)], [0])
+
+
+def infer_boolean_unmask(call: OperatorCall) -> list[TensorType]:
+    """A value for each place. Raises ShapeError unless the masks have one shape and each place is in one of them."""
+    if len(call.inputs) % 2:
+        raise call.fail("expected pairs of a mask and its values")
+    masks = range(0, len(call.inputs), 2)
+    meta = call.require_same_type(*range(1, len(call.inputs), 2))
+    taken = np.zeros(call.require_rank(0, 1), np.bool_)
+    for index in masks:
+        call.require_types(index, BOOL)
+        call.require_shape(index, taken.shape, "that of the first mask")
+        mask = call.known_value(index)
+        count = int(np.count_nonzero(mask))
+        call.require_shape(index + 1, (count,), "a value for each place that its mask has")
+        taken |= mask
+    if not taken.all():
+        raise call.fail(f"place {int(np.argmin(taken))} is in none of the masks")
+    return [TensorType(taken.shape, meta)]
+
+
+@array_function(
+    OpSchema(
+        "BooleanUnmask",
+        inputs=(2, _MOST_PAIRS * 2),
+        outputs=(1, 1),
+        infer=infer_boolean_unmask,
+        doc="Values put where their mask is true; where several masks are, the first.",
+        input_names=("mask_0", "values_0", "..."),
+        output_names=("Y",),
+        value_inputs=tuple(range(0, 2 * _MOST_PAIRS, 2)),
+    )
+)
+def boolean_unmask(_call: OperatorCall, *inputs: Array) -> Sequence[Array]:
+    """The masks from the last to the first, so that the first one wins."""
+    found = np.zeros(inputs[0].shape, inputs[1].dtype)
+    for index in reversed(range(0, len(inputs), 2)):
+        found[inputs[index]] = inputs[index + 1]
+    return [found]
+
+
+def infer_find(call: OperatorCall) -> list[TensorType]:
+    """A place for each element of X, of the type of X."""
+    call.require_rank(0, 1)
+    call.require_types(0, INT32, INT64)
+    call.require_same_type()
+    call.arguments.int("missing_value", -1)
+    return [call.inputs[1]]
+
+
+@array_function(
+    OpSchema(
+        "Find",
+        inputs=(2, 2),
+        outputs=(1, 1),
+        infer=infer_find,
+        doc="Where each element of X is in the vector `index`, the last place of several; `missing_value` where not.",
+        input_names=("index", "X"),
+        output_names=("places",),
+        args={"missing_value": "what stands for no place (default -1)"},
+    )
+)
+def find(call: OperatorCall, index: Array, x: Array) -> Sequence[Array]:
+    """A search in the sorted vector."""
+    missing = call.arguments.int("missing_value", -1)
+    if not index.size:
+        return [np.full(x.shape, missing)]
+    order = np.argsort(index, kind="stable")
+    place = np.searchsorted(index, x, side="right", sorter=order) - 1
+    last = order[np.maximum(place, 0)]
+    return [np.where((place >= 0) & (index[last] == x), last, missing)]
+
+
+no_gradient("BooleanUnmask", "Find")

@@ -1,0 +1,1 @@
+"""Normalization of channels, groups and vectors."""

@@ -1,0 +1,479 @@
+"""Reductions: sums, means, extremes and norms over some axes, over all elements, or over leading or trailing axes.
+
+16-bit floats are accumulated in float32. A sum over no elements is 0, a mean NaN; an extreme over none is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
+from dagexec.ops.base.pointwise import scalar_pass
+
+Axes = tuple[int, ...]
+AxesReader = Callable[[OperatorCall], tuple[Axes, bool]]
+"""Says which axes of input 0 are reduced, and whether they stay with size 1."""
+
+
+def reduction_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """One operation an input element."""
+    kind = call.inputs[0]
+    return Cost(kind.elements, kind.nbytes, sum(output.nbytes for output in outputs))
+
+
+def named_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """Arguments `axes` (default all; negative from the end) and `keepdims`. Raises ShapeError or ArgumentError."""
+    rank = len(call.inputs[0].shape)
+    axes = call.arguments.ints("axes")
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise call.fail(f"argument 'axes' must be in [{-rank}, {rank - 1}], found {axes}")
+    found = sorted(axis % rank for axis in axes)
+    if len(set(found)) != len(found):
+        raise ArgumentError(f"{call.label}: argument 'axes' names an axis twice: {axes}")
+    return tuple(found or range(rank)), call.arguments.bool("keepdims", True)
+
+
+def all_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """Every axis; none stays."""
+    return tuple(range(len(call.inputs[0].shape))), False
+
+
+def _reduced_count(call: OperatorCall) -> int:
+    rank, count = len(call.inputs[0].shape), call.arguments.int("num_reduce_dim", 1)
+    if not 0 <= count <= rank:
+        raise ArgumentError(f"{call.label}: argument 'num_reduce_dim' must be in [0, {rank}], found {count}")
+    return count
+
+
+def front_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """The first `num_reduce_dim` axes. Raises ArgumentError."""
+    return tuple(range(_reduced_count(call))), False
+
+
+def back_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """The last `num_reduce_dim` axes. Raises ArgumentError."""
+    rank = len(call.inputs[0].shape)
+    return tuple(range(rank - _reduced_count(call), rank)), False
+
+
+def tail_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """All axes but the first."""
+    rank = len(call.inputs[0].shape)
+    if not rank:
+        raise call.fail("X must have at least 1 axis, found a scalar")
+    return tuple(range(1, rank)), False
+
+
+def has_lengths(call: OperatorCall, without: int) -> bool:
+    """True with an input behind the first `without`: how many elements of X, from the first on, go into each of Y.
+
+    Raises ShapeError or ArgumentError unless it has an integer for each element of Y, and one axis is reduced.
+    """
+    if len(call.inputs) == without:
+        return False
+    call.require_types(without, INT32, INT64)
+    count = _reduced_count(call)
+    if count != 1:
+        raise ArgumentError(f"{call.label}: with lengths, argument 'num_reduce_dim' must be 1, found {count}")
+    return True
+
+
+def require_lengths(call: OperatorCall, index: int, output: tuple[int, ...]) -> None:
+    """Raise ShapeError unless input `index` has as many elements as the output."""
+    if call.inputs[index].elements != math.prod(output):
+        shape = call.inputs[index].shape
+        raise call.fail(f"expected a length for each of {math.prod(output)} elements of Y, found shape {shape}")
+
+
+def check_lengths(lengths: Array, most: int, label: str) -> None:
+    """Raise IndexError, naming the operator `label`, unless 0 <= lengths <= most."""
+    bad = lengths[(lengths < 0) | (lengths > most)]
+    if bad.size:
+        raise IndexError(f"{label}: length {bad[0]} must be in [0, {most}]")
+
+
+def one_axis_of_three(axis: int) -> AxesReader:
+    """Axis `axis` of a tensor that must have three."""
+
+    def read(call: OperatorCall) -> tuple[Axes, bool]:
+        call.require_rank(0, 3)
+        return (axis,), False
+
+    return read
+
+
+def output_shape(shape: tuple[int, ...], axes: Axes, keep: bool) -> tuple[int, ...]:
+    """`shape` without `axes`, or with these of size 1 where they stay."""
+    if keep:
+        return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+class Reduction(Operator):
+    """Base of the reductions.
+
+    Attributes:
+        axes: which axes are reduced.
+    """
+
+    axes: ClassVar[AxesReader]
+
+    def prepare(self) -> Step:
+        """Reduce into the output, or into a float32 accumulator when that is of 16 bits."""
+        x, y = self.x(0), self.y(0)
+        axes, _ = type(self).axes(self.call())
+        kept = y.reshape(output_shape(x.shape, axes, True))
+        total = self.scratch(kept.shape, compute_dtype(y.dtype)) if is_narrow(y.dtype) else kept
+        count = math.prod(x.shape[axis] for axis in axes)
+        steps = self.passes(x, total, axes, count)
+        return in_sequence(steps if total is kept else [*steps, convert(total, kept)])
+
+    @abstractmethod
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The NumPy calls that reduce `axes` of `x`, `count` elements each, into `total`, where they have size 1."""
+
+
+def reduce_pass(ufunc: np.ufunc, x: Array, total: Array, axes: Axes) -> Step:
+    """The pass that reduces `axes` of `x` with `ufunc` into `total`, in the dtype of `total`."""
+    return partial(ufunc.reduce, x, axis=axes, dtype=total.dtype, keepdims=True, out=total)
+
+
+class SumReduction(Reduction):
+    """Sum."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One sum."""
+        return [reduce_pass(np.add, x, total, axes)]
+
+
+class MeanReduction(Reduction):
+    """Mean."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum, divided by the number of elements."""
+        if count == 0:
+            return [partial(total.fill, math.nan)]
+        return [reduce_pass(np.add, x, total, axes), scalar_pass(np.divide, total, count, total)]
+
+
+class MaxReduction(Reduction):
+    """Maximum; NaN where there is one."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One maximum."""
+        return [reduce_pass(np.maximum, x, total, axes)]
+
+
+class MinReduction(Reduction):
+    """Minimum; NaN where there is one."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One minimum."""
+        return [reduce_pass(np.minimum, x, total, axes)]
+
+
+class PrefixReduction(Reduction):
+    """Base of the reductions of leading or trailing axes, which may be of the first elements only: see `has_lengths`.
+
+    As in Caffe2 the first element of all counts even where the length is 0, and a mean is divided by the length.
+    """
+
+    def prepare(self) -> Step:
+        """With lengths, what lies behind them is replaced by what changes no result."""
+        if len(self.input_blobs) == 1:
+            return super().prepare()
+        x, y = self.x(0), self.y(0)
+        axes, _ = type(self).axes(self.call())
+        shape, work = output_shape(x.shape, axes, True), compute_dtype(y.dtype)
+        size, lengths = x.shape[axes[0]], self.x(1).reshape(shape)
+        prefix, inside = self.scratch(x.shape, work), self.scratch(x.shape, np.bool_)
+        total = self.scratch(shape, work)
+        first = np.moveaxis(inside, axes[0], 0)[:1]
+        return in_sequence(
+            [
+                partial(check_lengths, lengths, size, self.label),
+                partial(np.less, places_along(axes[0], x.shape), lengths, out=inside),
+                partial(np.copyto, first, True),
+                partial(prefix.fill, self.neutral(work)),
+                partial(np.copyto, prefix, x, where=inside),
+                *self.prefix_passes(prefix, total, axes, lengths),
+                partial(np.copyto, y.reshape(shape), total, casting="same_kind"),
+            ]
+        )
+
+    def neutral(self, dtype: np.dtype[Any]) -> float:
+        """What changes no result."""
+        return 0
+
+    def prefix_passes(self, prefix: Array, total: Array, axes: Axes, lengths: Array) -> list[Step]:
+        """The NumPy calls that reduce the first elements, the others being neutral."""
+        return self.passes(prefix, total, axes, 1)
+
+
+def places_along(axis: int, shape: tuple[int, ...]) -> Array:
+    """0, 1, 2, ... along `axis` of a tensor of `shape`; the other axes have size 1."""
+    return np.arange(shape[axis]).reshape([-1 if one == axis else 1 for one in range(len(shape))])
+
+
+class PrefixSum(PrefixReduction, SumReduction):
+    """Sum, also of the first elements only."""
+
+
+class PrefixMean(PrefixReduction, MeanReduction):
+    """Mean, also of the first elements only."""
+
+    def prefix_passes(self, prefix: Array, total: Array, axes: Axes, lengths: Array) -> list[Step]:
+        """The sum, divided by the lengths; by 0 it is infinite."""
+
+        def divide() -> None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                np.divide(total, lengths, out=total, casting="same_kind")
+
+        return [reduce_pass(np.add, prefix, total, axes), divide]
+
+
+class PrefixMax(PrefixReduction, MaxReduction):
+    """Maximum, also of the first elements only."""
+
+    def neutral(self, dtype: np.dtype[Any]) -> float:
+        """The least number."""
+        return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
+
+
+class ProductReduction(Reduction):
+    """Product."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """One product."""
+        return [reduce_pass(np.multiply, x, total, axes)]
+
+
+class L1Reduction(Reduction):
+    """Sum of magnitudes."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The magnitudes, and their sum."""
+        magnitudes = self.scratch(x.shape, total.dtype)
+        absolute = partial(np.absolute, x, out=magnitudes, dtype=total.dtype)
+        return [absolute, reduce_pass(np.add, magnitudes, total, axes)]
+
+
+class SquareReduction(Reduction):
+    """Sum of squares; over all elements of a float32 or float64 tensor it is one BLAS dot product."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The squares, and their sum."""
+        if len(axes) == x.ndim and x.dtype == total.dtype and x.dtype.kind == "f":
+            flat = x.reshape(-1)
+            return [partial(np.dot, flat, flat, out=total.reshape(()))]
+        squares = self.scratch(x.shape, total.dtype)
+        return [partial(np.square, x, out=squares, dtype=total.dtype), reduce_pass(np.add, squares, total, axes)]
+
+
+class L2Reduction(SquareReduction):
+    """Root of the sum of squares."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum of squares, and its root."""
+        return [*super().passes(x, total, axes, count), partial(np.sqrt, total, out=total)]
+
+
+def _averaged(owner: Operator, steps: list[Step], total: Array, count: int) -> list[Step]:
+    """`steps`, divided by `count` where argument `average` asks for it; the average of nothing is 0."""
+    if not owner.arguments.bool("average") or count == 0:
+        return steps
+    return [*steps, scalar_pass(np.divide, total, count, total)]
+
+
+class ElementSum(SumReduction):
+    """Sum, or average."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum, and the division."""
+        return _averaged(self, super().passes(x, total, axes, count), total, count)
+
+
+class ElementSquareSum(SquareReduction):
+    """Sum or average of squares."""
+
+    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        """The sum of squares, and the division."""
+        return _averaged(self, super().passes(x, total, axes, count), total, count)
+
+
+AXES_ARGS = {
+    "axes": "axes to reduce, negative ones counted from the end (default all)",
+    "keepdims": "1: reduced axes stay, with size 1 (default 1)",
+}
+COUNT_ARGS = {"num_reduce_dim": "how many axes are reduced (default 1)"}
+
+
+def reduction_schema(
+    name: str,
+    doc: str,
+    axes: AxesReader,
+    args: dict[str, str],
+    metas: tuple[TypeMeta, ...],
+    *,
+    extreme: bool,
+    prefixes: bool,
+) -> OpSchema:
+    """The schema of a reduction; an `extreme` has no value over no elements, `prefixes` may have lengths."""
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        meta = call.require_types(0, *metas)
+        reduced, keep = axes(call)
+        call.arguments.bool("average")
+        shape = call.inputs[0].shape
+        output = TensorType(output_shape(shape, reduced, keep), meta)
+        if has_lengths(call, 1):
+            require_lengths(call, 1, output.shape)
+        if extreme and output.elements and 0 in shape:
+            raise call.fail("there is no extreme over an axis without elements")
+        return [output]
+
+    return OpSchema(
+        name,
+        inputs=(1, 2 if prefixes else 1),
+        outputs=(1, 1),
+        infer=infer,
+        doc=doc + (" With lengths it is over the first so many elements only." if prefixes else ""),
+        input_names=("X", "lengths")[: 2 if prefixes else 1],
+        output_names=("Y",),
+        args=args,
+        cost=reduction_cost,
+    )
+
+
+def _define(
+    name: str,
+    base: type[Reduction],
+    axes: AxesReader,
+    doc: str,
+    args: dict[str, str],
+    metas: tuple[TypeMeta, ...] = NUMBER_TYPES,
+) -> type[Reduction]:
+    """Register reduction `name`: what `base` computes, over `axes`."""
+    members = {"axes": staticmethod(axes), "__doc__": doc, "__module__": __name__}
+    extreme = issubclass(base, MaxReduction | MinReduction)
+    prefixes = issubclass(base, PrefixReduction)
+    schema = reduction_schema(name, doc, axes, args, metas, extreme=extreme, prefixes=prefixes)
+    return operator(schema)(type(name, (base,), members))
+
+
+ReduceSum = _define("ReduceSum", SumReduction, named_axes, "Sum over `axes`.", AXES_ARGS)
+ReduceMean = _define("ReduceMean", MeanReduction, named_axes, "Mean over `axes`.", AXES_ARGS, FLOAT_TYPES)
+ReduceMax = _define("ReduceMax", MaxReduction, named_axes, "Maximum over `axes`.", AXES_ARGS)
+ReduceMin = _define("ReduceMin", MinReduction, named_axes, "Minimum over `axes`.", AXES_ARGS)
+ReduceProd = _define("ReduceProd", ProductReduction, named_axes, "Product over `axes`.", AXES_ARGS)
+ReduceL1 = _define("ReduceL1", L1Reduction, named_axes, "Sum of magnitudes over `axes`.", AXES_ARGS)
+ReduceL2 = _define(
+    "ReduceL2", L2Reduction, named_axes, "Root of the sum of squares over `axes`.", AXES_ARGS, FLOAT_TYPES
+)
+ReduceFrontSum = _define(
+    "ReduceFrontSum", PrefixSum, front_axes, "Sum over the first `num_reduce_dim` axes.", COUNT_ARGS
+)
+ReduceFrontMean = _define(
+    "ReduceFrontMean", PrefixMean, front_axes, "Mean over the first `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
+)
+ReduceFrontMax = _define(
+    "ReduceFrontMax", PrefixMax, front_axes, "Maximum over the first `num_reduce_dim` axes.", COUNT_ARGS
+)
+ReduceBackSum = _define("ReduceBackSum", PrefixSum, back_axes, "Sum over the last `num_reduce_dim` axes.", COUNT_ARGS)
+ReduceBackMean = _define(
+    "ReduceBackMean", PrefixMean, back_axes, "Mean over the last `num_reduce_dim` axes.", COUNT_ARGS, FLOAT_TYPES
+)
+ReduceBackMax = _define(
+    "ReduceBackMax", PrefixMax, back_axes, "Maximum over the last `num_reduce_dim` axes.", COUNT_ARGS
+)
+ReduceTailSum = _define("ReduceTailSum", SumReduction, tail_axes, "Sum over all axes but the first.", {})
+RowwiseMax = _define(
+    "RowwiseMax", MaxReduction, one_axis_of_three(2), "Maximum of each row: batch x M x N to batch x M.", {}
+)
+ColwiseMax = _define(
+    "ColwiseMax", MaxReduction, one_axis_of_three(1), "Maximum of each column: batch x M x N to batch x N.", {}
+)
+
+
+AVERAGE_ARGS = {"average": "1: divide by the number of elements (default 0)"}
+SumElements = _define("SumElements", ElementSum, all_axes, "Sum of all elements, a scalar.", AVERAGE_ARGS, FLOAT_TYPES)
+SumSqrElements = _define(
+    "SumSqrElements", ElementSquareSum, all_axes, "Sum of the squares of all elements.", AVERAGE_ARGS, FLOAT_TYPES
+)
+
+
+def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
+    """The output has X's shape, with `axis` gone or of size 1, of int64."""
+    call.require_types(0, *NUMBER_TYPES)
+    shape = call.inputs[0].shape
+    axis = call.axis("axis", -1, len(shape))
+    output = TensorType(output_shape(shape, (axis,), call.arguments.bool("keepdims", True)), INT64)
+    if output.elements and shape[axis] == 0:
+        raise call.fail("there is no extreme over an axis without elements")
+    return [output]
+
+
+def _arg_schema(name: str, what: str) -> OpSchema:
+    return OpSchema(
+        name,
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_arg_extreme,
+        doc=f"Index of the {what} element along `axis`, int64; of several equal ones the first, and NaN before all.",
+        input_names=("X",),
+        output_names=("Indices",),
+        args={
+            "axis": "axis to search, negative ones counted from the end (default -1)",
+            "keepdims": "1: the axis stays, with size 1 (default 1)",
+        },
+        cost=reduction_cost,
+    )
+
+
+class _ArgExtreme(Operator):
+    """Base of ArgMax and ArgMin.
+
+    Attributes:
+        search: the ndarray method.
+    """
+
+    search: ClassVar[Callable[..., Any]]
+
+    def prepare(self) -> Step:
+        """A search along the last axis, of a copy when the axis is another one: NumPy would make one each run."""
+        x, call = self.x(0), self.call()
+        axis = call.axis("axis", -1, x.ndim)
+        y = self.y(0).reshape(output_shape(x.shape, (axis,), False))
+        if y.size == 0:
+            return in_sequence([])
+        if math.prod(x.shape[axis + 1 :]) == 1:
+            return partial(type(self).search, x, axis=axis, out=y)
+        moved = np.moveaxis(x, axis, -1)
+        copy = self.scratch(moved.shape, x.dtype)
+        return in_sequence([partial(np.copyto, copy, moved), partial(type(self).search, copy, axis=-1, out=y)])
+
+
+@operator(_arg_schema("ArgMax", "greatest"))
+class ArgMax(_ArgExtreme):
+    """Index of the maximum."""
+
+    search = np.ndarray.argmax
+
+
+@operator(_arg_schema("ArgMin", "least"))
+class ArgMin(_ArgExtreme):
+    """Index of the minimum."""
+
+    search = np.ndarray.argmin

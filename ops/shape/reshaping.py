@@ -1,0 +1,457 @@
+"""Shape operators: the same elements under another shape or in another order, and what a shape is.
+
+Those that keep the order of the elements (Reshape, Flatten, Squeeze, ...) are views: the net may let the output share
+the input's storage, and then there is nothing to do. `dagexec.ops.shape.concat` joins and splits tensors,
+`dagexec.ops.shape.slicing` takes parts and repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.device import element_count
+from dagexec.core.dtypes import INT32, INT64
+from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.registry import operator
+from dagexec.core.schema import (
+    Cost,
+    OperatorCall,
+    OpSchema,
+    TensorType,
+    first_to_first,
+    memory_cost,
+    same_as_input,
+)
+from dagexec.core.tensor import Tensor
+
+Array = npt.NDArray[Any]
+
+
+def copy_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """Bytes moved, and no arithmetic."""
+    return memory_cost(call, outputs, 0.0)
+
+
+def no_cost(_call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
+    """What a view costs: nothing moves."""
+    return Cost(0, 0, 0)
+
+
+def integers_of(call: OperatorCall, index: int) -> tuple[int, ...]:
+    """The content of input `index`, a vector (or scalar) of int32 or int64.
+
+    Raises UnknownValueError when it is computed only at run time, ShapeError for another rank or element type.
+    """
+    call.require_rank(index, 0, 1)
+    call.require_types(index, INT32, INT64)
+    return tuple(int(value) for value in call.known_value(index).reshape(-1))
+
+
+def named_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
+    """Argument `name` as axes of a tensor of `rank` axes, as often as they are named; negative counts from the end.
+
+    Raises ShapeError for an axis out of range.
+    """
+    axes = call.arguments.ints(name)
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise call.fail(f"argument {name!r} must hold axes in [{-rank}, {rank - 1}], found {axis}")
+    return tuple(axis % rank for axis in axes)
+
+
+def distinct_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
+    """As `named_axes`, and a ShapeError for an axis that is named twice."""
+    found = named_axes(call, name, rank)
+    if len(set(found)) != len(found):
+        raise call.fail(f"argument {name!r} must name each axis once, found {call.arguments.ints(name)}")
+    return found
+
+
+def view_step(x: Array, y: Array) -> Step:
+    """A step that puts the elements of `x` into `y` in their order: nothing to do when they share memory."""
+    if x.size == 0 or (x.flags.c_contiguous and np.may_share_memory(x, y)):
+        return nothing_to_do
+    return partial(np.copyto, y.reshape(x.shape), x)
+
+
+class View(Operator):
+    """An operator whose output 0 holds the elements of input 0 in the same order."""
+
+    reads_strided = True
+
+    def prepare(self) -> Step:
+        """Nothing to do where output and input share memory, one copy where not."""
+        return view_step(self.x(0), self.y(0))
+
+
+def view_schema(
+    name: str,
+    infer: Callable[[OperatorCall], Sequence[TensorType]],
+    doc: str,
+    args: dict[str, str] | None = None,
+    required: tuple[str, ...] = (),
+) -> OpSchema:
+    """The schema of a view with one input and one output; in place is allowed."""
+    return OpSchema(
+        name,
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer,
+        doc=doc,
+        input_names=("X",),
+        output_names=("Y",),
+        args=args or {},
+        required_args=required,
+        inplace=first_to_first,
+        cost=no_cost,
+        view=True,
+    )
+
+
+def infer_reshape(call: OperatorCall) -> list[TensorType]:
+    """The new shape with 0 and -1 resolved, and for the second output a vector of the old rank."""
+    shape, meta = call.inputs[0].shape, call.inputs[0].meta
+    if len(call.inputs) == 2 and "shape" in call.arguments:
+        raise call.fail("the new shape is given both by an input and by the argument 'shape'; expected one of them")
+    if len(call.inputs) == 1 and "shape" not in call.arguments:
+        raise call.fail("the new shape is missing: give the argument 'shape' or a second input")
+    wanted = integers_of(call, 1) if len(call.inputs) == 2 else tuple(call.arguments.ints("shape"))
+    types = [TensorType(_resolve(call, shape, wanted), meta)]
+    return types if len(call.definition.output) == 1 else [*types, TensorType((len(shape),), INT64)]
+
+
+def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    keep_zero = call.arguments.bool("allow_zero")
+    sizes = []
+    for position, size in enumerate(wanted):
+        if size == 0 and not keep_zero:
+            if position >= len(shape):
+                raise call.fail(f"new shape {wanted} copies axis {position}, which the input does not have")
+            sizes.append(shape[position])
+        elif size >= -1:
+            sizes.append(size)
+        else:
+            raise call.fail(f"new shape {wanted} has the size {size}; expected -1, 0 or a size")
+    if sizes.count(-1) > 1:
+        raise call.fail(f"new shape {wanted} has more than one -1")
+    total = element_count(shape)
+    if -1 in sizes:
+        known = element_count(tuple(size for size in sizes if size != -1))
+        if known == 0 or total % known:
+            raise call.fail(f"new shape {wanted}: no size for -1 makes {total} elements of {known} times it")
+        sizes[sizes.index(-1)] = total // known
+    if element_count(tuple(sizes)) != total:
+        raise call.fail(f"new shape {wanted} has {element_count(tuple(sizes))} elements, the input has {total}")
+    return tuple(sizes)
+
+
+@operator(
+    OpSchema(
+        "Reshape",
+        inputs=(1, 2),
+        outputs=(1, 2),
+        infer=infer_reshape,
+        doc=(
+            "The elements of X, in order, under a new shape. A size 0 copies X's size at that place; one size may be "
+            "-1 and is what remains. The shape is the argument or the second input. old_shape is X's shape."
+        ),
+        input_names=("X", "new_shape"),
+        output_names=("reshaped", "old_shape"),
+        args={
+            "shape": "the new shape, when there is no second input",
+            "allow_zero": "1: a size 0 is a size, not a copy (ONNX allowzero; default 0)",
+        },
+        inplace=first_to_first,
+        cost=no_cost,
+        value_inputs=(1,),
+        view=True,
+    )
+)
+class Reshape(Operator):
+    """New shape, same elements."""
+
+    reads_strided = True
+    _old_shape: tuple[int, ...] = ()
+
+    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
+        """Note the input's shape first: in place, sizing the output changes it."""
+        self._old_shape = self.x(0).shape
+        return super().bind(types, as_view=as_view, placed=placed)
+
+    def prepare(self) -> Step:
+        """A view, and the old shape written out when it is asked for."""
+        move = view_step(self.x(0), self.y(0))
+        if len(self.output_blobs) == 1:
+            return move
+        return in_sequence([move, partial(np.copyto, self.y(1), np.array(self._old_shape, np.int64))])
+
+
+def infer_flatten(call: OperatorCall) -> list[TensorType]:
+    """Two axes: the product of the sizes before `axis`, and of those from it on."""
+    shape = call.inputs[0].shape
+    axis = call.axis("axis", 1, len(shape), end=True)
+    return [TensorType((element_count(shape[:axis]), element_count(shape[axis:])), call.inputs[0].meta)]
+
+
+@operator(
+    view_schema(
+        "Flatten",
+        infer_flatten,
+        "X as a matrix: axes before `axis` make the rows, the others the columns.",
+        {"axis": "the first axis of the columns, up to the rank of X (default 1)"},
+    )
+)
+class Flatten(View):
+    """A matrix of the same elements."""
+
+
+def infer_flatten_to_vec(call: OperatorCall) -> list[TensorType]:
+    """One axis of all elements."""
+    return [TensorType((call.inputs[0].elements,), call.inputs[0].meta)]
+
+
+@operator(view_schema("FlattenToVec", infer_flatten_to_vec, "The elements of X as a vector."))
+class FlattenToVec(View):
+    """A vector of the same elements."""
+
+
+def infer_squeeze(call: OperatorCall) -> list[TensorType]:
+    """The shape without the axes `dims`, which must have size 1; one may be named more than once."""
+    shape = call.inputs[0].shape
+    dropped = named_axes(call, "dims", len(shape))
+    for axis in dropped:
+        if shape[axis] != 1:
+            raise call.fail(f"axis {axis} to squeeze must have size 1, found {shape[axis]}")
+    return [TensorType(tuple(s for axis, s in enumerate(shape) if axis not in dropped), call.inputs[0].meta)]
+
+
+@operator(
+    view_schema(
+        "Squeeze", infer_squeeze, "X without the axes `dims`, all of size 1.", {"dims": "axes to drop"}, ("dims",)
+    )
+)
+class Squeeze(View):
+    """Axes of size 1 dropped."""
+
+
+def infer_expand_dims(call: OperatorCall) -> list[TensorType]:
+    """The shape with axes of size 1 at `dims`, which count in the output; one may be named more than once."""
+    shape = call.inputs[0].shape
+    rank = len(shape) + len(set(call.arguments.ints("dims")))
+    added = named_axes(call, "dims", rank)
+    if len(set(added)) != rank - len(shape):
+        raise call.fail(f"argument 'dims' names one axis from both ends: {call.arguments.ints('dims')}")
+    rest = iter(shape)
+    return [TensorType(tuple(1 if axis in added else next(rest) for axis in range(rank)), call.inputs[0].meta)]
+
+
+@operator(
+    view_schema(
+        "ExpandDims",
+        infer_expand_dims,
+        "X with new axes of size 1.",
+        {"dims": "where the new axes are in the output"},
+        ("dims",),
+    )
+)
+class ExpandDims(View):
+    """Axes of size 1 added."""
+
+
+@operator(view_schema("StopGradient", same_as_input, "X itself; the backward pass stops here."))
+class StopGradient(View):
+    """The identity, a wall to gradients."""
+
+
+def infer_transpose(call: OperatorCall) -> list[TensorType]:
+    """The sizes in the order of `axes`."""
+    shape = call.inputs[0].shape
+    return [TensorType(tuple(shape[axis] for axis in permutation(call)), call.inputs[0].meta)]
+
+
+def permutation(call: OperatorCall) -> tuple[int, ...]:
+    """The axes of a Transpose: `axes`, or all reversed. Raises ShapeError."""
+    rank = len(call.inputs[0].shape)
+    axes = call.arguments.ints("axes")
+    if not axes:
+        return tuple(reversed(range(rank)))
+    if sorted(axes) != list(range(rank)):
+        raise call.fail(f"argument 'axes' must be a permutation of 0..{rank - 1}, found {axes}")
+    return tuple(axes)
+
+
+@operator(
+    OpSchema(
+        "Transpose",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_transpose,
+        doc="Axis i of the output is axis `axes[i]` of X.",
+        input_names=("X",),
+        output_names=("Y",),
+        args={"axes": "a permutation of X's axes (default: reversed)"},
+        cost=copy_cost,
+    )
+)
+class Transpose(Operator):
+    """Axes in another order."""
+
+    reads_strided = writes_strided = True
+
+    def prepare(self) -> Step:
+        """One strided copy."""
+        return partial(np.copyto, self.y(0), self.x(0).transpose(permutation(self.call())))
+
+
+def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
+    """The schema of an operator that moves the channel axis of an image batch from `source` to `target`."""
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        shape = list(call.require_rank(0, 3, 4, 5))
+        shape.insert(target if target >= 0 else len(shape) - 1, shape.pop(source))
+        return [TensorType(tuple(shape), call.inputs[0].meta)]
+
+    return OpSchema(
+        name,
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer,
+        doc=doc,
+        input_names=("data",),
+        output_names=("output",),
+        cost=copy_cost,
+    )
+
+
+@operator(order_schema("NCHW2NHWC", 1, -1, "Channels from axis 1 to the end: (N, C, H, W) to (N, H, W, C)."))
+class NCHW2NHWC(Operator):
+    """Channels last."""
+
+    reads_strided = writes_strided = True
+
+    def prepare(self) -> Step:
+        """One strided copy."""
+        return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), 1, -1))
+
+
+@operator(order_schema("NHWC2NCHW", -1, 1, "Channels from the end to axis 1: (N, H, W, C) to (N, C, H, W)."))
+class NHWC2NCHW(Operator):
+    """Channels first."""
+
+    reads_strided = writes_strided = True
+
+    def prepare(self) -> Step:
+        """One strided copy."""
+        return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), -1, 1))
+
+
+def infer_shape(call: OperatorCall) -> list[TensorType]:
+    """An int64 vector, one size per axis asked for."""
+    rank = len(call.inputs[0].shape)
+    axes = named_axes(call, "axes", rank)
+    return [TensorType((len(axes) if "axes" in call.arguments else rank,), INT64)]
+
+
+@operator(
+    OpSchema(
+        "Shape",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=infer_shape,
+        doc="The shape of X as an int64 vector, or its sizes at `axes`.",
+        input_names=("X",),
+        output_names=("shape",),
+        args={"axes": "the axes whose sizes are given (default: all)"},
+        cost=no_cost,
+    )
+)
+class Shape(Operator):
+    """The sizes of a tensor."""
+
+    reads_strided = True
+
+    def prepare(self) -> Step:
+        """The sizes are known now; the step writes them."""
+        shape = self.x(0).shape
+        axes = self.arguments.ints("axes") if "axes" in self.arguments else range(len(shape))
+        return partial(np.copyto, self.y(0), np.array([shape[axis] for axis in axes], np.int64))
+
+
+@operator(
+    OpSchema(
+        "Size",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=lambda _call: [TensorType((), INT64)],
+        doc="The number of elements of X, an int64 scalar.",
+        input_names=("X",),
+        output_names=("size",),
+        cost=no_cost,
+    )
+)
+class Size(Operator):
+    """The number of elements of a tensor."""
+
+    reads_strided = True
+
+    def prepare(self) -> Step:
+        """The number is known now; the step writes it."""
+        return partial(self.y(0).fill, self.x(0).size)
+
+
+def copy_schema(name: str, doc: str) -> OpSchema:
+    """The schema of an operator whose output is a copy of its input."""
+    return OpSchema(
+        name,
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=same_as_input,
+        doc=doc,
+        input_names=("input",),
+        output_names=("output",),
+        cost=copy_cost,
+    )
+
+
+@operator(copy_schema("Copy", "A copy of the input, in memory of its own on the operator's device."))
+class Copy(Operator):
+    """A copy, of a blob on this device or another."""
+
+    reads_strided = writes_strided = crosses_devices = True
+
+    def x(self, index: int) -> npt.NDArray[Any]:
+        """The array of the input, as the device that has it works on it."""
+        return self.input(index).context.host_view(super().x(index))
+
+    def prepare(self) -> Step:
+        """One copy."""
+        return partial(np.copyto, self.y(0), self.x(0))
+
+
+@operator(copy_schema("CopyCPUToGPU", "A copy of a blob of the host, on the operator's device."))
+class CopyCPUToGPU(Copy):
+    """A copy from the host."""
+
+
+@operator(copy_schema("CopyFromCPUInput", "A copy of a blob of the host, on the operator's device."))
+class CopyFromCPUInput(Copy):
+    """A copy from the host, whatever device the operator is on."""
+
+
+@operator(copy_schema("EnsureCPUOutput", "A copy of the input in host memory, made by the operator's device."))
+class EnsureCPUOutput(Copy):
+    """A copy to the host."""
+
+    def output(self, index: int) -> Tensor:
+        """The output, on the host."""
+        return self.output_blobs[index].tensor()
+
+
+@operator(copy_schema("CopyGPUToCPU", "A copy of the input in host memory, made by the operator's device."))
+class CopyGPUToCPU(EnsureCPUOutput):
+    """A copy to the host."""

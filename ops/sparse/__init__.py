@@ -1,0 +1,1 @@
+"""Lists of different lengths, embedding tables and features."""

@@ -1,0 +1,110 @@
+"""Placement: an offset in one block of memory for every buffer, so that no two that conflict overlap.
+
+This is dynamic storage allocation, NP-hard already for lifetimes that are intervals (Garey, Johnson 1979, SR2).
+Buffers are placed one by one, each in the smallest gap that takes it between those in its way, or behind them: the
+"greedy by size" of Pisarchyk and Lee (2020), here on a conflict graph instead of intervals. Several orders are tried,
+then orders in which a buffer that reaches the top comes first, and the best is kept. All of it is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.scheduler.memory.lifetime import Numbers
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+
+_PROMOTIONS = 24  # orders tried after the fixed ones
+_MOST_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
+
+Integers = npt.NDArray[np.int64]
+Rivals = Callable[[int], Numbers]
+
+
+@dataclass(frozen=True)
+class BufferOffsets:
+    """An offset for each buffer, and the bytes from the first to the end of the last."""
+
+    offsets: Integers
+    extent: int
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes`, up to a multiple of the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def place(sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> BufferOffsets:
+    """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `rivals(a)` are those to keep apart from a.
+
+    No more orders are tried once the extent is down to `bound`, which no placement can be below.
+    """
+    room = np.array([aligned(size) for size in sizes], np.int64)
+    best: BufferOffsets | None = None
+    best_order: list[int] = []
+    for order in _orders(room, rivals):
+        found = place_in_order(room, rivals, order)
+        if best is None or found.extent < best.extent:
+            best, best_order = found, order
+        if best.extent <= bound:
+            return best
+    assert best is not None
+    if len(room) <= _MOST_PROMOTED:
+        best = _promoted(room, rivals, best, best_order, bound)
+    return best
+
+
+def _orders(room: Integers, rivals: Rivals) -> Iterator[list[int]]:
+    """Largest first; largest with its rivals first; by list order. Equal ones in list order."""
+    crowd = np.array([room[rivals(buffer)].sum() for buffer in range(len(room))], np.int64)
+    listed = np.arange(len(room))
+    yield np.lexsort((listed, -crowd, -room)).tolist()
+    yield np.lexsort((listed, -room, -crowd)).tolist()
+    yield listed.tolist()
+
+
+def _promoted(room: Integers, rivals: Rivals, best: BufferOffsets, order: list[int], bound: int) -> BufferOffsets:
+    """The best of `best` and of orders in which the buffer at the top of the one before comes first."""
+    current, tried = best, order
+    for _ in range(_PROMOTIONS):
+        if best.extent <= bound:
+            break
+        top = int(np.argmax(current.offsets + room))
+        tried = [top, *(buffer for buffer in tried if buffer != top)]
+        current = place_in_order(room, rivals, tried)
+        if current.extent < best.extent:
+            best = current
+    return best
+
+
+def place_in_order(room: Integers, rivals: Rivals, order: Sequence[int]) -> BufferOffsets:
+    """Place the buffers one by one in `order`, each in the smallest gap that takes it."""
+    offsets = np.zeros(len(room), np.int64)
+    placed = np.zeros(len(room), np.bool_)
+    extent = 0
+    for buffer in order:
+        others = rivals(buffer)
+        others = others[placed[others]]
+        size = int(room[buffer])
+        offset = best_fit(offsets[others], room[others], size)
+        offsets[buffer] = offset
+        placed[buffer] = True
+        extent = max(extent, offset + size)
+    return BufferOffsets(offsets, extent)
+
+
+def best_fit(offsets: npt.NDArray[Any], room: npt.NDArray[Any], size: int) -> int:
+    """Where `size` bytes go among what lies at `offsets` and takes `room`: the smallest gap, else behind all."""
+    if not len(offsets):
+        return 0
+    order = np.argsort(offsets)
+    starts = offsets[order]
+    reached = np.concatenate(([0], np.maximum.accumulate(starts + room[order])))
+    gaps = starts - reached[:-1]
+    fitting = np.flatnonzero(gaps >= size)
+    return int(reached[fitting[np.argmin(gaps[fitting])]] if len(fitting) else reached[-1])

@@ -1,0 +1,194 @@
+"""DAGNet: chains on a pool of worker threads, each started when the chains it depends on are done."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
+
+from dagexec.core.graph import Graph
+from dagexec.core.operator import Step
+from dagexec.core.proto import NetDef
+from dagexec.core.runtime import Priority
+from dagexec.core.workspace import Workspace
+from dagexec.errors import ClosedError, RunTimeoutError
+from dagexec.platform import processor
+from dagexec.platform.threads import ThreadWait
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import ObservedRun, Observer, observed_operator
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
+from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.launching import LaunchedChains
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import ChainSteps, Run, task, waiting_time
+
+
+class DAGNet(BaseNet):
+    """Runs chains side by side; with a pool of its own, or on one that it is given and leaves open.
+
+    On a device, a worker launches a chain and waits until it is done.
+    """
+
+    net_type: ClassVar[str] = "dag"
+    finishes_chains: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        definition: NetDef,
+        workspace: Workspace,
+        *,
+        num_workers: int | None = None,
+        pool: WorkerPool | None = None,
+        graph: Graph | None = None,
+        constants: frozenset[str] = frozenset(),
+        keep: frozenset[str] | None = None,
+        intra_op_threads: int = 1,
+        streams_per_worker: int = 1,
+        stream_priority: Priority = Priority.NORMAL,
+    ) -> None:
+        """`num_workers` defaults to the def's own, else to the cores divided by `intra_op_threads`."""
+        super().__init__(
+            definition,
+            workspace,
+            graph=graph,
+            constants=constants,
+            keep=keep,
+            intra_op_threads=intra_op_threads,
+            streams_per_worker=streams_per_worker,
+            stream_priority=stream_priority,
+        )
+        cores = processor.available_cores()
+        chosen = num_workers or definition.num_workers or max(1, cores // intra_op_threads)
+        self.num_workers = chosen if pool is None else pool.num_workers
+        self._pool = pool
+        self._owns_pool = pool is None
+        self._launched: tuple[Preparation, LaunchedChains] | None = None
+
+    @classmethod
+    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
+        """What `Workspace.create_net` calls."""
+        return cls(definition, workspace, num_workers=num_workers)
+
+    def close(self) -> None:
+        """Join the threads of the net's own pool. Idempotent. Raises DagexecError in a kernel of the net."""
+        self.check_kernel("close")
+        self._closed = True
+        self._wait_for_run()
+        if self._owns_pool and self._pool is not None:
+            self._pool.close()
+        super().close()
+
+    def _in_run(self) -> bool:
+        """True on the thread that called `run`, and on the workers."""
+        return super()._in_run() or (self._pool is not None and self._pool.is_worker())
+
+    def synchronization(self, plan: Plan) -> Synchronization:
+        """What orders the chains of `plan` on their devices: here nothing, as each is done when its call returns."""
+        return finished_chains(plan, self.guards())
+
+    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
+        """A run of the chains, highest priority first."""
+        preparation = self.prepared()
+        observed = self._observed(trace, preparation.plan)
+        if self.on_host:
+            steps = preparation.chain_steps if observed is None else observed.all_chains(preparation.steps)
+            run = self._make_run(preparation, steps, finished)
+        else:
+            launched = self._launched_chains(preparation, observed)
+            run = self._make_run(preparation, launched.steps, finished)
+        if observed is not None:
+            observed.follow(run)
+        if not self.on_host:
+            Drain(
+                run,
+                self.streams,
+                self.operators,
+                lambda finished: self._on_pool(finished, run.priority),
+                checked=self.checked,
+            )
+        return run
+
+    def _launched_chains(self, preparation: Preparation, observed: ObservedRun | None) -> LaunchedChains:
+        """The chains as calls that launch them; kept for the next run unless somebody observes this one."""
+        known = self._launched
+        if observed is None and known is not None and known[0] is preparation:
+            known[1].reset()
+            return known[1]
+        plan = preparation.plan
+        launched = LaunchedChains(
+            self.operators,
+            preparation,
+            plan.chains,
+            self.synchronization(plan),
+            self.streams,
+            finish=self.finishes_chains,
+            observed=observed,
+        )
+        if observed is None:
+            self._launched = (preparation, launched)
+        return launched
+
+    def _on_pool(self, finished: Callable[[], object], priority: int) -> None:
+        """Have `finished` called by a worker, or right here when the net was closed meanwhile and has none any more."""
+        assert self._pool is not None
+        try:
+            self._pool.submit(task(f"end of {self.name}", finished, priority))
+        except ClosedError:
+            finished()
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps, and of the calls that launch them."""
+        super()._forget_preparations()
+        self._launched = None
+
+    def _make_run(self, preparation: Preparation, steps: ChainSteps, finished: Callable[[], object]) -> Run:
+        def name_step(chain: int, step: Step) -> str:
+            return self.graph.label(_culprit(preparation, steps[chain], chain, step))
+
+        run = Run(self.name, preparation.plan, steps, name_step, finished)
+        run.teams = self.has_teams
+        return run
+
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
+        end = ThreadWait()
+        pool = self._running_pool()
+        run = self._run = self.new_run(end.notify, trace)
+        try:
+            pool.submit(run)
+            if not end.wait(waiting_time(timeout)):
+                pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
+                end.wait()
+        except ClosedError:
+            raise  # the pool has not taken the run
+        except BaseException as interruption:  # KeyboardInterrupt: leave no worker behind in our blobs
+            pool.stop(run, interruption)
+            end.wait()
+            raise
+        finally:
+            self._run = None
+        run.check_complete()
+        run.raise_error()
+
+    def _stop(self, run: Run, error: BaseException) -> None:
+        """As the pool stops it, under its lock."""
+        if self._pool is not None:
+            self._pool.stop(run, error)
+
+    def _running_pool(self) -> WorkerPool:
+        if self._closed:
+            raise ClosedError(f"net {self.name!r} is closed")
+        if self._pool is None:
+            self._pool = WorkerPool(self.num_workers, name=f"dagexec-{self.name}")
+            weakref.finalize(self, self._pool.shut).atexit = False
+        return self._pool
+
+
+def _culprit(preparation: Preparation, steps: Sequence[Step], chain: int, step: Step) -> int:
+    """The operator of a failed step: steps of a chain are its operators' in order, views left out unless wrapped."""
+    operators = preparation.plan.chains[chain]
+    exact = [index for index in operators if preparation.steps[index] is step or observed_operator(step) == index]
+    if exact:
+        return exact[0]
+    return operators[min(list(steps).index(step), len(operators) - 1)]

@@ -1,0 +1,336 @@
+"""BaseNet: a graph bound to a workspace. The three nets differ only in how they execute the prepared steps.
+
+The operators hold their blobs; `prepared()` gives steps for the shapes the blobs have now, from a small cache or made
+anew. One run of a net goes on at a time; a second caller waits for the first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import ClassVar, Self
+
+from dagexec.core.blob import Blob
+from dagexec.core.device import CPU, Device
+from dagexec.core.graph import Graph, build_graph
+from dagexec.core.operator import Operator
+from dagexec.core.proto import NetDef
+from dagexec.core.registry import create_verified
+from dagexec.core.runtime import Kernel, Priority, at_work
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+from dagexec.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
+from dagexec.platform import teams
+from dagexec.platform.deadline import Deadline
+from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.shutdown import hold_daemon, stop_at_exit
+from dagexec.platform.threads import acquire, threads
+from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
+from dagexec.scheduler.observe.trace_lines import line_observer
+from dagexec.scheduler.plan.copies import insert_copies
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.run import intra_op
+from dagexec.scheduler.run.launching import NetStreams, guards_of, kernels_of
+from dagexec.scheduler.run.run import Run, waiting_time
+
+_CACHED_PREPARATIONS = 4
+
+Signature = tuple[object, ...]
+
+
+class BaseNet(ABC):
+    """A net in a workspace: its operators, and prepared steps per shape signature.
+
+    Attributes:
+        name: the NetDef's name.
+        graph: operators and their order.
+        operators: the operator objects, in list order.
+        workspace: where the blobs are.
+        has_teams: operators use several threads each.
+        streams: those it has leased, of the devices that its operators run on.
+        keep: the blobs whose values survive a run; None for all.
+        checked: the operators that tell only when a run's work is done whether it went well.
+        in_list_order: operators follow one another as listed, whatever their dependencies.
+    """
+
+    net_type: ClassVar[str]
+    in_list_order: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        definition: NetDef,
+        workspace: Workspace,
+        *,
+        graph: Graph | None = None,
+        constants: frozenset[str] = frozenset(),
+        keep: frozenset[str] | None = None,
+        intra_op_threads: int = 1,
+        streams_per_worker: int = 1,
+        stream_priority: Priority = Priority.NORMAL,
+    ) -> None:
+        """Build the operators; nothing runs. Pass the `graph` of the same definition to share it between replicas.
+
+        Copies are put in where blobs cross devices, but into a `graph` that is passed. `constants` are blobs whose
+        values never change while the net lives, so shapes may be taken from them.
+        With `keep`, memory is planned: of the blobs that the net writes, those named in it have their values when a
+        run is over, and others may share memory. None keeps them all.
+        `streams_per_worker` is how many streams of each device a thread that launches for this net uses;
+        they have `stream_priority`.
+        Raises what `build_graph` and `create_operator` raise.
+        """
+        self.name = definition.name
+        self.workspace = workspace
+        if graph is None:
+            graph = build_graph(insert_copies(definition, partial(_home, workspace)).net, workspace.has_blob)
+        self.graph = graph
+        self.operators: tuple[Operator, ...] = tuple(
+            create_verified(operator, workspace, index=index, net=definition.name)
+            for index, operator in enumerate(self.graph.operators)
+        )
+        self._constants = constants
+        self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
+        self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
+        self._inputs = _blobs_read_first(self.operators)
+        self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
+        self._current: Preparation | None = None
+        self._run_lock = threads().owned_lock()
+        self._closed = False
+        self._inherited = False
+        self._runner: threading.Thread | None = None
+        self.has_teams = any(operator.arguments.int("threads", 1) > 1 for operator in self.operators)
+        self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
+        self.streams = NetStreams(definition.name, streams_per_worker, stream_priority)
+        self._lines = line_observer()
+        reset_after_fork(self, BaseNet._forked)
+        self._finalizer = weakref.finalize(self, intra_op.BlasThreadLimit(intra_op_threads).release)
+        self._finalizer.atexit = False  # with more threads, a product under way would keep OpenBLAS from ending
+        self._run: Run | None = None
+        if threads().concurrent:
+            stop_at_exit(self, BaseNet._stop_at_exit)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
+        self._run_lock = threads().owned_lock()
+        self._inherited = True
+
+    def _stop_at_exit(self) -> Callable[[Deadline], object]:
+        run = self._run
+        if run is not None:
+            self._stop(run, ClosedError(f"net {self.name!r}: the process ends"))
+        return self._wait_at_exit
+
+    def _wait_at_exit(self, deadline: Deadline) -> None:
+        if not self._in_run() and acquire(self._run_lock, max(0.0, deadline.left())):
+            self._run_lock.release()
+
+    def _stop(self, run: Run, error: BaseException) -> None:
+        """Let `run` start no further chain. What was launched is finished, or given up."""
+        run.stop(error)
+        if run.on_stop is not None:
+            run.on_stop()
+
+    @classmethod
+    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
+        """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
+        return cls(definition, workspace)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release threads and streams; a closed net does not run again. Idempotent.
+
+        Waits for a run under way on devices, unless it is called from inside that run. Raises DagexecError in a kernel.
+        """
+        self.check_kernel("close")
+        self._closed = True
+        self._wait_for_run()
+        self._finalizer()
+        self.streams.give_back()
+
+    def _wait_for_run(self) -> None:
+        """Block until no thread is in `run` for work on devices: its end needs the streams, and the pool."""
+        if not self.on_host and not self._in_run():
+            with self._run_lock:
+                pass
+
+    def _in_run(self) -> bool:
+        """True on a thread that works for a run, which would wait for itself."""
+        return self._runner is threading.current_thread()
+
+    def check_kernel(self, doing: str) -> None:
+        """Raise DagexecError in a kernel that would wait for itself."""
+        if self.would_wait_for_its_device():
+            raise DagexecError(
+                f"net {self.name!r}: a kernel cannot {doing} a net that needs its stream, or its device "
+                "where that does one thing at a time; it would wait for itself"
+            )
+
+    def would_wait_for_its_device(self) -> bool:
+        """True in a kernel of this net, or of a device that it needs and that does one thing at a time."""
+        stream = at_work.stream
+        if stream is None:
+            return False
+        needed = stream.alone and any(self.graph.device(index) == stream.device for index in range(len(self.graph)))
+        return needed or any(own is stream for own in self.streams.all())
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for the shapes the blobs have now; prepares if need be."""
+        return self.prepared().plan
+
+    def run(self, *, timeout: float | None = None, trace: Observer | None = None) -> None:
+        """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observers`).
+
+        Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
+        (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`,
+        DagexecError in an operator that the net is running in this thread.
+        """
+        hold_daemon()
+        if self._runner is threading.current_thread():
+            raise DagexecError(f"net {self.name!r}: an operator cannot run the net that runs it")
+        self.check_kernel("run")
+        try:
+            if not acquire(self._run_lock, waiting_time(timeout)):
+                raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
+            if self._closed:
+                raise ClosedError(f"net {self.name!r} is closed")
+            if self._inherited and self.has_teams and teams.stranded():
+                raise ClosedError(
+                    f"net {self.name!r}: its operators have several threads each, which stayed in the process that "
+                    f"this one was forked from; make the net anew here"
+                )
+            self._runner = threading.current_thread()
+            if self.has_teams:
+                teams.enter()
+            self._execute(self.prepared(), timeout, trace)
+        finally:
+            if self._runner is threading.current_thread():
+                self._runner = None
+            with suppress(RuntimeError):  # it is not ours: another's run took too long, or Ctrl-C ended the wait for it
+                self._run_lock.release()
+            hold_daemon()
+
+    def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
+        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; None for nobody."""
+        if observer is None and self._lines is None:
+            return None
+        everybody = together(observer, self._lines)
+        assert everybody is not None
+        return ObservedRun(everybody, self.graph, self.operators, plan)
+
+    @abstractmethod
+    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
+        """A run of the steps for the shapes the blobs have now, for a pool to execute; `finished` is called at its end.
+
+        The caller makes sure that no other run of this net is under way.
+        """
+
+    @abstractmethod
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
+        """Run the steps once; called by one thread at a time."""
+
+    def guards(self) -> list[tuple[str, ...]]:
+        """The names of the mutexes that each operator runs or is launched under."""
+        return [guards_of(operator) for operator in self.operators]
+
+    def kernels(self) -> list[Kernel]:
+        """The prepared step of each operator as work for a stream, for the shapes the blobs have now."""
+        return kernels_of(self.operators, self.prepared())
+
+    def prepared(self) -> Preparation:
+        """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""
+        current = self._current
+        if current is not None and current.in_place():
+            return current
+        del current  # its memory may be needed
+        return self._prepare()
+
+    def _prepare(self) -> Preparation:
+        tensors = (blob.value for blob in self._inputs)
+        signature = tuple(
+            (tensor.shape, tensor.meta.name, None if tensor.is_packed else tensor.array.strides)
+            if isinstance(tensor, Tensor)
+            else None
+            for tensor in tensors
+        )
+        preparation = self._preparations.pop(signature, None)
+        if preparation is None or not preparation.restore(self._own_tensors()):
+            preparation = self._new_preparation()
+        self._preparations[signature] = preparation
+        if len(self._preparations) > _CACHED_PREPARATIONS:
+            self._preparations.popitem(last=False)
+        self._current = preparation
+        return preparation
+
+    def _new_preparation(self) -> Preparation:
+        """Prepare; where memory does not suffice, once more without what is kept for other shapes."""
+        make = partial(
+            Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep,
+            in_list_order=self.in_list_order,
+        )  # fmt: skip
+        try:
+            with garbage_collection_paused():
+                return make()
+        except ResourceError:
+            if not self._preparations:
+                raise
+        self._forget_preparations()
+        self._let_go_of_arenas()
+        return make()
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps and their memory."""
+        self._preparations.clear()
+        self._current = None
+
+    def _let_go_of_arenas(self) -> None:
+        """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
+        for operator in self.operators:
+            operator.working_arrays = []
+            for blob in operator.output_blobs:
+                storage = blob.value.storage() if isinstance(blob.value, Tensor) else None
+                if self.keep is not None and storage is not None and not storage.writable:
+                    blob.tensor().clear()
+
+    def _own_tensors(self) -> frozenset[int]:
+        return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
+
+
+def _home(workspace: Workspace, name: str) -> Device | None:
+    """The device of the tensor that blob `name` holds, None when it holds nothing."""
+    blob = workspace.get_blob_or_none(name)
+    value = None if blob is None else blob.value
+    return value.device if isinstance(value, Tensor) and not value.is_empty else None
+
+
+def _names_checked(operator: Operator) -> list[str]:
+    """The blobs that `operator.run_check` reads."""
+    return [operator.input_blobs[index].name for index in operator.inputs_checked]
+
+
+def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
+    """The blobs that are read before the net writes them: they carry a signature's shapes. Empty ones get a tensor."""
+    written: set[int] = set()
+    found: dict[int, Blob] = {}
+    for operator in operators:
+        for blob in operator.input_blobs:
+            if id(blob) not in written:
+                found.setdefault(id(blob), blob)
+                if blob.value is None:
+                    blob.tensor(None if operator.crosses_devices else operator.context)  # a copy's is fed on the host
+        written.update(id(blob) for blob in operator.output_blobs)
+    return list(found.values())

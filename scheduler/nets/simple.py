@@ -1,0 +1,177 @@
+"""SimpleNet: operators one after another, in list order. The reference that the other nets must agree with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from dagexec.core.operator import Step
+from dagexec.errors import RunCancelledError, RunTimeoutError
+from dagexec.platform.arithmetic import operator_arithmetic
+from dagexec.platform.blocking import calling_when_stopped, working_for
+from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.plan.plan import Plan, build_sequence
+from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
+from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.launching import LaunchedChains
+from dagexec.scheduler.run.run import ChainSteps, Run, operator_failure
+
+
+class SimpleNet(BaseNet):
+    """Runs in the calling thread; on a pool, one worker runs all of it. On a device each operator is waited for."""
+
+    net_type: ClassVar[str] = "simple"
+    in_list_order: ClassVar[bool] = True
+    _chains: tuple[Preparation, ChainSteps] | None = None
+
+    @cached_property
+    def _sequence(self) -> Plan:
+        return build_sequence(self.graph)
+
+    def synchronization(self, plan: Plan) -> Synchronization:
+        """Nothing has to be ordered: an operator is done when the next one starts."""
+        return finished_chains(plan, self.guards())
+
+    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
+        """A run that keeps list order, every operator waiting for the one before."""
+        preparation = self.prepared()
+        plan = self._sequence
+        observed = self._observed(trace, None if self.on_host else plan)
+        make = self._one_by_one if self.on_host else self._launched
+        steps = make(preparation, observed)
+        run = Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
+        run.teams = self.has_teams
+        if observed is not None:
+            observed.follow(run)
+        if not self.on_host:
+            Drain(run, self.streams, self.operators, checked=self.checked)
+        return run
+
+    def _one_by_one(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        """A chain for each step; kept for the next run unless somebody observes this one."""
+        if observed is not None:
+            return [(step,) for step in observed.chain(0, preparation.steps)] or [()]
+        known = self._chains
+        if known is None or known[0] is not preparation:
+            known = self._chains = (preparation, [(step,) for step in preparation.steps] or [()])
+        return known[1]
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps."""
+        super()._forget_preparations()
+        self._chains = None
+
+    def _launched(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        plan = self._sequence
+        launched = LaunchedChains(
+            self.operators,
+            preparation,
+            plan.chains,
+            self.synchronization(plan),
+            self.streams,
+            finish=True,
+            observed=observed,
+        )
+        return launched.steps
+
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
+        with operator_arithmetic():  # as on a worker of a pool
+            if not self.on_host:
+                self._execute_on_devices(timeout, trace)
+                return
+            observed = self._observed(trace)
+            steps = preparation.in_order if observed is None and timeout is None else _steps(preparation, observed)
+            error: BaseException | None = None
+            try:
+                if timeout is None:
+                    self._execute_all(preparation, steps)
+                else:
+                    self._execute_until(threads().monotonic() + timeout, timeout, steps)
+            except BaseException as caught:
+                error = caught
+                raise
+            finally:
+                if observed is not None:
+                    observed.stopped(error)
+
+    def _execute_all(self, preparation: Preparation, steps: Sequence[Step]) -> None:
+        step = None
+        try:
+            for step in steps:
+                step()
+        except Exception as error:
+            raise self._failure(step, preparation.steps, steps, error) from error
+
+    def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step]) -> None:
+        with working_for(deadline=deadline):
+            for index, step in enumerate(steps):
+                if threads().monotonic() > deadline:
+                    raise RunTimeoutError(
+                        f"net {self.name!r}: stopped before {self.graph.label(index)}, after {timeout} seconds"
+                    )
+                try:
+                    step()
+                except RunTimeoutError as error:
+                    raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
+                except Exception as error:
+                    raise self._failure(step, steps, steps, error) from error
+
+    def _failure(self, step: Step | None, plain: Sequence[Step], steps: Sequence[Step], error: Exception) -> Exception:
+        assert step is not None
+        candidates = plain if step in plain else steps
+        label = self.graph.label(list(candidates).index(step))
+        return operator_failure(self.name, label, error, threading.current_thread().name)
+
+    def _execute_on_devices(self, timeout: float | None, trace: Observer | None) -> None:
+        """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does.
+
+        So does the end of the run that this thread works for, if there is one.
+        """
+        end = ThreadWait()
+        run = self._run = self.new_run(end.notify, trace)
+
+        def stop(error: BaseException) -> None:
+            self._stop(run, error)
+
+        late = RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds")
+        timer = threads().call_later(timeout, lambda: stop(late)) if timeout is not None else None
+        interruption: BaseException | None = None
+        cancelled = RunCancelledError(f"net {self.name!r}: the run that it is part of was stopped")
+        with calling_when_stopped(lambda: stop(cancelled)):
+            for chain, steps in enumerate(run.steps):
+                if run.stopped:
+                    break
+                step = None
+                try:
+                    with working_for(run):
+                        for step in steps:
+                            step()
+                except Exception as error:
+                    run.stop(run.failure(chain, step, error, threading.current_thread().name))
+                except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
+                    interruption = caught
+                    stop(caught)
+            run.finished()
+            try:
+                end.wait()
+            except BaseException as caught:
+                interruption = caught
+                stop(caught)
+                end.wait()
+        self._run = None
+        if timer is not None:
+            timer.cancel()
+        if interruption is not None:
+            raise interruption
+        if run.error is cancelled and late in run.secondary:  # it went on all the same, until it was late
+            raise late
+        run.raise_error()
+
+
+def _steps(preparation: Preparation, observed: ObservedRun | None) -> Sequence[Step]:
+    return preparation.steps if observed is None else observed.chain(0, preparation.steps)

@@ -1,0 +1,1 @@
+"""Watching runs: observers, traces and their files."""

@@ -1,0 +1,299 @@
+"""Trace: an observer that keeps when each operator, chain and wait of its runs took place, on workers and on streams.
+
+`Trace.write` makes of it a file that Perfetto and chrome://tracing open (`scheduler.trace_file`). Where the layout of a
+tensor is converted for an operator, the conversion has a span of its own within the operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagexec.core.conversion import Conversion
+from dagexec.core.graph import Graph
+from dagexec.platform.threads import threads
+from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunsUnderWay
+
+if TYPE_CHECKING:
+    from dagexec.core.runtime import Event, Kernel, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """A run: its operators, the operator indices of its chains, the chains each waits for, and when it was made."""
+
+    graph: Graph
+    chains: Sequence[Sequence[int]]
+    parents: Sequence[Sequence[int]]
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One execution of an operator by a worker, or of a `conversion` for it; on a device the launch of the operator.
+
+    Times are nanoseconds of `time.perf_counter_ns`; `run` is the place of the run in `Trace.runs`. `error` is the name
+    of what the operator raised.
+    """
+
+    operator: int
+    thread: str
+    start: int
+    end: int
+    conversion: Conversion | None = None
+    run: int = 0
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end - self.start) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """A run ended with an error at a time of `time.perf_counter_ns`; what failed on a stream is told of only here."""
+
+    run: int
+    end: int
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeconds:
+    """The seconds of all operators of a run together, and those from the start of the first to the end of the last."""
+
+    operators: float
+    extent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSpan:
+    """One execution of a chain by a worker. It waited in the queue from `ready` to `start`."""
+
+    chain: int
+    thread: str
+    ready: int
+    start: int
+    end: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventWait:
+    """A worker had a chain wait for an event of its parents; it stood still itself where it is longer than a moment."""
+
+    chain: int
+    thread: str
+    start: int
+    end: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpan:
+    """A kernel on a stream; `start` and `end` are seconds of the device's clock. `operator` is None for copies."""
+
+    label: str
+    start: float
+    end: float
+    operator: int | None
+    run: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWait:
+    """A stream stood still for an event, whose owner is named; seconds of the device's clock."""
+
+    owner: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """Kernel number `after` that was launched on `stream` waited for kernel number `before` of `source`.
+
+    Between them is an event of `owner`, recorded on `source` and waited for on `stream`.
+    """
+
+    owner: str
+    source: StreamTrack
+    before: int
+    stream: StreamTrack
+    after: int
+
+
+class StreamTrack:
+    """What was seen of one stream.
+
+    Attributes:
+        stream: the stream.
+        kernels: those that ran, in order.
+        waits: for which events it stood still.
+        launched: all kernels that were launched, in order; some may not have run.
+    """
+
+    __slots__ = ("_ran", "kernels", "launched", "stream", "waits")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.kernels: list[KernelSpan] = []
+        self.waits: list[StreamWait] = []
+        self.launched: list[Kernel] = []
+        self._ran: list[Kernel] = []
+
+    def add(self, kernel: Kernel, span: KernelSpan) -> None:
+        """`kernel` ran."""
+        self._ran.append(kernel)
+        self.kernels.append(span)
+
+    def by_launch(self) -> dict[int, KernelSpan]:
+        """The spans of `kernels`, by the place of their launch in `launched`. Streams keep the order of launches."""
+        found: dict[int, KernelSpan] = {}
+        position = 0
+        for kernel, span in zip(self._ran, self.kernels, strict=False):
+            place = next((i for i in range(position, len(self.launched)) if self.launched[i] is kernel), None)
+            if place is not None:
+                found[place] = span
+                position = place + 1
+        return found
+
+
+class Trace(Observer):
+    """The spans of one or several runs. Workers add to it at the same time (`list.append` is atomic)."""
+
+    def __init__(self) -> None:
+        self.runs: list[TracedRun] = []
+        self.spans: list[Span] = []
+        self.chains: list[ChainSpan] = []
+        self.event_waits: list[EventWait] = []
+        self.arrows: list[Arrow] = []
+        self.failures: list[RunFailure] = []
+        self._lock = threads().lock()
+        self._under_way = RunsUnderWay()
+        self._numbers: dict[ObservedRun, int] = {}  # of the runs under way, their places in `runs`
+        self._tracks: dict[int, StreamTrack] = {}  # by the id of the stream
+        self._records: dict[int, tuple[Event, StreamTrack, int]] = {}  # by the id of the event, its last record
+
+    @property
+    def tracks(self) -> list[StreamTrack]:
+        """The streams that something was seen of."""
+        with self._lock:
+            return list(self._tracks.values())
+
+    def operator_seconds(self, count: int) -> list[float]:
+        """The median time of each of `count` operators over the runs traced, with conversions; 0 if it never ran.
+
+        Of an operator on a device the time on its stream counts.
+        """
+        host: list[list[float]] = [[] for _ in range(count)]
+        device: list[list[float]] = [[] for _ in range(count)]
+        for span in self.spans:
+            if span.conversion is None:
+                host[span.operator].append(span.seconds)
+        for track in self.tracks:
+            for kernel in track.kernels:
+                if kernel.operator is not None:
+                    device[kernel.operator].append(kernel.seconds)
+        rows = (sorted(on_device or on_host) for on_host, on_device in zip(host, device, strict=True))
+        return [row[len(row) // 2] if row else 0.0 for row in rows]
+
+    def run_seconds(self) -> list[RunSeconds]:
+        """What the operators of each run took on the workers, for each run in which one ran."""
+        spans: dict[int, list[Span]] = {}
+        for span in self.spans:
+            if span.conversion is None:
+                spans.setdefault(span.run, []).append(span)
+        return [
+            RunSeconds(
+                sum(span.seconds for span in row),
+                (max(span.end for span in row) - min(span.start for span in row)) / 1e9,
+            )
+            for _, row in sorted(spans.items())
+        ]
+
+    def write(self, path: Path) -> None:
+        """Write the file. Raises ModelFormatError if it cannot be written."""
+        from dagexec.scheduler.observe.trace_file import write_trace
+
+        write_trace(self, path)
+
+    def run_started(self, run: ObservedRun) -> None:
+        """Keep what the file needs of the run; not its operators, which hold tensors."""
+        with self._lock:
+            self._numbers[run] = len(self.runs)
+            self.runs.append(TracedRun(run.graph, run.chains, run.parents, run.started))
+        self._under_way.add(run)
+
+    def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
+        """Let go of the run; keep its error."""
+        self._under_way.remove(run)
+        with self._lock:
+            number = self._numbers.pop(run)
+            if error is not None:
+                self.failures.append(RunFailure(number, end, type(error).__name__, str(error)))
+
+    def chain_stopped(
+        self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
+    ) -> None:
+        """Keep the chain's span."""
+        self.chains.append(ChainSpan(chain, worker, run.ready(chain), start, end, self._numbers[run]))
+
+    def event_waited(self, run: ObservedRun, chain: int, worker: str, start: int, end: int) -> None:
+        """Keep the wait."""
+        self.event_waits.append(EventWait(chain, worker, start, end, self._numbers[run]))
+
+    def converted(
+        self, run: ObservedRun, operator: int, worker: str, conversion: Conversion, start: int, end: int
+    ) -> None:
+        """Keep the conversion."""
+        self.spans.append(Span(operator, worker, start, end, conversion, self._numbers[run]))
+
+    def operator_stopped(
+        self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
+    ) -> None:
+        """Keep the operator's span."""
+        name = None if error is None else type(error).__name__
+        self.spans.append(Span(operator, worker, start, end, None, self._numbers[run], name))
+
+    def launched(self, stream: Stream, kernel: Kernel) -> None:
+        """Keep the order of launches."""
+        self._track(stream).launched.append(kernel)
+
+    def recorded(self, stream: Stream, event: Event) -> None:
+        """Keep after which kernel."""
+        track = self._track(stream)
+        self._records[id(event)] = (event, track, len(track.launched) - 1)
+
+    def waits(self, stream: Stream, event: Event) -> None:
+        """Keep an arrow, from the kernel before the event to the next one here."""
+        record = self._records.get(id(event))
+        if record is not None:
+            track = self._track(stream)
+            self.arrows.append(Arrow(event.owner, record[1], record[2], track, len(track.launched)))
+
+    def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
+        """Keep the kernel's span."""
+        found = self._under_way.find(kernel)
+        run, operator = (None, None) if found is None else (self._numbers.get(found[0]), found[1])
+        self._track(stream).add(kernel, KernelSpan(kernel.label, start, end, operator, run))
+
+    def waited(self, stream: Stream, event: Event, start: float, end: float) -> None:
+        """Keep the wait."""
+        self._track(stream).waits.append(StreamWait(event.owner, start, end))
+
+    def _track(self, stream: Stream) -> StreamTrack:
+        track = self._tracks.get(id(stream))
+        if track is None:
+            with self._lock:
+                track = self._tracks.setdefault(id(stream), StreamTrack(stream))
+        return track

@@ -1,0 +1,1 @@
+"""What is known before a run: chains, their order, copies between devices, events, prepared steps."""

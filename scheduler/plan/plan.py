@@ -1,0 +1,113 @@
+"""Plan: what is fixed about running a graph - chains in order of priority, their dependencies, the first frontier.
+
+A plan is immutable and shared by every net and run made from it; what changes during a run lives in `run.Run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagexec.core.graph import Graph
+from dagexec.scheduler.plan.chains import Chain, compute_chains, single_operator_chains
+
+_NO_OPERATORS: tuple[Chain, ...] = ((),)  # one empty chain, so that the plan of an empty net can be run like any other
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Chains and their order. Chains are numbered by priority, so the smallest ready number is the one to run next.
+
+    Attributes:
+        graph: the operators.
+        chains: operator indices of each chain. There is at least one, if need be an empty one.
+        children: chains that wait for a chain, ascending.
+        parent_counts: how many chains a chain waits for.
+        frontier: chains that wait for none.
+        seconds: the estimated or measured time of each chain.
+        levels: time from the start of a chain to the end of the net along the longest path: its priority.
+    """
+
+    graph: Graph
+    chains: tuple[Chain, ...]
+    children: tuple[tuple[int, ...], ...]
+    parent_counts: tuple[int, ...]
+    frontier: tuple[int, ...]
+    seconds: tuple[float, ...]
+    levels: tuple[float, ...]
+
+    @property
+    def chain_of(self) -> tuple[int, ...]:
+        """The chain of each operator."""
+        chain_of = [0] * len(self.graph)
+        for number, chain in enumerate(self.chains):
+            for operator in chain:
+                chain_of[operator] = number
+        return tuple(chain_of)
+
+    @property
+    def critical_path(self) -> float:
+        """Seconds along the longest path: no number of workers can be faster."""
+        return max(self.levels, default=0.0)
+
+    @property
+    def work(self) -> float:
+        """Seconds of all chains together: the time of one worker."""
+        return sum(self.seconds)
+
+
+def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] | None = None) -> Plan:
+    """The plan of `graph` whose operator i takes about `seconds[i]`.
+
+    The priority of a chain is its level, the length of the longest path from its start to the end of the net
+    (critical-path or HLFET list scheduling; Adam, Chandy, Dickson 1974). Equal levels keep list order.
+    """
+    split = (compute_chains(graph) if chains is None else tuple(chains)) or _NO_OPERATORS
+    chain_of = {operator: number for number, chain in enumerate(split) for operator in chain}
+    children = [_chain_children(graph, chain, number, chain_of) for number, chain in enumerate(split)]
+    times = [sum(seconds[operator] for operator in chain) for chain in split]
+    levels = _levels(split, children, times)
+    order = sorted(range(len(split)), key=lambda number: (-levels[number], split[number][:1]))
+    rank = {number: position for position, number in enumerate(order)}
+    ranked_children = tuple(tuple(sorted(rank[child] for child in children[number])) for number in order)
+    parent_counts = [0] * len(order)
+    for row in ranked_children:
+        for child in row:
+            parent_counts[child] += 1
+    return Plan(
+        graph=graph,
+        chains=tuple(split[number] for number in order),
+        children=ranked_children,
+        parent_counts=tuple(parent_counts),
+        frontier=tuple(number for number, count in enumerate(parent_counts) if count == 0),
+        seconds=tuple(times[number] for number in order),
+        levels=tuple(levels[number] for number in order),
+    )
+
+
+def build_sequence(graph: Graph) -> Plan:
+    """A plan that keeps list order: every operator a chain that waits for the one before it."""
+    chains = single_operator_chains(graph) or _NO_OPERATORS
+    count = len(chains)
+    return Plan(
+        graph=graph,
+        chains=chains,
+        children=tuple((index + 1,) if index + 1 < count else () for index in range(count)),
+        parent_counts=tuple(min(index, 1) for index in range(count)),
+        frontier=(0,),
+        seconds=(0.0,) * count,
+        levels=(0.0,) * count,
+    )
+
+
+def _chain_children(graph: Graph, chain: Chain, number: int, chain_of: dict[int, int]) -> list[int]:
+    found = {chain_of[child] for operator in chain for child in graph.reduced_children[operator]}
+    return sorted(found - {number})
+
+
+def _levels(chains: Sequence[Chain], children: Sequence[Sequence[int]], times: Sequence[float]) -> list[float]:
+    """Longest path from each chain to the end. A chain's last operator comes before each child's first one."""
+    levels = [0.0] * len(chains)
+    for number in sorted(range(len(chains)), key=lambda number: chains[number][-1:], reverse=True):
+        levels[number] = times[number] + max((levels[child] for child in children[number]), default=0.0)
+    return levels

@@ -1,0 +1,121 @@
+"""Where workers wake up: each on a core that no other working worker was woken on.
+
+A thread that is woken is put by some kernels where its waker runs, and on small virtual machines it takes milliseconds
+until an idle core pulls it away; for that long two workers run one after the other. So whoever wakes a worker rules out
+the cores that other working workers of this process hold, and the worker holds the core it finds itself on until it
+waits again.
+
+The choice is made with the thread's affinity mask, which every thread and every process that it starts inherits for
+life: a team of OpenMP, a subprocess, the workers of an executor inside an operator. So the mask is narrow only from the
+wake-up until the worker is awake. While it works, and while it waits, it may run wherever the process may.
+
+Linux only, and only for pools of at least two workers and no more than cores; otherwise the system is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from dagexec.platform.threads import Threads, threads
+
+_lock = threading.RLock()  # a pool dropped as garbage is shut at any point of a thread
+_held: set[int] = set()
+
+
+class CoreWakeUp:
+    """The wake-up of one worker thread, and the core it holds; made by the thread itself."""
+
+    __slots__ = ("_allowed", "_core", "_gate", "_narrowed", "_thread", "_waiting")
+
+    def __init__(self, *, placed: bool, source: Threads | None = None) -> None:
+        """With `placed`, the worker is woken on a core nobody holds; else the system puts it where it likes."""
+        self._gate = (source or threads()).lock()
+        self._gate.acquire()
+        self._thread = threading.get_native_id()
+        self._allowed = os.sched_getaffinity(0) if placed and current_core is not None else set()
+        self._core: int | None = None
+        self._waiting = False  # its mask may be narrowed; under the lock, as is the next
+        self._narrowed = False
+
+    def wait(self) -> None:
+        """Let the core go and block until another thread calls `wake`; then hold the core woken up on."""
+        self.leave()
+        if not self._allowed or current_core is None:
+            self._gate.acquire()
+            return
+        with _lock:
+            self._waiting = True
+        self._gate.acquire()
+        with _lock:
+            self._waiting = False
+            narrowed, self._narrowed = self._narrowed, False
+            core = current_core()
+            if core not in _held:
+                _held.add(core)
+                self._core = core
+        if narrowed:
+            _restrict(0, self._allowed)
+
+    def wake(self) -> None:
+        """Let the worker go on, on a core that no other working worker holds. One that is not waiting will not wait."""
+        if not self._allowed:
+            self._open()
+            return
+        with _lock:  # once it is awake nobody narrows its mask any more
+            free = self._allowed - _held
+            if self._waiting and free and len(free) < len(self._allowed):
+                self._narrowed = True
+                _restrict(self._thread, free)
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # woken already, by two who both found that a worker had died
+
+    def leave(self) -> None:
+        """Let the core go: the worker is about to wait, or to end."""
+        if self._core is not None:
+            with _lock:
+                _held.discard(self._core)
+            self._core = None
+
+
+def _restrict(thread: int, cores: set[int]) -> None:
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError:
+        return  # a container's rules may forbid it, or the cores may have changed; the worker runs all the same
+
+
+def _find_current_core() -> Callable[[], int] | None:
+    """The C library's sched_getcpu, called without letting go of the interpreter lock; None where there is none."""
+    if not sys.platform.startswith("linux") or not hasattr(os, "sched_setaffinity"):
+        return None
+    try:
+        function = ctypes.PyDLL(None).sched_getcpu
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_int
+    function.argtypes = ()
+    return function
+
+
+current_core = _find_current_core()
+"""Gives the core the calling thread runs on; None where that cannot be told."""
+
+
+def _forget_holders() -> None:
+    """In a child made by `os.fork`: the threads that held cores, and maybe the lock, are the parent's."""
+    global _lock
+    _lock = threading.RLock()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_holders)

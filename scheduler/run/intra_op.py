@@ -1,0 +1,77 @@
+"""Threads inside an operator: how many the BLAS behind NumPy may use, so that workers x intra-op stays within the
+cores.
+
+The setting is one per process. Every net (or executor) demands a number for as long as it lives; the smallest demand
+is in force, and what was set before comes back with the last net. One thread is the default: some BLAS
+kernels round differently with more, and results must not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+from threadpoolctl import ThreadpoolController
+
+from dagexec.platform.forking import undivided
+
+_lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
+_tickets = itertools.count()
+_demands: dict[int, int] = {}
+_before: list[tuple[object, int]] = []
+
+
+class BlasThreadLimit:
+    """A demand for at most `threads` BLAS threads, in force until `release`."""
+
+    def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"at least 1 intra-op thread is needed, not {threads}")
+        with undivided(), _lock:
+            self._ticket = next(_tickets)
+            _demands[self._ticket] = threads
+            _apply()
+
+    def release(self) -> None:
+        """Withdraw the demand. Idempotent."""
+        with undivided(), _lock:
+            if _demands.pop(self._ticket, None) is not None:
+                _apply()
+
+
+def _apply() -> None:
+    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held.
+
+    And undivided: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
+    """
+    if not _demands:
+        for library, threads in _before:
+            _set(library, threads)
+        _before.clear()
+        return
+    if not _before:
+        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+        _before.extend((library, library.num_threads) for library in libraries)
+    for library, _ in _before:
+        _set(library, min(_demands.values()))
+
+
+def _set(library: object, threads: int) -> None:
+    """Set the threads of a library, whichever thread asks.
+
+    threadpoolctl 3.7 lets only the first thread that sets a number of OpenBLAS threads do so, and ignores all others.
+    Nets are made and closed by many.
+    """
+    setter = getattr(library, "_real_set_num_threads", None) or library.set_num_threads  # type: ignore[attr-defined]
+    setter(threads)
+
+
+def _reset_lock() -> None:
+    """In a child made by `os.fork`: whoever held the lock is a thread of the parent."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_lock)

@@ -1,0 +1,67 @@
+"""Calibration: what scheduling costs on this machine, measured on chains that compute nothing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from dagexec.platform.threads import new_gate
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run, task
+
+
+@dataclass(frozen=True)
+class SchedulingCosts:
+    """Seconds until an idle worker begins what it is given, and for a worker to settle a chain and take the next."""
+
+    wake_seconds: float
+    chain_seconds: float
+
+
+def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
+    """The slowdown for 1 to `cores` busy cores, on a straight line from none to that `measured` for all of them."""
+    if cores < 2:
+        return (1.0,)
+    return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))
+
+
+def measure_costs(plan: Plan, repeat: int = 51) -> SchedulingCosts:
+    """Run the chains of `plan` `repeat` times without their operators, on one worker; medians."""
+    wakes, runs = [], []
+    with WorkerPool(1, name="calibration") as pool:
+        for _ in range(repeat):
+            wakes.append(_wake_seconds(pool))
+            runs.append(_run_seconds(pool, plan))
+    wake = statistics.median(wakes)
+    return SchedulingCosts(wake, max(0.0, statistics.median(runs) - wake) / len(plan.chains))
+
+
+def _wake_seconds(pool: WorkerPool) -> float:
+    gate = new_gate()
+    begun: list[float] = []
+
+    def begin() -> None:
+        begun.append(time.perf_counter())
+        gate.release()
+
+    start = time.perf_counter()
+    pool.submit(task("wake-up", begin))
+    gate.acquire()
+    return begun[0] - start
+
+
+def _run_seconds(pool: WorkerPool, plan: Plan) -> float:
+    gate = new_gate()
+    ended: list[float] = []
+
+    def finished() -> None:
+        ended.append(time.perf_counter())
+        gate.release()
+
+    run = Run("calibration", plan, [()] * len(plan.chains), lambda _chain, _step: "", finished)
+    start = time.perf_counter()
+    pool.submit(run)
+    gate.acquire()
+    return ended[0] - start

@@ -1,0 +1,460 @@
+"""WorkerPool: the threads of an executor. They take ready chains of the runs submitted to them.
+
+One lock guards everything that changes; a worker takes it once a chain, to settle the chain it has run (count down its
+children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
+goes on in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
+whoever leaves ready chains behind wakes one.
+
+Of several runs the pool serves the one with the highest `priority`, among equal ones the oldest. Workers inside a run
+of lower priority leave it at the end of their chain as long as the other has ready chains.
+
+A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
+with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heappop, heappush, heappushpop
+
+from dagexec.errors import ClosedError, ResourceError, SettingError, WorkerLostError
+from dagexec.platform import teams
+from dagexec.platform.arithmetic import operator_arithmetic
+from dagexec.platform.blocking import work as blocking
+from dagexec.platform.deadline import Deadline
+from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.processor import available_cores
+from dagexec.platform.shutdown import stop_at_exit
+from dagexec.platform.threads import Thread, ThreadsEndedError, threads
+from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.run import Run
+
+logger = logging.getLogger("dagexec")
+
+_YIELDS = 100
+"""How often a worker lets others run before it sleeps until the pool's lock is let go."""
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """A moment of a pool.
+
+    Attributes:
+        workers: its threads.
+        idle: workers that wait for something to do.
+        busy: workers inside a run, or telling the owner of one that it is over.
+        runs_waiting: runs with chains that nobody has taken.
+        chains_waiting: those chains.
+        replaced: workers that died and were replaced, since the pool was made.
+    """
+
+    workers: int
+    idle: int
+    runs_waiting: int
+    chains_waiting: int
+    busy: int = 0
+    replaced: int = 0
+
+
+class _Worker:
+    """One thread of a pool, as the pool sees it.
+
+    Attributes:
+        name: the thread's.
+        wake_up: how it is woken; None until the thread runs.
+        run: the run it is inside, and counted in.
+        telling: the run whose owner it is telling that it is over.
+    """
+
+    __slots__ = ("name", "run", "telling", "wake_up")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.wake_up: CoreWakeUp | None = None
+        self.run: Run | None = None
+        self.telling: Run | None = None
+
+    def wake(self) -> None:
+        """Have it look for work."""
+        if self.wake_up is not None:
+            self.wake_up.wake()
+
+
+MOST_WORKERS = 4096
+"""A net's file may say how many it wants."""
+
+
+class WorkerPool:
+    """`num_workers` threads that execute runs; close it, or use it as a context manager.
+
+    Attributes:
+        workers: the identifiers of its threads.
+    """
+
+    def __init__(self, num_workers: int, name: str = "dagexec") -> None:
+        """Raises SettingError for a number out of range, ResourceError when the system starts no more threads."""
+        if not 1 <= num_workers <= MOST_WORKERS:
+            raise SettingError(f"pool {name!r}: expected 1 to {MOST_WORKERS} workers, found {num_workers}")
+        self.num_workers = num_workers
+        self.name = name
+        self._source = threads()
+        self.lock = self._source.owned_lock()
+        self.workers: set[int] = set()
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._runs: list[tuple[int, int, Run]] = []  # heap of (-priority, order, run)
+        self._orders = itertools.count()
+        self._numbers = itertools.count()
+        self._prioritized = False  # some run had a priority of its own
+        self._replaced = 0
+        self._closed = ""  # why no run is taken any more
+        self._threads: list[Thread] = []
+        self._process = os.getpid()
+        try:
+            for _ in range(num_workers):
+                self._start_worker()
+        except RuntimeError as error:
+            self.close()
+            raise ResourceError(
+                f"{name}: {num_workers} workers asked for; the system starts {len(self._threads)}: {error}"
+            ) from None
+        reset_after_fork(self, WorkerPool._forked)
+        if self._source.concurrent:
+            stop_at_exit(self, lambda pool: pool._end)
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def submit(self, run: Run) -> None:
+        """Start a run; `run.finished` is called when it is over.
+
+        Raises ClosedError after `close`, and in a child process of the one that made the pool.
+        """
+        try:
+            with self.lock:
+                if self._closed:
+                    raise ClosedError(f"net {run.name!r}: {self._closed}")
+                run.order = next(self._orders)
+                if run.priority:
+                    self._prioritized = True
+                self._list(run)
+                helper = self._idle.pop() if self._idle else None
+            if helper is not None:
+                helper.wake()
+        except BaseException:  # KeyboardInterrupt
+            self._wake_all()
+            raise
+
+    def stop(self, run: Run, error: BaseException) -> None:
+        """Let `run` start no further chain and end with `error`. Chains under way finish first.
+
+        A run that nobody works on is over at once: its `finished` is called from here. One that is over, but that
+        devices still work for (`on_stop` is set), is told.
+        """
+        with self.lock:
+            on_stop, left = run.on_stop, run.over
+            if run.stopped or (left and on_stop is None):
+                return
+            over = run.over = run.active == 0
+            run.stop(error)
+        if on_stop is not None:
+            on_stop()
+        if over and not left:
+            _finish(run)
+
+    def shut(self) -> None:
+        """Take no more runs, and let the threads end once they have no more chains to run. Idempotent."""
+        with self.lock:
+            self._closed = self._closed or "the worker pool is closed"
+        self._wake_all()
+
+    def close(self) -> None:
+        """`shut`, and join the threads. Idempotent."""
+        self.shut()
+        joined: list[Thread] = []
+        while True:  # a worker that dies now starts another
+            with self.lock:
+                left = [thread for thread in self._threads if thread not in joined]
+            if not left:
+                return
+            for thread in left:
+                if thread is not threading.current_thread():
+                    thread.join()
+            joined += left
+
+    def _end(self, deadline: Deadline) -> None:
+        """At the end of the process, when its runs are over: `close`, until `deadline`."""
+        self.shut()
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline.left()))
+
+    def is_worker(self) -> bool:
+        """True when the calling thread is one of this pool's."""
+        return threading.get_ident() in self.workers
+
+    def statistics(self) -> PoolStatistics:
+        """Counts at this moment."""
+        with self.lock:
+            waiting = [run for _, _, run in self._runs if run.ready]
+            return PoolStatistics(
+                workers=self.num_workers,
+                idle=len(self._idle),
+                runs_waiting=len(waiting),
+                chains_waiting=sum(len(run.ready) for run in waiting),
+                busy=sum(worker.run is not None or worker.telling is not None for worker in self._workers),
+                replaced=self._replaced,
+            )
+
+    def _start_worker(self) -> None:
+        """Start one more thread. Raises RuntimeError when the system starts no more."""
+        worker = _Worker(f"{self.name}-{next(self._numbers)}")
+        with self.lock:
+            self._workers.append(worker)
+        try:
+            thread = self._source.start(lambda: self._serve(worker), worker.name)
+        except BaseException:
+            with self.lock:
+                self._workers.remove(worker)
+            raise
+        with self.lock:
+            self._threads = [*(old for old in self._threads if old.is_alive()), thread]
+
+    def _serve(self, worker: _Worker) -> None:
+        """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
+        ident = threading.get_ident()
+        self.workers.add(ident)
+        try:
+            with operator_arithmetic():
+                self._serve_runs(worker)
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            self._replace(worker, error)
+        finally:
+            self.workers.discard(ident)
+
+    def _serve_runs(self, worker: _Worker) -> None:
+        me = CoreWakeUp(
+            placed=self._source.concurrent and 1 < self.num_workers <= available_cores(), source=self._source
+        )
+        worker.wake_up = me
+        lock = self.lock
+        while True:
+            lock.acquire()
+            run = self._next_run()
+            if run is None:
+                if self._closed:
+                    self._workers.remove(worker)
+                    lock.release()
+                    me.leave()
+                    return
+                self._idle.append(worker)
+                lock.release()
+                teams.leave_to_others()
+                me.wait()
+                lock.acquire()
+                if worker in self._idle:  # nobody took it from there: a worker died
+                    self._idle.remove(worker)
+                lock.release()
+                continue
+            run.active += 1
+            worker.run = run
+            chain = heappop(run.ready)
+            helper = self._idle.pop() if run.ready and self._idle else None
+            lock.release()
+            if helper is not None:
+                helper.wake()
+            if run.teams:
+                teams.enter(worker.wake)
+            self._work(worker, run, chain)
+
+    def _wake_all(self) -> None:
+        """Have every worker look for work: a thread that was ended may have taken one as idle and not woken it."""
+        with self.lock:
+            self._idle.clear()
+            workers = list(self._workers)
+        for worker in workers:
+            worker.wake()
+
+    def _next_run(self) -> Run | None:
+        """The first run with a ready chain; runs without one leave the list. Call with the lock held."""
+        runs = self._runs
+        while runs:
+            run = runs[0][2]
+            if run.ready:
+                return run
+            heappop(runs)
+            run.listed = False
+        return None
+
+    def _list(self, run: Run) -> None:
+        """Let workers find `run`, which has ready chains and is not listed. Call with the lock held."""
+        run.listed = True
+        heappush(self._runs, (-run.priority, run.order, run))
+        if self._prioritized:
+            for worker in self._workers:
+                if worker.run is not None and worker.run.priority < run.priority:
+                    worker.run.interrupted = True
+
+    def _work(self, worker: _Worker, run: Run, chain: int) -> None:
+        """Run `chain`, then whatever is ready in this run, until nothing is.
+
+        This loop is the scheduler's whole cost per operator, hence the local names and the bare lock calls.
+        """
+        acquire, release, acquire_contended = self.lock.acquire, self.lock.release, self._acquire_contended
+        wait = not self._source.concurrent  # a controlled schedule decides who gets the lock
+        idle = self._idle
+        ready, counts, children, steps = run.ready, run.counts, run.plan.children, run.steps
+        blocking.run = run
+        step = None
+        while True:
+            try:
+                for step in steps[chain]:
+                    step()
+            except ThreadsEndedError:
+                raise
+            except BaseException as error:  # a worker outlives whatever an operator raises
+                self._fail(run, run.failure(chain, step, error, worker.name))
+            if not acquire(wait):
+                acquire_contended()
+            if run.interrupted and (run.stopped or self._gives_way(run, chain)):
+                break
+            following = -1
+            for child in children[chain]:
+                count = counts[child] - 1
+                counts[child] = count
+                if not count:
+                    if following < 0:
+                        following = child
+                    else:
+                        heappush(ready, child)
+            if following >= 0:
+                chain = heappushpop(ready, following) if ready else following
+            elif ready:
+                chain = heappop(ready)
+            else:
+                break
+            if ready and idle:
+                helper = idle.pop()
+                if not run.listed:
+                    self._list(run)
+                release()
+                helper.wake()
+            else:
+                if ready and not run.listed:
+                    self._list(run)
+                release()
+        run.active -= 1
+        worker.run = blocking.run = None
+        if run.active or ready:
+            release()
+            return
+        worker.telling = run
+        run.over = True
+        release()
+        _finish(run)
+        worker.telling = None
+
+    def _acquire_contended(self) -> None:
+        """Take the lock that somebody else holds.
+
+        Its holder is most often a worker that has lost the interpreter lock within it. A thread that sleeps until the
+        lock is let go is given it while it has no interpreter lock, so that the next one has to sleep, too, and from
+        then on the workers hand both locks to each other for every chain. So this lets the holder run, and takes the
+        lock with the interpreter in its hands.
+        """
+        acquire = self.lock.acquire
+        for _ in range(_YIELDS):
+            time.sleep(0)
+            if acquire(False):
+                return
+        acquire()
+
+    def _fail(self, run: Run, failure: BaseException) -> None:
+        """An operator of `run`, in which the caller is, has failed."""
+        with self.lock:
+            run.stop(failure)
+        if run.on_stop is not None:
+            run.on_stop()
+
+    def _gives_way(self, run: Run, chain: int) -> bool:
+        """Settle `chain` and True when a run of higher priority has a ready chain. Call with the lock held."""
+        first = self._next_run()
+        if first is None or first.priority <= run.priority:
+            run.interrupted = False
+            return False
+        for child in run.plan.children[chain]:
+            run.counts[child] -= 1
+            if not run.counts[child]:
+                heappush(run.ready, child)
+        if run.ready and not run.listed:
+            self._list(run)
+        return True
+
+    def _replace(self, worker: _Worker, error: BaseException) -> None:
+        """End the run that `worker` died in, and start another worker in its place."""
+        logger.error("pool %s: worker %s died and is replaced", self.name, worker.name, exc_info=error)
+        with suppress(RuntimeError):
+            self.lock.release()  # in case it died with it
+        with self.lock:
+            self._workers.remove(worker)
+            self._replaced += 1
+            run, told = worker.run, worker.telling
+            if run is not None:
+                run.active -= 1
+                lost = WorkerLostError(f"net {run.name!r}: worker {worker.name} died: {type(error).__name__}: {error}")
+                lost.__cause__ = error
+                run.stop(lost)
+                if not run.active:
+                    run.over = True
+                    told = run
+        if worker.wake_up is not None:
+            worker.wake_up.leave()
+        self._wake_all()
+        if run is not None and run.on_stop is not None:
+            run.on_stop()
+        if told is not None:
+            _finish(told)
+        try:
+            self._start_worker()
+        except RuntimeError:
+            logger.exception("pool %s: no thread can be started, so %s lives on", self.name, worker.name)
+            with self.lock:
+                self._workers.append(worker)
+            worker.run = worker.telling = None
+            self._serve(worker)
+
+    def _forked(self) -> None:
+        """In a child made by `os.fork`: the threads are the parent's, and so is whoever holds the lock."""
+        self.lock = self._source.owned_lock()
+        self._closed = (
+            f"its worker pool was made in process {self._process} and this is process {os.getpid()}: "
+            "threads do not survive a fork, so make a new one after it"
+        )
+        self._workers, self._idle, self._runs, self._threads = [], [], [], []
+        self.workers = set()
+
+
+def _finish(run: Run) -> None:
+    """Tell the run's owner, with no lock held. The thread that tells must survive whatever the owner does.
+
+    The run lets go of its owner: it would keep a finished request and its results alive in a reference cycle.
+    """
+    try:
+        run.finished()
+    except Exception:
+        logger.exception("net %s: the callback at the end of a run raised", run.name)
+    run.finished = _told
+
+
+def _told() -> None:
+    """The owner of a run has been told."""

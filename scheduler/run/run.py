@@ -1,0 +1,176 @@
+"""Run: one execution of a plan. Everything that changes while a net runs is here, or in the blobs.
+
+The state of a run is guarded by the lock of the pool it runs on. `finished` is called once, by the last worker to
+leave the run, with no lock held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Protocol
+
+from dagexec.core.operator import Step
+from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.platform.threads import ThreadWait
+
+logger = logging.getLogger("dagexec")
+
+ChainSteps = Sequence[tuple[Step, ...]]
+
+
+class Dependencies(Protocol):
+    """What a run needs of a plan."""
+
+    @property
+    def children(self) -> Sequence[Sequence[int]]:
+        """Chains that wait for each chain."""
+
+    @property
+    def parent_counts(self) -> Sequence[int]:
+        """How many chains each chain waits for."""
+
+    @property
+    def frontier(self) -> Sequence[int]:
+        """Chains that wait for none, ascending; at least one."""
+
+
+@dataclass(frozen=True)
+class SingleChain:
+    """The dependencies of a single chain."""
+
+    children: tuple[tuple[int, ...], ...] = ((),)
+    parent_counts: tuple[int, ...] = (0,)
+    frontier: tuple[int, ...] = (0,)
+
+
+class Run:
+    """One execution: parent counts still open, chains ready, workers inside, and the error if there is one.
+
+    Attributes:
+        plan: what is executed.
+        steps: the prepared steps of each chain.
+        counts: parents that each chain still waits for.
+        ready: heap of ready chains nobody has taken yet.
+        active: workers inside this run.
+        priority: of several runs with ready chains, the one with the greatest is served first.
+        order: among runs of one priority, the smallest is served first; set by the pool.
+        stopped: no further chain is started (failure or cancellation).
+        interrupted: workers inside look up after their chain: the run is stopped, or another may have to go first.
+        over: nobody is inside any more and nobody will be; `finished` is being called or was.
+        on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
+        listed: the pool knows that this run has ready chains.
+        teams: operators use several threads each (see `dagexec.platform.teams`).
+        waits: those of operators that block, to be ended when the run is stopped (see `dagexec.platform.blocking`).
+        on_stop: called with no lock held when the run is stopped, even if no worker is inside any more: devices may
+            still be at work for it. None once it is too late.
+    """
+
+    __slots__ = (
+        "active", "counts", "error", "finished", "interrupted", "listed", "name", "name_step", "on_stop", "order",
+        "over", "plan", "priority", "ready", "secondary", "steps", "stopped", "teams", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        plan: Dependencies,
+        steps: ChainSteps,
+        name_step: Callable[[int, Step], str],
+        finished: Callable[[], object],
+        priority: int = 0,
+    ) -> None:
+        """`name_step(chain, step)` gives the label of the operator a step belongs to, for errors.
+
+        `finished` is called at the end of the run; a second time if the worker that called it died in the call.
+        """
+        self.name = name
+        self.plan = plan
+        self.steps = steps
+        self.name_step = name_step
+        self.finished = finished
+        self.counts = list(plan.parent_counts)
+        self.ready = list(plan.frontier)  # ascending, hence already a heap
+        self.active = 0
+        self.teams = False
+        self.priority = priority
+        self.order = 0
+        self.stopped = False
+        self.interrupted = False
+        self.over = False
+        self.listed = False
+        self.on_stop: Callable[[], object] | None = None
+        self.error: BaseException | None = None
+        self.secondary: list[BaseException] = []
+        self.waits: list[ThreadWait] = []
+
+    def stop(self, error: BaseException) -> None:
+        """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
+        self.stopped = True
+        for wait in tuple(self.waits):
+            wait.notify()
+        self.interrupted = True
+        self.ready.clear()
+        if self.error is None:
+            self.error = error
+        elif error is not self.error:
+            self.secondary.append(error)
+
+    def failure(self, chain: int, step: Step | None, cause: BaseException, worker: str) -> BaseException:
+        """The error to report when `step` of `chain` raised `cause` on `worker`."""
+        if step is None or isinstance(cause, RunCancelledError | RunTimeoutError | OperatorError):
+            return cause
+        return operator_failure(self.name, self.name_step(chain, step), cause, worker, chain)
+
+    def raise_error(self) -> None:
+        """Raise the first error, if any; errors of other workers are attached as notes and logged."""
+        if self.error is None:
+            return
+        for other in self.secondary:
+            if not isinstance(other, RunCancelledError):
+                self.error.add_note(f"secondary error: {other}")
+                logger.warning("net %s: secondary error: %s", self.name, other)
+        raise self.error
+
+    def check_complete(self) -> None:
+        """Raise DagexecError unless every chain ran. A check on the scheduler itself, after a run without error."""
+        if self.error is None and any(self.counts):
+            waiting = sum(1 for count in self.counts if count)
+            raise DagexecError(f"net {self.name!r}: the run ended with {waiting} chains not started")
+
+
+def task(name: str, function: Step, priority: int = 0) -> Run:
+    """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
+    return Run(name, SingleChain(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
+
+
+def waiting_time(timeout: float | None) -> float:
+    """`timeout` as locks take it: -1 for None, the longest for an infinite one.
+
+    Raises ValueError unless it is 0 or more, TypeError for what is no number.
+    """
+    if timeout is None:
+        return -1
+    if not isinstance(timeout, Real):
+        raise TypeError(f"a timeout must be a number of seconds or None, found {timeout!r:.80}")
+    if not timeout >= 0:
+        raise ValueError(f"a timeout must be 0 or more seconds, not {timeout}")
+    return min(timeout, threading.TIMEOUT_MAX)
+
+
+def operator_failure(
+    net: str, label: str, cause: BaseException, worker: str, chain: int | None = None
+) -> OperatorError:
+    """The OperatorError for `cause`, raised by the operator called `label`; its `__cause__` is set."""
+    where = f"chain {chain}, " if chain is not None else ""
+    try:
+        text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
+    except Exception:  # an exception of somebody's own whose __str__ fails
+        text = type(cause).__name__
+    prefix = "" if text.startswith(label) else f"{label} failed: "
+    error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,48 @@
+"""Running passes: their order, names and reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagexec.compiler.passes import Pass, Rewritten, run_passes
+from dagexec.core.model import Model
+from dagexec.core.proto import NetDef
+from dagexec.errors import ArgumentError
+
+
+def _appending(name: str) -> Pass:
+    """A pass that adds an operator called after itself."""
+
+    def apply(model: Model) -> Rewritten:
+        net = NetDef()
+        net.CopyFrom(model.net)
+        net.op.add(type="NoOp", output=[name])
+        return Rewritten(replace(model, net=net), (f"added {name}",))
+
+    return Pass(name, "Adds an operator.", apply)
+
+
+MODEL = Model("m", NetDef(name="m"))
+PASSES = (_appending("one"), _appending("two"), _appending("one"))
+
+
+def test_passes_run_in_the_order_of_the_list_and_each_reports_what_it_did() -> None:
+    report = run_passes(MODEL, PASSES)
+    assert [definition.output[0] for definition in report.model.net.op] == ["one", "two", "one"]
+    assert [outcome.name for outcome in report.outcomes] == ["one", "two", "one"]
+    assert [(o.operators_before, o.operators_after) for o in report.outcomes] == [(0, 1), (1, 2), (2, 3)]
+    assert report.outcomes[1].changes == ("added two",)
+    assert report.changes == 3
+    assert not MODEL.net.op
+
+
+def test_a_pass_is_switched_off_by_name_wherever_it_stands() -> None:
+    report = run_passes(MODEL, PASSES, without={"one"})
+    assert [definition.output[0] for definition in report.model.net.op] == ["two"]
+
+
+def test_an_unknown_name_is_refused_with_the_list_of_passes() -> None:
+    with pytest.raises(ArgumentError, match=r"no pass 'tow' \(did you mean 'two'\?\); the passes are one, two$"):
+        run_passes(MODEL, PASSES, without=["tow"])

@@ -1,0 +1,62 @@
+"""What is known of blobs before a run."""
+
+from __future__ import annotations
+
+from dagexec.compiler.passes.types import infer_types
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.model import InputInfo, Model
+from tests.compiler.passes.models import model_of, normal, op
+
+
+def test_a_size_that_depends_on_a_free_axis_is_unknown() -> None:
+    operators = [op("Conv", ["x", "w"], ["c"], kernel=3), op("AveragePool", ["c"], ["p"], global_pooling=1)]
+    types = infer_types(model_of(operators, "p", inputs={"x": (None, 4, None, 9)}, w=normal(8, 4, 3, 3)))
+    assert types["x"].shape == (None, 4, None, 9)
+    assert types["c"].shape == (None, 8, None, 7)
+    assert types["p"].shape == (None, 8, 1, 1)
+    assert types["c"].meta is FLOAT32
+
+
+def test_equal_unknown_sizes_broadcast_and_different_ones_do_not() -> None:
+    operators = [
+        op("Relu", ["x"], ["same"]),
+        op("MaxPool", ["x"], ["less"], kernel=2, stride=2),
+        op("ReduceSum", ["x"], ["each"], axes=[2, 3]),
+        op("ReduceSum", ["x"], ["image"], axes=[0]),
+    ]
+    types = infer_types(model_of(operators, "same", inputs={"x": (None, 4, None, 8)}))
+    assert types["same"].broadcasts_to(types["x"])
+    assert types["each"].broadcasts_to(types["x"])
+    assert types["image"].broadcasts_to(types["x"])
+    assert not types["less"].broadcasts_to(types["x"])
+    assert not types["x"].broadcasts_to(types["each"])
+
+
+def test_what_an_operator_refuses_in_some_probe_is_unknown_and_the_rest_known() -> None:
+    operators = [op("Relu", ["x"], ["a"]), op("Reshape", ["a"], ["b"], shape=[1, 4, 36]), op("Tanh", ["b"], ["y"])]
+    types = infer_types(model_of(operators, inputs={"x": (None, 4, 6, 6)}))
+    assert types["a"].shape == (None, 4, 6, 6)
+    assert "b" not in types
+    assert "y" not in types
+
+
+def test_free_axes_of_two_inputs_may_differ_where_operators_broadcast() -> None:
+    sums = [op("Abs", ["x"], ["a"]), op("Abs", ["z"], ["b"]), op("Add", ["a", "b"], ["y"])]
+    types = infer_types(model_of(sums, inputs={"x": (None, 4), "z": (None, 4)}))
+    assert types["a"] == types["x"]
+    assert types["a"] != types["b"]
+    assert not types["a"].broadcasts_to(types["b"])
+    assert not types["b"].broadcasts_to(types["a"])
+    assert types["a"].broadcasts_to(types["y"])
+    joined = [op("Concat", ["x", "z"], ["c", "sizes"], axis=1), op("Abs", ["c"], ["y"])]
+    types = infer_types(model_of(joined, inputs={"x": (None, 4), "z": (None, 4)}))
+    assert types["c"].shape == (None, 8)
+    assert types["y"] == types["c"]
+
+
+def test_an_input_of_unknown_shape_is_what_its_filter_reads() -> None:
+    known = model_of([op("Conv", ["x", "w"], ["y"], kernel=3)], w=normal(8, 4, 3, 3))
+    unknown = Model(known.name, known.net, None, known.parameters, {"x": InputInfo()}, known.outputs)
+    assert infer_types(unknown)["y"].shape == (None, 8, None, None)
+    grouped = Model(known.name, model_of([op("Abs", ["x"], ["y"])]).net, None, {}, {"x": InputInfo()}, ("y",))
+    assert "y" not in infer_types(grouped)
