@@ -6,8 +6,8 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
 3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
-   assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where requests
-   are; it and this one are never held together.
+   assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where
+   requests are; it and this one are never held together.
 4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 5. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.
@@ -16,8 +16,8 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 6. `Drain._lock` - guards how many streams a run still waits for, and its timer.
 7. Locks of streams and devices: `NetStreams._lock` and `DeviceStreams._lock` around what a net has leased; the core's
    table of runtimes and `DeviceRuntime._making`, under which runtimes and library states are made; and those inside
-   a device's runtime: its pools, then a stream, then its driver (`dagexec.devices.sim`). No kernel and no callback of an
-   event runs under one of them.
+   a device's runtime: its pools, then a stream, then its driver (`dagexec.devices.sim`). No kernel and no callback of
+   an event runs under one of them.
 8. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
    `LibraryState._table`, `Constant._lock` (what is derived from a constant tensor is computed under it), and that of
    the convolution choices; and the locks of observers, such as `Trace._lock`, `RunsUnderWay._lock` and

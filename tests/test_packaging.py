@@ -83,7 +83,8 @@ def test_the_source_distribution_has_the_tests_and_documents(distributions: Path
 def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import dagexec\nfrom dagexec.ops.activation.functions import Relu\nfrom dagexec.scheduler.run.pool import WorkerPool\n"
+        "import dagexec\nfrom dagexec.ops.activation.functions import Relu\n"
+        "from dagexec.scheduler.run.pool import WorkerPool\n"
         "reveal_type(dagexec.Workspace().blobs())\nreveal_type(WorkerPool)\nreveal_type(Relu)\n"
     )
     result = subprocess.run(

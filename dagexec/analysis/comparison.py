@@ -2,8 +2,8 @@
 
 Every runtime is measured beside what its graph allows. SimpleNet shows the operator times, alone and on all cores at
 once, and what a run costs beyond them; list scheduling of the chains then predicts the milliseconds of W workers
-(`dagexec.analysis.what_if`). From operator times alone it gives the speed-up that W workers can reach (`predicted`), and the
-critical path the one that no number of workers can beat (`bound`).
+(`dagexec.analysis.what_if`). From operator times alone it gives the speed-up that W workers can reach (`predicted`),
+and the critical path the one that no number of workers can beat (`bound`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """IOBinding: how arrays get into and out of a replica whose net is prepared for their shapes.
 
 An array is copied to where the net reads it, and a result from where the net writes it. Where every operator that
-touches such a blob offers to work on another array (`Operator.input_rebinds` and `output_rebinds`), a large array is not
+touches such a blob offers to work on another array (`Operator.input_rebinds` and `output_rebinds`), a large array is
+not
 copied: the steps are pointed at the caller's for the run, and back at the replica's own when it is over, so that
 nothing holds on to the caller's.
 """
@@ -82,8 +83,8 @@ class IOBinding:
     """
 
     __slots__ = (
-        "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_names", "_net", "_outputs", "_preparation", "_targets",
-        "copied", "fed", "in_sequence", "signature", "steps",
+        "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_names", "_net", "_outputs", "_preparation",
+        "_targets", "copied", "fed", "in_sequence", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """Compilation: from a model as it is given to the net that runs - passes, layout, threads and workers.
 
 `compile_model` runs the init net, so that parameters are arrays, then the passes; it compares layouts of images and
-schedules of the whole net by measurement (`dagexec.compiler.tuning`) and remembers what won (`core.choices`). What it returns is
-an ordinary model, and a report of what was done to it.
+schedules of the whole net by measurement (`dagexec.compiler.tuning`) and remembers what won (`core.choices`). What it
+returns is an ordinary model, and a report of what was done to it.
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ from pathlib import Path
 
 from dagexec.errors import ModelFormatError, UnsupportedFeatureError
 from dagexec.platform.deadline import Deadline
-from dagexec.platform.files import regular_only
+from dagexec.platform.files import regular_only, write_atomically
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.threads import acquire
-from dagexec.storage.net_file import write_atomically
 
 logger = logging.getLogger("dagexec")
 

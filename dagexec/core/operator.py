@@ -103,7 +103,8 @@ class Operator(ABC):
         inputs_in_place: inputs that lie in output 0 already where the step prepared last would put them, so that it
             touches neither them nor that part of the output.
         outputs_in_place: outputs that lie in input 0 already, likewise.
-        input_rebinds, output_rebinds: by index, what lets the step prepared last find that input, or put that output, in
+        input_rebinds, output_rebinds: by index, what lets the step prepared last find that input, or put that output,
+        in
             another packed array of the same shape and dtype from then on; for operators that offer it.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,6 +63,15 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
         return cls
 
     return register
+
+
+def import_modules(folders: Iterable[str], package: str, *, but: str = "") -> None:
+    """Import all modules in the `folders` of `package` and below, for what they register; not its subpackage `but`."""
+    for found in pkgutil.iter_modules(folders, f"{package}."):
+        if found.name != f"{package}.{but}":
+            module = importlib.import_module(found.name)
+            if found.ispkg:
+                import_modules(module.__path__, found.name)
 
 
 def register_when_asked(device: str, module: str) -> None:

@@ -87,7 +87,8 @@ def compile(
 
     Args:
         model: what `dagexec.serving.model_source.load_model` takes: a file, a folder, a message, or "zoo:NAME".
-        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose what is left open. With False it runs as it
+        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose what is left open. With False it
+        runs as it
             is given, under "dag" unless `net_type` says otherwise, and every blob of it can be asked for.
         net_type: `simple`, `dag` or `async_dag`; None to have it chosen.
         num_workers: threads of the pool; None to have it chosen, without `optimize` the cores divided by

@@ -7,8 +7,6 @@ reader never sees half of one.
 from __future__ import annotations
 
 import os
-import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from dagexec.core.proto import NetDef, missing_fields
 from dagexec.errors import ModelFormatError
+from dagexec.platform.files import reason, write_atomically
 
 M = TypeVar("M", bound=Message)
 
@@ -45,7 +44,7 @@ def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
     try:
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise ModelFormatError(f"{path}: cannot be read: {_reason(error)}") from None
+        raise ModelFormatError(f"{path}: cannot be read: {reason(error)}") from None
     return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)
 
 
@@ -88,25 +87,3 @@ def save_message(message: Message, path: str | os.PathLike[str]) -> None:
     except (EncodeError, ValueError) as error:
         raise ModelFormatError(f"{path}: the message cannot be written: {error}") from None
     write_atomically(Path(path), content)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: all of it or, on failure, nothing. Raises ModelFormatError."""
-    if not path.name:
-        raise ModelFormatError(f"{path}: cannot be written: not the name of a file")
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise ModelFormatError(f"{path}: cannot be written: {_reason(error)}") from None
-    finally:
-        with suppress(OSError, ValueError):
-            temporary.unlink(missing_ok=True)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -11,7 +11,6 @@
 | `operators` | CreateCommonWorld, Allreduce, Broadcast, Allgather, Reduce, Barrier, DestroyCommonWorld |
 """
 
-from dagexec.ops.communication import buckets, device_sum, operators
 from dagexec.ops.communication.collectives import (
     all_gather,
     all_reduce,
@@ -37,11 +36,8 @@ __all__ = [
     "all_reduce_tree",
     "barrier",
     "broadcast",
-    "buckets",
     "connect",
-    "device_sum",
     "join_mpi",
-    "operators",
     "reduce",
     "register_transport",
 ]

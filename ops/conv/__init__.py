@@ -6,7 +6,3 @@
   (Im2Col, Col2Im).
 - `makers`: the gradient maker of each.
 """
-
-from dagexec.ops.conv import convolution, fused, gradient, locally_connected, makers, transposed, unrolled
-
-__all__ = ["convolution", "fused", "gradient", "locally_connected", "makers", "transposed", "unrolled"]

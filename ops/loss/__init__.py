@@ -2,7 +2,3 @@
 
 Every loss that has a gradient has its maker beside it.
 """
-
-from dagexec.ops.loss import accuracy, averaged, cross_entropy, distance, sigmoid, softmax
-
-__all__ = ["accuracy", "averaged", "cross_entropy", "distance", "sigmoid", "softmax"]

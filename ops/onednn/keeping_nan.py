@@ -1,8 +1,9 @@
 """NaN stays NaN in operators that oneDNN computes with maxima, minima and comparisons, which give a number for it.
 
-The processor says after a step whether one of them has met a NaN (`dagexec.ops.onednn.invalid_operations`). Then, and only
-then, the default engine computes the operator again, and rows of the results in which that finds a NaN that is missing,
-or misses one, are taken from it. So finite values cost nothing, and a row's bytes do not depend on those beside it.
+The processor says after a step whether one of them has met a NaN (`dagexec.ops.onednn.invalid_operations`). Then, and
+only then, the default engine computes the operator again, and rows of the results in which that finds a NaN that is
+missing, or misses one, are taken from it. So finite values cost nothing, and a row's bytes do not depend on those
+beside it.
 
 It takes inputs that are still there after the step. An operator that adds to what the output held looks at that first,
 and remembers it only if it is not finite (`keeping_nan_in_place`); others that work in place are not for oneDNN.

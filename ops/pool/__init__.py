@@ -6,7 +6,6 @@ windows is one row. The operators are in `maximum`, `maximum_index`, `average` a
 gradient makers in `makers`.
 """
 
-from dagexec.ops.pool import average, makers, maximum, maximum_index, norm
 from dagexec.ops.pool.window import pool_window
 
-__all__ = ["average", "makers", "maximum", "maximum_index", "norm", "pool_window"]
+__all__ = ["pool_window"]

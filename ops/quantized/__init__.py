@@ -10,9 +10,6 @@ Jacob et al. 2018, "Quantization and training of neural networks for efficient i
 """
 
 from dagexec.core.gradient import not_differentiable
-from dagexec.ops.quantized import addition, convolution, integer, linear, product
-
-__all__ = ["addition", "convolution", "integer", "linear", "product"]
 
 not_differentiable(
     "its numbers are rounded to integers; differentiate the net before it is quantized",

@@ -5,7 +5,3 @@
 - `lstm`, `gru`, `lstm_gradient`, `gru_gradient`: the operators.
 - `units`: one step on sums that other operators computed, as in Caffe2.
 """
-
-from dagexec.ops.recurrent import gru, gru_gradient, lstm, lstm_gradient, units
-
-__all__ = ["gru", "gru_gradient", "lstm", "lstm_gradient", "units"]

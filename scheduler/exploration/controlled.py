@@ -4,8 +4,8 @@ The threads are real, but one baton passes between them and only its holder runs
 lock, starts, joins or ends, it comes to a *decision point*: the strategy chooses among all that can go on, and the
 choice is noted. What happens between two decision points is one step of the schedule.
 
-Time is virtual: each thread has its own (that of `dagexec.devices.sim.clock`), a lock carries the time of whoever let it
-go to whoever takes it, and a deadline passes when the strategy lets it pass.
+Time is virtual: each thread has its own (that of `dagexec.devices.sim.clock`), a lock carries the time of whoever let
+it go to whoever takes it, and a deadline passes when the strategy lets it pass.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagexec.core.device import CPU, Device
-from dagexec.storage.net_file import write_atomically
+from dagexec.platform.files import write_atomically
 
 if TYPE_CHECKING:
     from dagexec.scheduler.observe.trace import ChainSpan, EventWait, KernelSpan, Span, StreamTrack, Trace, TracedRun

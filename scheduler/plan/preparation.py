@@ -179,8 +179,8 @@ class Preparation:
 
         Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
-        Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError when the caller
-        is held to a deadline that is over.
+        Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError
+        when the caller is held to a deadline that is over.
         """
         for operator in operators:
             operator.check_output_layouts()

@@ -28,7 +28,7 @@ from tests.command_line import Cli
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
-FIXTURES = Path(__file__).parent / "fixtures" / "caffe2"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "caffe2"
 GIVEN = ("--no-optimize",)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import Cli
 
-SCRIPT = Path(__file__).parent / "training" / "small_task.py"
+SCRIPT = Path(__file__).parents[1] / "training" / "small_task.py"
 
 
 def test_a_script_is_trained_and_its_curve_drawn(cli: Cli, tmp_path: Path) -> None:

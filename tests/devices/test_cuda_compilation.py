@@ -1,4 +1,4 @@
-"""Kernels compiled and kept: see `dagexec.devices.cuda.compilation`. What NVRTC is asked is tested with the real one."""
+"""Compiled kernels are kept (`dagexec.devices.cuda.compilation`). What NVRTC is asked is tested with the real one."""
 
 from __future__ import annotations
 

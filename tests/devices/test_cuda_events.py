@@ -125,7 +125,9 @@ def test_cuda_calls_nothing_of_pythons() -> None:
     # CUDA holds a lock while it calls a host function. One of Python's waits then for Python's lock, while whoever has
     # that may wait for CUDA's: CuPy keeps Python's lock in streamQuery, eventQuery, memGetInfo and setDevice.
     sources = [
-        path for folder in ("core/cuda", "ops/cuda") for path in Path(dagexec.__file__).parent.glob(f"{folder}/**/*.py")
+        path
+        for folder in ("devices/cuda", "ops/cuda")
+        for path in Path(dagexec.__file__).parent.glob(f"{folder}/**/*.py")
     ]
     assert len(sources) > 40
     for path in sources:

@@ -16,7 +16,7 @@ from dagexec.errors import DagexecError
 from dagexec.platform.extras import REQUIREMENTS, install_command
 from tests.command_line import Cli
 
-PROJECT = Path(__file__).parent.parent / "pyproject.toml"
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def test_the_commands_install_what_pyproject_names() -> None:

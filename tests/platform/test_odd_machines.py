@@ -26,7 +26,7 @@ from tests.odd_machine import WAYS
 LIMIT_SECONDS = 120
 """Against a hang: what takes longest here takes ten."""
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OWN_SETTINGS = ("GOMP_", "KMP_", "MKL_", "OMP_", "DAGEXEC_JOIN")
 
 FEW = ("chosen", "dag, 2 workers", "dag, teams", "async_dag, 64 workers")

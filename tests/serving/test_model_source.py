@@ -13,7 +13,7 @@ from dagexec.core.model import Model
 from dagexec.errors import ModelFormatError
 from dagexec.serving.model_source import load_model
 
-LENET = Path(__file__).parent / "fixtures" / "caffe2" / "lenet"
+LENET = Path(__file__).parents[1] / "fixtures" / "caffe2" / "lenet"
 NET = NetDef(name="relu", op=[OperatorDef(type="Relu", input=["x"], output=["y"])])
 
 

@@ -196,7 +196,7 @@ def test_no_damage_ends_the_process(tmp_path: Path) -> None:
         text=True,
         timeout=120,
         check=False,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
     )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) > 30

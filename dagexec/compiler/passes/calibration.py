@@ -4,7 +4,8 @@ A range gives the scale and zero point of a value (`Range.parameters`): from its
 values lie far out and their exact size does not matter, without the outermost 0.01% (`percentile`). Weights have a
 scale for each output channel, symmetric about 0.
 
-The model is run operator by operator on the host, in list order; `dagexec.compiler.passes.low_precision` uses what is found here.
+The model is run operator by operator on the host, in list order; `dagexec.compiler.passes.low_precision` uses what is
+found here.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ class Bench:
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         """The time of each operator, run one after another in this thread; see `Stopwatch` for a busy machine.
 
-        Infinity for all operators of a model that is far behind the first. Raises DeadlineExceededError when there is no time for
-        that one, and what it raises.
+        Infinity for all operators of a model that is far behind the first. Raises DeadlineExceededError when there is
+        no time for that one, and what it raises.
         """
         self._survey(models)
         with ExitStack() as stack:
@@ -258,7 +258,7 @@ class Bench:
         return None
 
     def _first_run(self, runner: Runner, best: float | None) -> float:
-        """The time of the first run. Raises DeadlineExceededError or RunTimeoutError when it is hopeless, or there is no time."""
+        """The time of the first run. Raises DeadlineExceededError or RunTimeoutError if it is hopeless."""
         with held_to(self._deadline), measuring(0):
             begun = self._deadline.left()
             if begun <= self._preparing:

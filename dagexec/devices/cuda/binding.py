@@ -33,7 +33,7 @@ def cudnn() -> Any:
 
 
 def cublas() -> Any:
-    """The library cuBLAS, with its C functions; see `dagexec.devices.cuda.cublas_library`. Raises DeviceError without."""
+    """cuBLAS with its C functions; see `dagexec.devices.cuda.cublas_library`. Raises DeviceError without."""
     return _loaded.get("cublas") or _load_cublas()
 
 

@@ -43,7 +43,7 @@ def char_lstm(_seed: int) -> TrainingTask:
 
 def readme() -> str:
     """The README beside the package, or the one that was installed with it. Raises DataError when there is none."""
-    beside = Path(__file__).parents[2] / "README.md"
+    beside = Path(__file__).parents[3] / "README.md"
     if beside.is_file():
         return beside.read_text(encoding="utf-8")
     try:

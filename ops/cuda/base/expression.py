@@ -1,10 +1,10 @@
 """Element-wise kernels from an expression: `y = nan_max(x, A(0));`, over arrays that may broadcast.
 
 The source is made from the names and C types of the arrays and the expression; equal sources are compiled once. Inside
-it each input's name is its element, already widened (see `dagexec.devices.cuda.prelude`), each output's is assigned, and
-`A` is the type that the first array is computed in. Sizes are arguments, so one kernel serves all shapes: arrays that
-fill the shape are indexed by the number of the element, arrays of one element by 0, and only others need the sizes and
-strides of axes, in as few axes as say the same. Indices have 32 bits where the sizes allow it.
+it each input's name is its element, already widened (see `dagexec.devices.cuda.prelude`), each output's is assigned,
+and `A` is the type that the first array is computed in. Sizes are arguments, so one kernel serves all shapes: arrays
+that fill the shape are indexed by the number of the element, arrays of one element by 0, and only others need the sizes
+and strides of axes, in as few axes as say the same. Indices have 32 bits where the sizes allow it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matrix products and sums over rows on CUDA, for the operators that are made of them.
 
-Products of floats are cuBLAS's (`dagexec.devices.cuda.cublas`); integers, and matrices without a unit stride, go through
-a tiled kernel. All sums have a fixed order, so that results do not depend on the grid.
+Products of floats are cuBLAS's (`dagexec.devices.cuda.cublas`); integers, and matrices without a unit stride, go
+through a tiled kernel. All sums have a fixed order, so that results do not depend on the grid.
 """
 
 from __future__ import annotations

@@ -1,5 +1,1 @@
 """Engine CUDNN: convolutions and their gradients by cuDNN. Where it has no engine, the default engine computes them."""
-
-from dagexec.ops.cuda.cudnn import convolution
-
-__all__ = ["convolution"]

@@ -1,7 +1,8 @@
 """Gradients of the operators of several operands on CUDA: tables of expressions, summed where an operand was stretched.
 
-Those of binary operators, Pow and Where are in `dagexec.ops.elementwise.arithmetic_gradient` for the host, those of Max, Min and
-Mean in `dagexec.ops.elementwise.variadic_gradient`; which inputs there are, and the shapes they are stretched to, is asked there.
+Those of binary operators, Pow and Where are in `dagexec.ops.elementwise.arithmetic_gradient` for the host, those of
+Max, Min and Mean in `dagexec.ops.elementwise.variadic_gradient`; which inputs there are, and the shapes they are
+stretched to, is asked there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Gather, BatchGather and OneHot on CUDA. A bad index gives zeros; see `dagexec.ops.cuda.base.faults` for how it is found.
+"""Gather, BatchGather and OneHot on CUDA. A bad index gives zeros; see `dagexec.ops.cuda.base.faults` for how it is
+found.
 
 TopK is in `dagexec.ops.cuda.index.top_k`, the gradients are in `dagexec.ops.cuda.index.indexing_gradient`.
 """

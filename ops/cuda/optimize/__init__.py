@@ -2,7 +2,3 @@
 
 Learning rates, weights and the iteration are read on the device.
 """
-
-from dagexec.ops.cuda.optimize import clipping, dense, scatter, sparse, weighted_sum, yellowfin
-
-__all__ = ["clipping", "dense", "scatter", "sparse", "weighted_sum", "yellowfin"]

@@ -1,7 +1,7 @@
 """Poolings on CUDA: a thread for every window, or a reduction where the one window is the image.
 
-Images of 1 to 3 spatial axes in any order, seen as N, C, spatial; see `dagexec.ops.cuda.base.windows`. The gradients are in
-`dagexec.ops.cuda.pool.gradient`.
+Images of 1 to 3 spatial axes in any order, seen as N, C, spatial; see `dagexec.ops.cuda.base.windows`. The gradients
+are in `dagexec.ops.cuda.pool.gradient`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shape operators on CUDA: views, transposes and what a shape is; `dagexec.ops.cuda.base.strided_copy` moves elements."""
+"""Shape operators on CUDA: views, transposes, shapes; `dagexec.ops.cuda.base.strided_copy` moves elements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Plants a candidate whose first step does not end for half an hour, and compiles.
 
-`python -m tests.compiler.tuning.planted KIND SECONDS`, KIND one of layout, implementation, schedule or none. Standard error has
-the log, with the line "planted: begun" once the step runs; standard output says what was chosen. The step is one call
-of native code, which nothing interrupts, and which lets other threads run.
+`python -m tests.compiler.tuning.planted KIND SECONDS`, KIND one of layout, implementation, schedule or none. Standard
+error has the log, with the line "planted: begun" once the step runs; standard output says what was chosen. The step is
+one call of native code, which nothing interrupts, and which lets other threads run.
 """
 
 from __future__ import annotations
