@@ -22,7 +22,7 @@ from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.post_ops import DROPS_NAN
+from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -167,7 +167,7 @@ class OneDNNOperator(Operator):
 
     def split_post_ops(self, post_ops: Sequence[PostOp]) -> tuple[Sequence[PostOp], Sequence[PostOp]]:
         """Those of the primitive, and those that NumPy does behind it: from the first on that would drop NaN unseen."""
-        first = next((place for place, one in enumerate(post_ops) if one.kind in DROPS_NAN), len(post_ops))
+        first = next((place for place, one in enumerate(post_ops) if drops_nan([one])), len(post_ops))
         if not self._keeps_nan or self.sees_nan or any(one.kind == SUM for one in post_ops[first:]):
             return post_ops, ()
         return post_ops[:first], post_ops[first:]

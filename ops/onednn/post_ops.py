@@ -45,12 +45,15 @@ BINARY = {"add": 0x1FFF0, "mul": 0x1FFF1, "max": 0x1FFF2, "min": 0x1FFF3, "div":
 """By kind, the algorithm of a binary primitive or post-op."""
 
 DROPS_NAN = frozenset({"relu", "clip", "hardsigmoid", "exp", "max", "min"})
-"""Those that oneDNN 3.1 computes by maxima and minima that give a number for NaN; the others keep it."""
+"""Those that oneDNN 3.1 computes by maxima and minima that give a number for NaN.
+
+So is `leaky_relu` of slope 0, which is `relu` to it; the others keep NaN.
+"""
 
 
 def drops_nan(post_ops: Iterable[PostOp]) -> bool:
     """True when one of them gives a number for NaN."""
-    return any(one.kind in DROPS_NAN for one in post_ops)
+    return any(one.kind in DROPS_NAN or (one.kind == "leaky_relu" and one.a == 0) for one in post_ops)
 
 
 def operand_descriptor(library: Library, operand: Array, rank: int, order: str, label: str) -> Descriptor:
