@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagexec.core.device import Device
 from dagexec.core.io_access import check_allowed
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OpSchema, operator_label
@@ -28,6 +29,7 @@ logger = logging.getLogger("dagexec")
 OperatorClass = TypeVar("OperatorClass", bound=type[Operator])
 
 _schemas: dict[str, OpSchema] = {}
+_onnx: dict[str, tuple[OpSchema, OnnxName]] = {}
 _argument_names: set[str] = set()  # of all operator types
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
 _implemented: set[tuple[str, str]] = set()  # device kinds and types
@@ -41,6 +43,9 @@ def register_schema(schema: OpSchema) -> OpSchema:
     """Make `schema` known under its type. Raises SchemaError when the type already has another schema."""
     if _schemas.setdefault(schema.type, schema) is not schema:
         raise SchemaError(f"operator type {schema.type!r} already has a schema")
+    for name in schema.onnx:
+        if _onnx.setdefault(name.type, (schema, name))[0] is not schema:
+            raise SchemaError(f"ONNX operator {name.type} is {_onnx[name.type][0].type!r} already, and {schema.type!r}")
     _argument_names.update(schema.args, schema.unread_args)
     return schema
 
@@ -91,6 +96,11 @@ def schema_of(operator_type: str) -> OpSchema:
         return _schemas[operator_type]
     except KeyError:
         raise UnsupportedOperatorError(_unknown(operator_type)) from None
+
+
+def onnx_operators() -> Mapping[str, tuple[OpSchema, OnnxName]]:
+    """By ONNX operator, the schema that declares that it is that one, and how."""
+    return _onnx
 
 
 def is_registered(operator_type: str) -> bool:

@@ -7,10 +7,12 @@ inputs; `cost` estimates work. What the operator computes is an `Operator` subcl
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
 from dagexec.core.io_access import IO, needs_of
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
@@ -149,6 +152,7 @@ InferFunction = Callable[[OperatorCall], Sequence[TensorType]]
 CostFunction = Callable[[OperatorCall, Sequence[TensorType]], Cost]
 InplaceRule = Callable[[int, int], bool]
 PiecesFunction = Callable[[OperatorCall, Sequence[TensorType]], Mapping[int, int]]
+Formula = Callable[..., Any]
 
 
 def memory_cost(call: OperatorCall, outputs: Sequence[TensorType], flops_per_element: float = 1.0) -> Cost:
@@ -215,6 +219,10 @@ class OpSchema:
         effects: it does more than write its outputs (files, queues, messages), so it stays when nobody reads them.
         does_io: what it reaches beside the blobs of its workspace; it is only made where that is allowed.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
+        onnx: the ONNX operators that it computes as it is.
+        formula: output 0 from arrays of float64, or of the other types that an input may have, element by element, for
+            tests and for passes that recognize functions; its keywords are arguments of the operator, with the defaults
+            that they have there. Not for speed, and written apart from what computes.
     """
 
     type: str
@@ -243,6 +251,8 @@ class OpSchema:
     effects: bool = False
     does_io: IO = IO.NONE
     reproducible: bool = True
+    onnx: tuple[OnnxName, ...] = ()
+    formula: Formula | None = None
 
     def verify(self, definition: OperatorDef) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""
@@ -294,6 +304,23 @@ class OpSchema:
         if self.infer is None:
             return False
         return not self.inferred_if or any(arg.name == self.inferred_if for arg in definition.arg)
+
+    def formula_defaults(self) -> dict[str, int | float]:
+        """The arguments that the formula takes, with their defaults."""
+        if self.formula is None or type(self.formula).__name__ == "ufunc":
+            return {}
+        parameters = inspect.signature(self.formula).parameters.values()
+        return {one.name: one.default for one in parameters if one.default is not one.empty}
+
+    def function(self, arguments: Arguments) -> Formula | None:
+        """The formula with an operator's arguments bound to it; None when there is none."""
+        if self.formula is None:
+            return None
+        values = {
+            name: arguments.int(name, default) if isinstance(default, int) else arguments.float(name, default)
+            for name, default in self.formula_defaults().items()
+        }
+        return partial(self.formula, **values)
 
     def _verify_in_place(self, inputs: Sequence[str], output: int, name: str) -> None:
         for index, source in enumerate(inputs):

@@ -14,6 +14,7 @@ import numpy as np
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT_TYPES, NUMBER_TYPES, TypeMeta
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
@@ -30,6 +31,7 @@ from dagexec.ops.activation.passes import (
     tanh_gelu_passes,
 )
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
+from dagexec.ops.base.error_function import erf
 from dagexec.ops.base.layout import (
     BLOCKS,
     ORDER_HELP,
@@ -47,7 +49,12 @@ from dagexec.ops.base.pointwise import (
 )
 
 
-@pointwise("Relu", "Y = max(X, 0).")
+def logistic(x: Array) -> Array:
+    """1 / (1 + exp(-x)), for formulas."""
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+@pointwise("Relu", "Y = max(X, 0).", onnx=OnnxName("Relu", 14), formula=lambda x: np.where(x < 0, 0.0, x))
 class Relu(Pointwise):
     """Rectified linear unit."""
 
@@ -67,7 +74,13 @@ def at_least_zero(name: str, default: float) -> Callable[[OperatorCall], None]:
     return check
 
 
-@pointwise("ReluN", "Y = min(max(X, 0), n).", {"n": "upper limit, at least 0 (default 6)"}, check=at_least_zero("n", 6))
+@pointwise(
+    "ReluN",
+    "Y = min(max(X, 0), n).",
+    {"n": "upper limit, at least 0 (default 6)"},
+    check=at_least_zero("n", 6),
+    formula=lambda x, n=6.0: np.clip(x, 0.0, n),
+)
 class ReluN(Pointwise):
     """Relu with an upper limit."""
 
@@ -78,7 +91,14 @@ class ReluN(Pointwise):
         return [clip_pass(x, 0.0, self.constant("n"), y)]
 
 
-@pointwise("LeakyRelu", "Y = X where X > 0, else alpha * X.", {"alpha": "slope for negative X (default 0.01)"}, flops=2)
+@pointwise(
+    "LeakyRelu",
+    "Y = X where X > 0, else alpha * X.",
+    {"alpha": "slope for negative X (default 0.01)"},
+    flops=2,
+    onnx=OnnxName("LeakyRelu", 16, {"alpha": "alpha"}),
+    formula=lambda x, alpha=0.01: np.where(x > 0, x, alpha * x),
+)
 class LeakyRelu(Pointwise):
     """Relu with a slope for negative values."""
 
@@ -95,6 +115,8 @@ class LeakyRelu(Pointwise):
     {"alpha": "factor, at least 0 (default 1)"},
     flops=10,
     check=at_least_zero("alpha", 1.0),
+    onnx=OnnxName("Elu", 22, {"alpha": "alpha"}),
+    formula=lambda x, alpha=1.0: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
 )
 class Elu(Pointwise):
     """Exponential linear unit."""
@@ -111,6 +133,10 @@ class Elu(Pointwise):
     "Y = scale * (X where X > 0, else alpha * (exp(X) - 1)). Klambauer et al., 2017, arXiv:1706.02515.",
     {"alpha": "factor of the exponential (default 1.67326...)", "scale": "factor of all (default 1.0507...)"},
     flops=11,
+    onnx=OnnxName("Selu", 22, {"alpha": "alpha", "gamma": "scale"}),
+    formula=lambda x, alpha=1.6732632423543772, scale=1.0507009873554805: (
+        scale * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0)))
+    ),
 )
 class Selu(Elu):
     """Scaled exponential linear unit."""
@@ -122,7 +148,7 @@ class Selu(Elu):
         return [*super().passes(x, y, scratch), scalar_pass(np.multiply, y, self.constant("scale"), y)]
 
 
-@pointwise("Sigmoid", "Y = 1 / (1 + exp(-X)).", flops=10)
+@pointwise("Sigmoid", "Y = 1 / (1 + exp(-X)).", flops=10, onnx=OnnxName("Sigmoid", 13), formula=logistic)
 class Sigmoid(Pointwise):
     """Logistic function; does not overflow, and keeps its relative accuracy where Y is small."""
 
@@ -131,7 +157,14 @@ class Sigmoid(Pointwise):
         return sigmoid_passes(x, y)
 
 
-@pointwise("Swish", "Y = X * Sigmoid(X).", flops=11, inplace=no_inplace)
+@pointwise(
+    "Swish",
+    "Y = X * Sigmoid(X).",
+    flops=11,
+    inplace=no_inplace,
+    onnx=OnnxName("Swish", 24),
+    formula=lambda x: x * logistic(x),
+)
 class Swish(Pointwise):
     """Sigmoid-weighted linear unit; zero at minus infinity."""
 
@@ -140,7 +173,13 @@ class Swish(Pointwise):
         return swish_passes(x, y, scratch(0, x.shape))
 
 
-@pointwise("Softplus", "Y = ln(1 + exp(X)).", flops=20)
+@pointwise(
+    "Softplus",
+    "Y = ln(1 + exp(X)).",
+    flops=20,
+    onnx=OnnxName("Softplus", 22),
+    formula=lambda x: np.logaddexp(0.0, x),
+)
 class Softplus(Pointwise):
     """Smooth Relu; does not overflow."""
 
@@ -149,7 +188,9 @@ class Softplus(Pointwise):
         return softplus_passes(x, y, scratch(0, x.shape))
 
 
-@pointwise("Softsign", "Y = X / (1 + |X|).", flops=3)
+@pointwise(
+    "Softsign", "Y = X / (1 + |X|).", flops=3, onnx=OnnxName("Softsign", 22), formula=lambda x: x / (1 + np.abs(x))
+)
 class Softsign(Pointwise):
     """Softsign."""
 
@@ -163,7 +204,7 @@ class Softsign(Pointwise):
         ]
 
 
-@pointwise("Tanh", "Y = tanh(X).", flops=10)
+@pointwise("Tanh", "Y = tanh(X).", flops=10, onnx=OnnxName("Tanh", 13), formula=np.tanh)
 class Tanh(UfuncOperator):
     """Hyperbolic tangent."""
 
@@ -175,6 +216,8 @@ class Tanh(UfuncOperator):
     "Y = min(max(alpha * X + beta, 0), 1).",
     {"alpha": "slope (default 0.2)", "beta": "value at 0 (default 0.5)"},
     flops=3,
+    onnx=OnnxName("HardSigmoid", 22, {"alpha": "alpha", "beta": "beta"}),
+    formula=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0.0, 1.0),
 )
 class HardSigmoid(Pointwise):
     """Piecewise linear Sigmoid."""
@@ -186,13 +229,29 @@ class HardSigmoid(Pointwise):
         return hard_sigmoid_passes(x, y, self.constant("alpha"), self.constant("beta"))
 
 
-@pointwise("HardSwish", "Y = X * min(max(X / 6 + 1/2, 0), 1). Howard et al., 2019, arXiv:1905.02244.", flops=4)
+@pointwise(
+    "HardSwish",
+    "Y = X * min(max(X / 6 + 1/2, 0), 1). Howard et al., 2019, arXiv:1905.02244.",
+    flops=4,
+    onnx=OnnxName("HardSwish", 22),
+    formula=lambda x: x * np.clip(x / 6 + 0.5, 0.0, 1.0),
+)
 class HardSwish(Pointwise):
     """Piecewise quadratic Swish."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
         """The gate, then the product."""
         return hard_swish_passes(x, y, scratch(0, x.shape))
+
+
+def gelu(x: Array, fast_gelu: int = 0) -> Array:
+    """Gelu in float64."""
+    if fast_gelu:
+        gate: Array = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    else:
+        gate = erf(x * math.sqrt(0.5))
+    found: Array = x / 2 * (1 + gate)
+    return found
 
 
 @pointwise(
@@ -202,6 +261,8 @@ class HardSwish(Pointwise):
     {"fast_gelu": "1: the tanh approximation (default 0)"},
     flops=40,
     check=lambda call: call.arguments.bool("fast_gelu"),
+    onnx=OnnxName("Gelu", 20, {"approximate": "fast_gelu"}, values={"approximate": {"none": 0, "tanh": 1}}),
+    formula=gelu,
 )
 class Gelu(Pointwise):
     """Gaussian error linear unit."""
@@ -235,6 +296,7 @@ def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float
     {"min": "lower limit (default: the type's)", "max": "upper limit (default: the type's)"},
     metas=NUMBER_TYPES,
     check=lambda call: clip_limits(call.arguments, call.label, call.inputs[0].meta),
+    formula=lambda x, min=-math.inf, max=math.inf: np.clip(x, min, max),
 )
 class Clip(Pointwise):
     """Clip to an interval."""

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError
@@ -69,7 +70,13 @@ class LogitGradient(PointwiseGradient):
 _ALPHA_ARGS = {"alpha": "the threshold (default 1)"}
 
 
-@pointwise("ThresholdedRelu", "Y = X where X > alpha, else 0; NaN stays.", _ALPHA_ARGS)
+@pointwise(
+    "ThresholdedRelu",
+    "Y = X where X > alpha, else 0; NaN stays.",
+    _ALPHA_ARGS,
+    onnx=OnnxName("ThresholdedRelu", 22, {"alpha": "alpha"}),
+    formula=lambda x, alpha=1.0: np.where(x <= alpha, 0.0, x),
+)
 class ThresholdedRelu(Pointwise):
     """Values above a threshold."""
 

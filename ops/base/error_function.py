@@ -26,6 +26,11 @@ LIMIT = 6.0
 _DEGREES = {np.dtype(np.float32): 14, np.dtype(np.float64): 24}
 
 
+def erf(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """`math.erf` of each element; for formulas, slow."""
+    return np.array([math.erf(value) for value in x.ravel()]).reshape(x.shape)
+
+
 def _log_erfc_ratio(t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """q at x = LIMIT * (t + 1) / 2, for t in (-1, 1)."""
     points = LIMIT * (t + 1) / 2

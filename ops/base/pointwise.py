@@ -15,9 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, one_to_one
+from dagexec.core.schema import (
+    Cost,
+    Formula,
+    InplaceRule,
+    OperatorCall,
+    OpSchema,
+    TensorType,
+    memory_cost,
+    one_to_one,
+)
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 
 
@@ -72,11 +82,14 @@ def pointwise(
     flops: float = 1.0,
     inplace: InplaceRule = one_to_one,
     check: Check | None = None,
+    onnx: OnnxName | None = None,
+    formula: Formula | None = None,
 ) -> Callable[[PointwiseClass], PointwiseClass]:
     """Class decorator: register a Pointwise class as operator `name`.
 
     `args` is the help text of each argument, `metas` the element types it takes, `flops` the work of an element;
-    `check` raises ArgumentError for arguments that make no sense, before anything runs.
+    `check` raises ArgumentError for arguments that make no sense, before anything runs; `onnx` is the ONNX operator
+    that it is, `formula` what it computes in float64 (see OpSchema).
     """
 
     def register(cls: PointwiseClass) -> PointwiseClass:
@@ -102,6 +115,8 @@ def pointwise(
             args=args or {},
             inplace=inplace,
             cost=cost,
+            onnx=() if onnx is None else (onnx,),
+            formula=formula,
         )
         operator(schema)(cls)
         return cls

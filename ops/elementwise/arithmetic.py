@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES, TypeMeta
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import (
     UNBOUNDED,
+    Formula,
     InplaceRule,
     OperatorCall,
     OpSchema,
@@ -46,7 +48,14 @@ class BinaryOperator(Operator):
 
 
 def binary_schema(
-    name: str, doc: str, metas: tuple[TypeMeta, ...], inplace: InplaceRule, *, boolean: bool = False
+    name: str,
+    doc: str,
+    metas: tuple[TypeMeta, ...],
+    inplace: InplaceRule,
+    onnx: OnnxName | None,
+    formula: Formula,
+    *,
+    boolean: bool = False,
 ) -> OpSchema:
     """The schema of a binary operator on `metas`; the result is of the operands' type, or `boolean`."""
 
@@ -69,6 +78,8 @@ def binary_schema(
         output_names=("C",),
         args=BROADCAST_ARGS,
         inplace=inplace,
+        onnx=() if onnx is None else (onnx,),
+        formula=formula,
     )
 
 
@@ -76,6 +87,7 @@ def _define(
     name: str,
     ufunc: Callable[..., Any],
     doc: str,
+    onnx: OnnxName | None,
     metas: tuple[TypeMeta, ...] = NUMBER_TYPES,
     inplace: InplaceRule = any_to_first,
     *,
@@ -84,25 +96,34 @@ def _define(
     """Register binary operator `name`, computed by one NumPy function."""
     members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
     cls = type(name, (BinaryOperator,), members)
-    return operator(binary_schema(name, doc, metas, inplace, boolean=boolean))(cls)
+    return operator(binary_schema(name, doc, metas, inplace, onnx, ufunc, boolean=boolean))(cls)
 
 
-Add = _define("Add", np.add, "C = A + B.")
-Sub = _define("Sub", np.subtract, "C = A - B.")
-Mul = _define("Mul", np.multiply, "C = A * B.")
-EQ = _define("EQ", np.equal, "C = (A == B).", (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
-NE = _define("NE", np.not_equal, "C = (A != B).", (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
-LT = _define("LT", np.less, "C = (A < B).", NUMBER_TYPES, no_inplace, boolean=True)
-LE = _define("LE", np.less_equal, "C = (A <= B).", NUMBER_TYPES, no_inplace, boolean=True)
-GT = _define("GT", np.greater, "C = (A > B).", NUMBER_TYPES, no_inplace, boolean=True)
-GE = _define("GE", np.greater_equal, "C = (A >= B).", NUMBER_TYPES, no_inplace, boolean=True)
-And = _define("And", np.logical_and, "C = A and B.", (BOOL,), first_to_first)
-Or = _define("Or", np.logical_or, "C = A or B.", (BOOL,), first_to_first)
-Xor = _define("Xor", np.logical_xor, "C = A xor B.", (BOOL,), first_to_first)
+Add = _define("Add", np.add, "C = A + B.", OnnxName("Add", 14))
+Sub = _define("Sub", np.subtract, "C = A - B.", OnnxName("Sub", 14))
+Mul = _define("Mul", np.multiply, "C = A * B.", OnnxName("Mul", 14))
+EQ = _define("EQ", np.equal, "C = (A == B).", OnnxName("Equal", 19), (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
+NE = _define("NE", np.not_equal, "C = (A != B).", None, (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
+LT = _define("LT", np.less, "C = (A < B).", OnnxName("Less", 13), NUMBER_TYPES, no_inplace, boolean=True)
+LE = _define("LE", np.less_equal, "C = (A <= B).", OnnxName("LessOrEqual", 16), NUMBER_TYPES, no_inplace, boolean=True)
+GT = _define("GT", np.greater, "C = (A > B).", OnnxName("Greater", 13), NUMBER_TYPES, no_inplace, boolean=True)
+GE = _define(
+    "GE", np.greater_equal, "C = (A >= B).", OnnxName("GreaterOrEqual", 16), NUMBER_TYPES, no_inplace, boolean=True
+)
+And = _define("And", np.logical_and, "C = A and B.", OnnxName("And", 7), (BOOL,), first_to_first)
+Or = _define("Or", np.logical_or, "C = A or B.", OnnxName("Or", 7), (BOOL,), first_to_first)
+Xor = _define("Xor", np.logical_xor, "C = A xor B.", OnnxName("Xor", 7), (BOOL,), first_to_first)
 
 
 @operator(
-    binary_schema("Div", "C = A / B; of integers, rounded towards zero, and 0 for B = 0.", NUMBER_TYPES, first_to_first)
+    binary_schema(
+        "Div",
+        "C = A / B; of integers, rounded towards zero, and 0 for B = 0.",
+        NUMBER_TYPES,
+        first_to_first,
+        OnnxName("Div", 14),
+        np.divide,
+    )
 )
 class Div(BinaryOperator):
     """Quotient."""
@@ -154,6 +175,8 @@ def infer_pow(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
         args={"exponent": "the exponent, when there is no input for it", **BROADCAST_ARGS},
         inplace=any_to_first,
+        onnx=(OnnxName("Pow", 15),),
+        formula=np.power,
     )
 )
 class Pow(Operator):
@@ -211,7 +234,7 @@ class VariadicOperator(Operator):
 
 
 def variadic_schema(
-    name: str, doc: str, metas: tuple[TypeMeta, ...], args: Mapping[str, str] | None = None
+    name: str, doc: str, metas: tuple[TypeMeta, ...], formula: Formula, args: Mapping[str, str] | None = None
 ) -> OpSchema:
     """The schema of a variadic operator on `metas`."""
 
@@ -233,13 +256,15 @@ def variadic_schema(
         output_names=("Y",),
         args=args or {},
         inplace=first_to_first,
+        onnx=(OnnxName(name, 13),),
+        formula=formula,
     )
 
 
 SUM_ARGS = {"broadcast": "1: the inputs may have different shapes; read by gradients only (default 0)"}
 
 
-@operator(variadic_schema("Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, SUM_ARGS))
+@operator(variadic_schema("Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, lambda *x: sum(x), SUM_ARGS))
 class Sum(VariadicOperator):
     """Sum of tensors."""
 
@@ -247,7 +272,7 @@ class Sum(VariadicOperator):
     widen = True
 
 
-@operator(variadic_schema("Mean", "Y = (X1 + X2 + ...) / number of inputs.", FLOAT_TYPES))
+@operator(variadic_schema("Mean", "Y = (X1 + X2 + ...) / number of inputs.", FLOAT_TYPES, lambda *x: sum(x) / len(x)))
 class Mean(VariadicOperator):
     """Mean of tensors."""
 
@@ -259,14 +284,28 @@ class Mean(VariadicOperator):
         return [] if count == 1 else [partial(np.divide, total, np.asarray(count, total.dtype), out=total)]
 
 
-@operator(variadic_schema("Max", "Y = the greatest of X1, X2, ... in each place; NaN where one is.", NUMBER_TYPES))
+@operator(
+    variadic_schema(
+        "Max",
+        "Y = the greatest of X1, X2, ... in each place; NaN where one is.",
+        NUMBER_TYPES,
+        lambda *x: reduce(np.maximum, x),
+    )
+)
 class Max(VariadicOperator):
     """Maximum of tensors."""
 
     ufunc = np.maximum
 
 
-@operator(variadic_schema("Min", "Y = the least of X1, X2, ... in each place; NaN where one is.", NUMBER_TYPES))
+@operator(
+    variadic_schema(
+        "Min",
+        "Y = the least of X1, X2, ... in each place; NaN where one is.",
+        NUMBER_TYPES,
+        lambda *x: reduce(np.minimum, x),
+    )
+)
 class Min(VariadicOperator):
     """Minimum of tensors."""
 
@@ -300,6 +339,7 @@ def infer_where(call: OperatorCall) -> list[TensorType]:
         input_names=("C", "X", "Y"),
         output_names=("Z",),
         args={"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
+        onnx=(OnnxName("Where", 16),),
     )
 )
 class Where(Operator):

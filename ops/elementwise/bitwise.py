@@ -10,6 +10,7 @@ import numpy as np
 
 from dagexec.core.dtypes import BOOL, INT8, INT16, INT32, INT64, NUMBER_TYPES, UINT8, UINT16
 from dagexec.core.gradient import no_gradient
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, any_to_first, first_to_first
@@ -24,7 +25,8 @@ BIT_TYPES = (INT32, INT64, BOOL, INT8, UINT8, INT16, UINT16)
 def _define(name: str, ufunc: Callable[..., Any], doc: str) -> type[BinaryOperator]:
     members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
     cls = type(name, (BinaryOperator,), members)
-    return operator(binary_schema(name, f"{doc} Of booleans, logic.", BIT_TYPES, any_to_first))(cls)
+    doc = f"{doc} Of booleans, logic."
+    return operator(binary_schema(name, doc, BIT_TYPES, any_to_first, OnnxName(name, 18), ufunc))(cls)
 
 
 BitwiseAnd = _define("BitwiseAnd", np.bitwise_and, "C = A & B, bit by bit.")
@@ -32,7 +34,13 @@ BitwiseOr = _define("BitwiseOr", np.bitwise_or, "C = A | B, bit by bit.")
 BitwiseXor = _define("BitwiseXor", np.bitwise_xor, "C = A ^ B, bit by bit.")
 
 
-@pointwise("BitwiseNot", "Y = ~X, bit by bit. Of booleans, logic.", metas=BIT_TYPES)
+@pointwise(
+    "BitwiseNot",
+    "Y = ~X, bit by bit. Of booleans, logic.",
+    metas=BIT_TYPES,
+    onnx=OnnxName("BitwiseNot", 18),
+    formula=np.invert,
+)
 class BitwiseNot(UfuncOperator):
     """Complement."""
 
@@ -79,6 +87,7 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
             "sign_follow_divisor": "1: the result has the sign of the divisor, as Python's % (default 0)",
         },
         inplace=first_to_first,
+        onnx=(OnnxName("Mod", 13, {"fmod": "sign_follow_divisor"}, values={"fmod": {0: 1, 1: 0}}),),
     )
 )
 class Mod(Operator):

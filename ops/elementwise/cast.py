@@ -12,6 +12,7 @@ from dagexec.core import dtypes
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
@@ -137,6 +138,7 @@ def infer_cast_like(call: OperatorCall) -> list[TensorType]:
         input_names=("X", "like"),
         output_names=("Y",),
         cost=memory_cost,
+        onnx=(OnnxName("CastLike", 25, ignored=("saturate", "round_mode")),),  # of types of 8 bits, not supported
     )
 )
 class CastLike(Conversion):

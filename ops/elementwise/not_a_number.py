@@ -44,7 +44,12 @@ class IsNaN(Operator):
         return partial(np.not_equal, x, x, out=self.y(0), casting="unsafe")
 
 
-@pointwise("ReplaceNaN", "Y = X, with `value` for NaN.", {"value": "what stands for NaN (default 0)"})
+@pointwise(
+    "ReplaceNaN",
+    "Y = X, with `value` for NaN.",
+    {"value": "what stands for NaN (default 0)"},
+    formula=lambda x, value=0.0: np.where(np.isnan(x), value, x),
+)
 class ReplaceNaN(Pointwise):
     """Numbers for NaN."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT16, INT32, INT64
 from dagexec.core.gradient import no_gradient
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -57,6 +58,7 @@ def infer_range(call: OperatorCall) -> list[TensorType]:
         input_names=("start", "stop", "step"),
         output_names=("Y",),
         value_inputs=(0, 1, 2),
+        onnx=(OnnxName("Range", 11),),
     )
 )
 class Range(Operator):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -108,7 +109,11 @@ class GatherAlongAxis(Operator):
 
 
 def gather_schema(
-    name: str, axis: Callable[[OperatorCall], int], doc: str, args: dict[str, str] | None = None
+    name: str,
+    axis: Callable[[OperatorCall], int],
+    doc: str,
+    args: dict[str, str] | None = None,
+    onnx: tuple[OnnxName, ...] = (),
 ) -> OpSchema:
     """The schema of an operator that picks slices of input 0 along `axis(call)` by the indices in input 1."""
 
@@ -126,6 +131,7 @@ def gather_schema(
         output_names=("OUTPUT",),
         args=GATHER_ARGS | (args or {}),
         cost=copy_cost,
+        onnx=onnx,
     )
 
 
@@ -148,6 +154,7 @@ def _batch_axis(call: OperatorCall) -> int:
             "axis": "the axis of DATA to pick along (default 0)",
             "dense_gradient": "1: the gradient of DATA is a tensor of its shape, not indices and rows (default 0)",
         },
+        (OnnxName("Gather", 13, {"axis": "axis"}, fixed={"wrap_indices": 1}),),
     )
 )
 class Gather(GatherAlongAxis):

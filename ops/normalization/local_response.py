@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
@@ -76,6 +77,7 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
         },
         required_args=("size",),
         cost=lambda call, outputs: memory_cost(call, outputs, 6 + call.arguments.int("size", 1)),
+        onnx=(OnnxName("LRN", 13, {name: name for name in ("size", "alpha", "beta", "bias")}),),
     )
 )
 class LRN(ImageOperator):

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost, no_inplace
@@ -198,6 +199,7 @@ class _Standardize(Operator):
         args={"epsilon": EPSILON_HELP, "order": ORDER_HELP},
         inplace=first_to_first,
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
+        onnx=(OnnxName("InstanceNormalization", 22, {"epsilon": "epsilon"}),),
     )
 )
 class InstanceNorm(_Standardize):

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import OpSchema
 from dagexec.ops.base.blocks import compute_dtype
@@ -85,6 +86,7 @@ register_pooling(
             output_names=("Y",),
             args=_ARGS,
             cost=pooling_cost(1, of_output),
+            onnx=() if rank else (OnnxName("GlobalAveragePool", 22, fixed={"global_pooling": 1}),),
         )
         for rank in RANKS
     ],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.dtypes import NUMBER_TYPES
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OpSchema
 from dagexec.ops.base.blocks import compute_dtype
@@ -166,6 +167,7 @@ register_pooling(
             output_names=("Y",),
             args=POOL_ARGS,
             cost=pooling_cost(1, of_output),
+            onnx=() if rank else (OnnxName("GlobalMaxPool", 22, fixed={"global_pooling": 1}),),
         )
         for rank in RANKS
     ],

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
@@ -243,6 +244,7 @@ def _batch_matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
         output_names=("Y",),
         args={**TRANSPOSE_ARGS, "broadcast": "1: NumPy's rules for the batch axes (default 0: they are equal)"},
         cost=_batch_matmul_cost,
+        onnx=(OnnxName("MatMul", 13, fixed={"broadcast": 1}),),
     )
 )
 class BatchMatMul(Operator):
@@ -291,6 +293,14 @@ def infer_gemm(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
         args={"alpha": "factor of the product (default 1)", "beta": "factor of C (default 1)", **TRANSPOSE_ARGS},
         cost=lambda call, outputs: _cost(call, outputs, _gemm_matrices(call)[0][1]),
+        onnx=(
+            OnnxName(
+                "Gemm",
+                13,
+                {"alpha": "alpha", "beta": "beta", "transA": "trans_a", "transB": "trans_b"},
+                ignored=("broadcast",),  # before opset 7 it only allowed what is now always allowed
+            ),
+        ),
     )
 )
 class Gemm(Operator):

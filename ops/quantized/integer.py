@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, INT8, INT32, UINT8
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
@@ -88,6 +89,7 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         input_names=("A", "B", "a_zero_point", "b_zero_point"),
         output_names=("Y",),
         cost=_matmul_cost,
+        onnx=(OnnxName("MatMulInteger", 10),),
     )
 )
 class MatMulInteger(Operator):
@@ -131,6 +133,7 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
         "round(-min / scale). As ONNX's DynamicQuantizeLinear; where X is 0 everywhere the scale is 1.",
         input_names=("X",),
         output_names=("Y", "scale", "zero_point"),
+        onnx=(OnnxName("DynamicQuantizeLinear", 11),),
     )
 )
 class DynamicQuantizeLinear(Operator):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
@@ -439,6 +440,7 @@ def _arg_schema(name: str, what: str) -> OpSchema:
             "keepdims": "1: the axis stays, with size 1 (default 1)",
         },
         cost=reduction_cost,
+        onnx=(OnnxName(name, 13, {"axis": "axis", "keepdims": "keepdims"}),),
     )
 
 

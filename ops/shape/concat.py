@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import INT32
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
@@ -74,7 +75,7 @@ def _in_bytes(offsets: Sequence[int | None], kind: TensorType) -> dict[int, int]
     return {index: offset * kind.meta.itemsize for index, offset in enumerate(offsets) if offset is not None}
 
 
-def concat_schema(name: str, doc: str) -> OpSchema:
+def concat_schema(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSchema:
     """The schema of an operator that joins its inputs."""
     return OpSchema(
         name,
@@ -87,6 +88,7 @@ def concat_schema(name: str, doc: str) -> OpSchema:
         args=AXIS_ARGS | {"add_axis": "1: join along a new axis at `axis` of the output (default 0)"},
         cost=copy_cost,
         joined=joined_pieces,
+        onnx=onnx,
     )
 
 
@@ -94,6 +96,7 @@ def concat_schema(name: str, doc: str) -> OpSchema:
     concat_schema(
         "Concat",
         "The inputs one after another along an axis. split_info (int32) holds their sizes along it, for Split.",
+        (OnnxName("Concat", 13, {"axis": "axis"}),),
     )
 )
 class Concat(Operator):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import element_count
 from dagexec.core.dtypes import INT32, INT64
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import (
@@ -95,6 +96,7 @@ def view_schema(
     doc: str,
     args: dict[str, str] | None = None,
     required: tuple[str, ...] = (),
+    onnx: tuple[OnnxName, ...] = (),
 ) -> OpSchema:
     """The schema of a view with one input and one output; in place is allowed."""
     return OpSchema(
@@ -110,6 +112,7 @@ def view_schema(
         inplace=first_to_first,
         cost=no_cost,
         view=True,
+        onnx=onnx,
     )
 
 
@@ -204,6 +207,7 @@ def infer_flatten(call: OperatorCall) -> list[TensorType]:
         infer_flatten,
         "X as a matrix: axes before `axis` make the rows, the others the columns.",
         {"axis": "the first axis of the columns, up to the rank of X (default 1)"},
+        onnx=(OnnxName("Flatten", 25, {"axis": "axis"}),),
     )
 )
 class Flatten(View):
@@ -296,6 +300,7 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
         output_names=("Y",),
         args={"axes": "a permutation of X's axes (default: reversed)"},
         cost=copy_cost,
+        onnx=(OnnxName("Transpose", 25, {"perm": "axes"}),),
     )
 )
 class Transpose(Operator):
@@ -392,6 +397,7 @@ class Shape(Operator):
         input_names=("X",),
         output_names=("size",),
         cost=no_cost,
+        onnx=(OnnxName("Size", 25),),
     )
 )
 class Size(Operator):

@@ -147,6 +147,8 @@ CASES = [
     Case("Log", 13, (np.abs(IMAGE),)),
     Case("HardSwish", 14),
     Case("Gelu", 20),
+    Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}),
+    Case("CastLike", 15, (IMAGE, np.zeros(1, np.int64))),
     Case("PRelu", 9, (IMAGE, Const(SLOPES.array.reshape(3, 1, 1)))),
     Case("PRelu", 9, (IMAGE, floats(0.25))),
     Case("PRelu", 9, (IMAGE, floats(0.1, 0.2, 0.3, 0.4, 0.5, 0.6))),
@@ -253,7 +255,8 @@ REFUSED = [
     (Case("Reshape", 14, (IMAGE, ints(0, 252)), {"allowzero": 1}), "allowzero=1"),
     (Case("DepthToSpace", 13, (IMAGE,), {"blocksize": 2}), "3 channels"),
     (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2"),
-    (Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}), "tanh"),
+    (Case("Gelu", 20, (IMAGE,), {"approximate": "cubic"}), "approximate = 'cubic'"),
+    (Case("Swish", 24, (IMAGE,), {"alpha": 0.5}), "alpha = 0.5"),
     (Case("ArgMax", 13, (IMAGE,), {"select_last_index": 1}), "select_last_index"),
 ]
 

@@ -20,9 +20,12 @@ from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of, convertible_operators
 
 NEVER_READ = {
+    "ArgMax": {"select_last_index"},
+    "ArgMin": {"select_last_index"},
     "GRU": {"activation_alpha", "activation_beta"},  # Sigmoid and Tanh have no such parameters
     "LSTM": {"activation_alpha", "activation_beta"},
     "LayerNormalization": {"stash_type"},
+    "Swish": {"alpha"},
     "DequantizeLinear": {"output_dtype"},
     "QuantizeLinear": {"precision"},
     "Resize": {"antialias"},

@@ -108,18 +108,6 @@ def average_pool(node: Node) -> list[OperatorDef]:
     )
 
 
-@converts(GlobalAveragePool=22)
-def global_average_pool(node: Node) -> list[OperatorDef]:
-    """The mean of each channel."""
-    return node.unary("AveragePool", global_pooling=1)
-
-
-@converts(GlobalMaxPool=22)
-def global_max_pool(node: Node) -> list[OperatorDef]:
-    """The maximum of each channel."""
-    return node.unary("MaxPool", global_pooling=1)
-
-
 @converts(BatchNormalization=15)
 def batch_normalization(node: Node) -> list[OperatorDef]:
     """BatchNormalization as inference computes it; before opset 14, its further outputs belong to training."""
@@ -132,12 +120,6 @@ def batch_normalization(node: Node) -> list[OperatorDef]:
     return [node.operator("SpatialBN", node.inputs, node.only_output(), is_test=1, epsilon=epsilon)]
 
 
-@converts(InstanceNormalization=22)
-def instance_normalization(node: Node) -> list[OperatorDef]:
-    """InstanceNormalization over N, C, ..."""
-    return [node.operator("InstanceNorm", node.inputs, node.only_output(), epsilon=node.number("epsilon", 1e-5))]
-
-
 @converts(LayerNormalization=17)
 def layer_normalization(node: Node) -> list[OperatorDef]:
     """LayerNormalization with scale and bias over the axes from `axis` on."""
@@ -147,42 +129,6 @@ def layer_normalization(node: Node) -> list[OperatorDef]:
     axis = node.integer("axis", -1)
     epsilon = node.number("epsilon", 1e-5)
     return [node.operator("LayerNorm", node.inputs, outputs, axis=axis, epsilon=epsilon, elementwise_affine=1)]
-
-
-@converts(LRN=13)
-def local_response_normalization(node: Node) -> list[OperatorDef]:
-    """LRN across channels; both sides divide alpha by the size."""
-    return node.unary(
-        "LRN",
-        size=node.integer("size", 0),
-        alpha=node.number("alpha", 1e-4),
-        beta=node.number("beta", 0.75),
-        bias=node.number("bias", 1.0),
-    )
-
-
-@converts(Gemm=13)
-def gemm(node: Node) -> list[OperatorDef]:
-    """Gemm; before opset 7 its `broadcast` only allowed what is now always allowed."""
-    node.ignore("broadcast")
-    inputs = [name for name in node.inputs if name]
-    return [
-        node.operator(
-            "Gemm",
-            inputs,
-            node.only_output(),
-            alpha=node.number("alpha", 1.0),
-            beta=node.number("beta", 1.0),
-            trans_a=node.integer("transA", 0),
-            trans_b=node.integer("transB", 0),
-        )
-    ]
-
-
-@converts(MatMul=13)
-def matrix_product(node: Node) -> list[OperatorDef]:
-    """MatMul as numpy.matmul."""
-    return [node.operator("BatchMatMul", node.inputs, node.only_output(), broadcast=1)]
 
 
 @converts(Softmax=13, LogSoftmax=13)

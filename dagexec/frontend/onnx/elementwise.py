@@ -1,4 +1,4 @@
-"""Converters of operators that treat each element on its own, with broadcasting."""
+"""Converters of operators that treat each element on its own."""
 
 from __future__ import annotations
 
@@ -10,102 +10,11 @@ from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.initializers import NOWHERE, element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
-_RENAMED = {
-    "Neg": "Negative", "Equal": "EQ", "Greater": "GT", "GreaterOrEqual": "GE", "Less": "LT", "LessOrEqual": "LE",
-}  # fmt: skip
-
-
-@converts(
-    Abs=13, Acos=22, Asin=22, Atan=22, BitwiseNot=18, Ceil=13, Cos=22, Cosh=22, Erf=13, Exp=13, Floor=13, HardSwish=22,
-    Log=13, Neg=13, Not=1, Reciprocal=13, Relu=14, Round=22, Sigmoid=13, Sign=13, Sin=22, Sinh=22, Softplus=22,
-    Softsign=22, Sqrt=13, Tan=22, Tanh=13,
-)  # fmt: skip
-def unary(node: Node) -> list[OperatorDef]:
-    """Operators of one input without attributes."""
-    return node.unary(_RENAMED.get(node.op_type, node.op_type))
-
-
-@converts(
-    Add=14, And=7, BitwiseAnd=18, BitwiseOr=18, BitwiseXor=18, Div=14, Equal=19, Greater=13, GreaterOrEqual=16, Less=13,
-    LessOrEqual=16, Mul=14, Or=7, Pow=15, Sub=14, Xor=7,
-)  # fmt: skip
-def binary(node: Node) -> list[OperatorDef]:
-    """NumPy broadcasting; before opset 7 only with `broadcast`, and `axis` says where the second input's axes begin."""
-    axis = node.integer("axis", 0) if "axis" in node else None
-    broadcast = 1 if node.integer("broadcast", 0) and axis is not None else None
-    axis = axis if broadcast else None
-    op_type = _RENAMED.get(node.op_type, node.op_type)
-    return [node.operator(op_type, node.inputs, node.only_output(), broadcast=broadcast, axis=axis)]
-
 
 @converts(IsNaN=20)
 def is_nan(node: Node) -> list[OperatorDef]:
     """A comparison with itself, which gives booleans; the operator IsNaN gives bytes."""
     return [node.operator("NE", [node.inputs[0], node.inputs[0]], node.only_output())]
-
-
-@converts(Mod=13)
-def mod(node: Node) -> list[OperatorDef]:
-    """The remainder has the sign of the divisor, or with fmod=1 that of the dividend."""
-    follow = 1 - node.integer("fmod", 0)
-    return [node.operator("Mod", node.inputs, node.only_output(), sign_follow_divisor=follow)]
-
-
-@converts(ThresholdedRelu=22)
-def thresholded_relu(node: Node) -> list[OperatorDef]:
-    """ThresholdedRelu."""
-    return node.unary("ThresholdedRelu", alpha=node.number("alpha", 1.0))
-
-
-@converts(Range=11)
-def arithmetic_progression(node: Node) -> list[OperatorDef]:
-    """Start, limit and delta, which may be computed."""
-    return [node.operator("Range", node.inputs, node.only_output())]
-
-
-@converts(Sum=13, Mean=13, Max=13, Min=13)
-def variadic(node: Node) -> list[OperatorDef]:
-    """Any number of inputs, broadcast together."""
-    return [node.operator(node.op_type, node.inputs, node.only_output())]
-
-
-@converts(Where=16)
-def where(node: Node) -> list[OperatorDef]:
-    """Elements of one of two tensors by a condition."""
-    return [node.operator("Where", node.inputs, node.only_output())]
-
-
-@converts(LeakyRelu=16)
-def leaky_relu(node: Node) -> list[OperatorDef]:
-    """LeakyRelu."""
-    return node.unary("LeakyRelu", alpha=node.number("alpha", 0.01))
-
-
-@converts(Elu=22)
-def elu(node: Node) -> list[OperatorDef]:
-    """Elu."""
-    return node.unary("Elu", alpha=node.number("alpha", 1.0))
-
-
-@converts(Selu=22)
-def selu(node: Node) -> list[OperatorDef]:
-    """Selu; the defaults are those of opset 6 (Klambauer et al. 2017)."""
-    alpha = node.number("alpha", 1.67326319217681884765625)
-    return node.unary("Selu", alpha=alpha, scale=node.number("gamma", 1.05070102214813232421875))
-
-
-@converts(HardSigmoid=22)
-def hard_sigmoid(node: Node) -> list[OperatorDef]:
-    """HardSigmoid."""
-    return node.unary("HardSigmoid", alpha=node.number("alpha", 0.2), beta=node.number("beta", 0.5))
-
-
-@converts(Gelu=20)
-def gelu(node: Node) -> list[OperatorDef]:
-    """The exact Gelu, by the error function."""
-    if node.text("approximate", "none") != "none":
-        raise CannotConvertError("approximate='tanh' is not supported")
-    return node.unary("Gelu")
 
 
 @converts(PRelu=16)

@@ -5,7 +5,6 @@ A node whose inputs are all parameters is put in the init net, so it is computed
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
-from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, node_label
+from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, definition_of, node_label
 from dagexec.storage.net_file import load_message
 
 Array = npt.NDArray[Any]
@@ -145,14 +144,14 @@ class _Conversion:
             return []
         converter, newest = found
         self._check_node(proto)
-        version, defaults = _version(proto.op_type, opset)
+        version = definition_of(proto.op_type, opset).version
         if version > newest:
             self._refuse(proto, f"version {version} of the operator is newer than {newest}, the newest that is read")
             return []
         try:
             node = Node(proto, opset, self.scope)
             operators = converter(node)
-            node.check_all_read(defaults)
+            node.check_all_read()
             return operators
         except CannotConvertError as reason:
             self._refuse(proto, str(reason))
@@ -247,15 +246,6 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
             f"operator set {version} is newer than {newest}, the newest that onnx {onnx.__version__} knows"
         )
     return opsets
-
-
-@functools.cache
-def _version(op_type: str, opset: int) -> tuple[int, Mapping[str, onnx.AttributeProto]]:
-    """The version of an operator of the default domain that an operator set has, and its attributes' defaults."""
-    schema = onnx.defs.get_schema(op_type, opset, "")
-    return schema.since_version, {
-        name: attribute.default_value for name, attribute in schema.attributes.items() if attribute.default_value.name
-    }
 
 
 def _initializers(graph: onnx.GraphProto, external: ExternalData) -> dict[str, Array]:

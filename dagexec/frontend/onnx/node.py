@@ -1,21 +1,28 @@
-"""What a converter sees of one ONNX node, and the registry of converters.
+"""What a converter sees of one ONNX node, and the converters of all types.
 
 A converter turns a `Node` into the OperatorDefs that compute its outputs. It raises `CannotConvertError` with the
 reason when dagexec has nothing that computes the same; the loader gathers these into one error for the whole model.
+Where an operator's schema says that it is an ONNX operator (`OpSchema.onnx`), the converter follows from that; a
+function is registered with `converts` where one operator becomes several, or inputs become arguments.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy.typing as npt
 import onnx
+import onnx.defs
 
 from dagexec.core.arguments import ArgumentValue
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import onnx_operators
+from dagexec.core.schema import OpSchema
 from dagexec.errors import ModelFormatError
 
 Array = npt.NDArray[Any]
@@ -66,6 +73,7 @@ class Node:
         opset: the version of the operator set it belongs to.
         inputs, outputs: tensor names; an absent optional one is ''.
         scope: what is known of tensors.
+        definition: what its operator set says of its operator.
     """
 
     def __init__(self, proto: onnx.NodeProto, opset: int, scope: Scope) -> None:
@@ -77,7 +85,8 @@ class Node:
         self.scope = scope
         self._name = proto.name
         self.label = node_label(proto)
-        self._attributes = {attribute.name: self._read(attribute) for attribute in proto.attribute}
+        self.definition = definition_of(proto.op_type, opset)
+        self._attributes = {attribute.name: _value(attribute) for attribute in proto.attribute}
         self.asked = set(_HINTS)
 
     def has_input(self, index: int) -> bool:
@@ -140,12 +149,24 @@ class Node:
         """These attributes change nothing of what the converter's operators compute."""
         self.asked.update(names)
 
-    def check_all_read(self, defaults: Mapping[str, onnx.AttributeProto]) -> None:
+    def check_all_read(self) -> None:
         """Raise CannotConvertError for an attribute that the converter did not ask for, unless it has its default."""
-        unread = {name: value for name, value in self._attributes.items() if name not in self.asked}
-        for name, value in unread.items():
-            if name not in defaults or self._read(defaults[name]) != value:
+        for name, value in self._attributes.items():
+            if name not in self.asked and self.definition.defaults.get(name) != value:
                 raise CannotConvertError(f"its attribute {name} = {value!r:.80} is not supported")
+
+    def argument(self, attribute: str) -> ArgumentValue | None:
+        """A number, a text or a list of such: the attribute, or the default that its operator set says; else None."""
+        kind = self.definition.kinds.get(attribute)
+        if kind is None:
+            return None
+        read: Callable[[str, type, str], object] = self._list if kind in _LISTS else self._typed
+        value = read(attribute, *_PYTHON[kind])
+        value = self.definition.defaults.get(attribute) if value is None else value
+        if isinstance(value, bytes):
+            return value.decode(errors="replace")
+        assert value is None or isinstance(value, int | float | list)
+        return value
 
     def integer(self, name: str, default: int) -> int:
         """An integer attribute."""
@@ -215,21 +236,22 @@ class Node:
             raise ModelFormatError(f"{self.label}: attribute {name!r} must be a list of {expected}, found {found}")
         return value
 
-    @staticmethod
-    def _read(attribute: onnx.AttributeProto) -> object:
-        if attribute.ref_attr_name:
-            raise CannotConvertError(f"attribute {attribute.name!r} refers to an attribute of a function")
-        present = {descriptor.name: value for descriptor, value in attribute.ListFields()}
-        if {"g", "graphs"} & set(present):
-            raise CannotConvertError(f"attribute {attribute.name!r} holds a graph; control flow is not supported")
-        field_name = _FIELDS.get(attribute.type)
-        if field_name is None:
-            found = [name for name in _FIELDS.values() if name in present]
-            if attribute.type != onnx.AttributeProto.UNDEFINED or len(found) != 1:
-                raise CannotConvertError(f"attribute {attribute.name!r} is of a kind that is not supported")
-            field_name = found[0]
-        value = getattr(attribute, field_name)
-        return value if isinstance(value, int | float | bytes | onnx.TensorProto) else list(value)
+
+def _value(attribute: onnx.AttributeProto) -> object:
+    """What an attribute holds. Raises CannotConvertError for what a converter does not see."""
+    if attribute.ref_attr_name:
+        raise CannotConvertError(f"attribute {attribute.name!r} refers to an attribute of a function")
+    present = {descriptor.name: value for descriptor, value in attribute.ListFields()}
+    if {"g", "graphs"} & set(present):
+        raise CannotConvertError(f"attribute {attribute.name!r} holds a graph; control flow is not supported")
+    field_name = _FIELDS.get(attribute.type)
+    if field_name is None:
+        found = [name for name in _FIELDS.values() if name in present]
+        if attribute.type != onnx.AttributeProto.UNDEFINED or len(found) != 1:
+            raise CannotConvertError(f"attribute {attribute.name!r} is of a kind that is not supported")
+        field_name = found[0]
+    value = getattr(attribute, field_name)
+    return value if isinstance(value, int | float | bytes | onnx.TensorProto) else list(value)
 
 
 _FIELDS: Mapping[int, str] = {
@@ -242,7 +264,42 @@ _FIELDS: Mapping[int, str] = {
     onnx.AttributeProto.STRINGS: "strings",
 }
 
+_PYTHON: Mapping[int, tuple[type, str]] = {
+    onnx.AttributeProto.FLOAT: (float, "a float"),
+    onnx.AttributeProto.INT: (int, "an integer"),
+    onnx.AttributeProto.STRING: (bytes, "a string"),
+    onnx.AttributeProto.FLOATS: (float, "floats"),
+    onnx.AttributeProto.INTS: (int, "integers"),
+}
+_LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS)
+
 _HINTS = ("consumed_inputs",)  # before opset 6: what may be overwritten
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What an operator set says of an operator.
+
+    Attributes:
+        version: the first operator set that has it so.
+        kinds: the types of its attributes, as numbers of AttributeProto.
+        defaults: of the attributes that have one.
+    """
+
+    version: int
+    kinds: Mapping[str, int]
+    defaults: Mapping[str, object]
+
+
+@functools.cache
+def definition_of(op_type: str, opset: int) -> Definition:
+    """The definition of an operator of the default domain that an operator set has."""
+    schema = onnx.defs.get_schema(op_type, opset, "")
+    attributes = schema.attributes
+    defaults = {name: _value(one.default_value) for name, one in attributes.items() if one.default_value.name}
+    kinds: dict[str, Any] = {name: one.type for name, one in attributes.items()}
+    return Definition(schema.since_version, {name: kind.value for name, kind in kinds.items()}, defaults)
+
 
 Converter = Callable[[Node], list[OperatorDef]]
 _converters: dict[str, tuple[Converter, int]] = {}
@@ -267,12 +324,49 @@ def converts(**newest: int) -> Callable[[Converter], Converter]:
 
 def converter_of(op_type: str) -> tuple[Converter, int] | None:
     """The converter of an ONNX operator type, and the newest version it reads; None when there is none."""
-    return _converters.get(op_type)
+    if op_type in _converters:
+        return _converters[op_type]
+    declared = onnx_operators().get(op_type)
+    return None if declared is None else (functools.partial(_declared, *declared), declared[1].version)
 
 
 def convertible_operators() -> list[str]:
     """The ONNX operator types that have a converter, sorted."""
-    return sorted(_converters)
+    return sorted(_converters.keys() | onnx_operators().keys())
+
+
+def _declared(schema: OpSchema, name: OnnxName, node: Node) -> list[OperatorDef]:
+    """The operator whose schema says that it is the node's. Raises CannotConvertError for inputs that it has not."""
+    node.ignore(*name.ignored)
+    inputs = list(node.inputs)
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    if "" in inputs or len(inputs) > schema.inputs[1]:
+        raise CannotConvertError(f"its optional inputs are not supported as they are given, {inputs}")
+    most = schema.outputs[1]
+    if extra := [output for index, output in enumerate(node.outputs) if index >= most and node.is_read(index)]:
+        raise CannotConvertError(f"{schema.type} has {most} output(s), and {extra} is used too")
+    outputs = [output or node.new_name("unread") for output in node.outputs[:most]]
+    arguments = {argument: _argument(node, name, attribute) for attribute, argument in name.attributes.items()}
+    if "broadcast" in schema.args:
+        arguments |= _old_broadcast(node)
+    return [node.operator(schema.type, inputs, outputs, **arguments, **name.fixed)]
+
+
+def _old_broadcast(node: Node) -> dict[str, ArgumentValue | None]:
+    """Before opset 7 operands broadcast only with `broadcast`, then from `axis` on, and without it as NumPy's."""
+    stretches, axis = node.integer("broadcast", 0), node.integer("axis", 0) if "axis" in node else None
+    return {"broadcast": 1, "axis": axis} if stretches and axis is not None else {}
+
+
+def _argument(node: Node, name: OnnxName, attribute: str) -> ArgumentValue | None:
+    value = node.argument(attribute)
+    meanings = name.values.get(attribute)
+    if meanings is None or value is None:
+        return value
+    if value not in meanings:
+        raise CannotConvertError(f"its attribute {attribute} = {value!r:.80} is not supported")
+    return meanings[value]
 
 
 def node_label(proto: onnx.NodeProto) -> str:

@@ -49,13 +49,6 @@ def dequantize_linear(node: Node) -> list[OperatorDef]:
     return [node.operator("DequantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1))]
 
 
-@converts(DynamicQuantizeLinear=11)
-def dynamic_quantize_linear(node: Node) -> list[OperatorDef]:
-    """DynamicQuantizeLinear."""
-    names = [name or node.new_name("unread") for name in node.outputs]
-    return [node.operator("DynamicQuantizeLinear", node.inputs, names)]
-
-
 @converts(QLinearConv=10)
 def qlinear_conv(node: Node) -> list[OperatorDef]:
     """QLinearConv as QuantConv: X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, bias."""
@@ -102,17 +95,6 @@ def conv_integer(node: Node) -> list[OperatorDef]:
     zero = int(node.constant_scalar(2, "x_zero_point")) if node.has_input(2) else None
     window = _filter_window(node, 1)
     return [node.operator("ConvInteger", node.inputs[:2], node.only_output(), x_zero_point=zero, **window)]
-
-
-@converts(MatMulInteger=10)
-def matmul_integer(node: Node) -> list[OperatorDef]:
-    """MatMulInteger."""
-    inputs = list(node.inputs)
-    while inputs and not inputs[-1]:
-        inputs.pop()
-    if "" in inputs:
-        raise CannotConvertError("a b_zero_point without an a_zero_point is not supported")
-    return [node.operator("MatMulInteger", inputs, node.only_output())]
 
 
 def _filter_window(node: Node, index: int) -> dict[str, ArgumentValue | None]:

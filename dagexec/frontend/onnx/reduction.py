@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.frontend.onnx.node import Node, converts
 
 
 def _axes(node: Node) -> list[int] | None:
@@ -35,11 +35,3 @@ def reduce(node: Node) -> list[OperatorDef]:
     if idle:
         return node.unary("Copy" if node.op_type not in ("ReduceL1", "ReduceL2") else "Abs")
     return [_reduce(node, node.op_type, node.inputs[0], output)]
-
-
-@converts(ArgMax=13, ArgMin=13)
-def arg_extremum(node: Node) -> list[OperatorDef]:
-    """The index of the first largest or smallest value along an axis."""
-    if node.integer("select_last_index", 0):
-        raise CannotConvertError("select_last_index=1 is not supported")
-    return node.unary(node.op_type, axis=node.integer("axis", 0), keepdims=node.integer("keepdims", 1))

@@ -27,18 +27,6 @@ def reshape(node: Node) -> list[OperatorDef]:
     return node.unary("Reshape", shape=shape)
 
 
-@converts(Flatten=25)
-def flatten(node: Node) -> list[OperatorDef]:
-    """Two axes, split before `axis`."""
-    return node.unary("Flatten", axis=node.integer("axis", 1))
-
-
-@converts(Transpose=25)
-def transpose(node: Node) -> list[OperatorDef]:
-    """A permutation of the axes; reversed when none is given."""
-    return node.unary("Transpose", axes=node.integers("perm"))
-
-
 @converts(Squeeze=25)
 def squeeze(node: Node) -> list[OperatorDef]:
     """Drop axes of size 1: the given ones, or all, which needs a known shape. Axes are an input from opset 13 on."""
@@ -67,12 +55,6 @@ def _rank(node: Node, index: int, why: str) -> int:
 
 def _from_front(axes: list[int], rank: int) -> list[int]:
     return [axis + rank if axis < 0 else axis for axis in axes]
-
-
-@converts(Concat=13)
-def concat(node: Node) -> list[OperatorDef]:
-    """Join along `axis`, which had the default 1 before opset 4."""
-    return [node.operator("Concat", node.inputs, node.only_output(), axis=node.integer("axis", 1))]
 
 
 @converts(Split=18)
@@ -108,13 +90,6 @@ def slice_tensor(node: Node) -> list[OperatorDef]:
     if starts is None or ends is None:
         raise ModelFormatError(f"{node.label}: starts and ends are required")
     return node.unary("Slice", starts=starts, ends=ends, axes=axes, steps=steps, onnx_style=1)
-
-
-@converts(Gather=13)
-def gather(node: Node) -> list[OperatorDef]:
-    """Gather along an axis; negative indices count from the end."""
-    axis = node.integer("axis", 0)
-    return [node.operator("Gather", node.inputs, node.only_output(), axis=axis, wrap_indices=1)]
 
 
 @converts(Expand=13)
@@ -229,12 +204,6 @@ def shape_of(node: Node) -> list[OperatorDef]:
         node.operator("Shape", [node.inputs[0]], [sizes]),
         node.operator("Slice", [sizes], [output], starts=[start], ends=[end], axes=[0], onnx_style=1),
     ]
-
-
-@converts(Size=25)
-def size_of(node: Node) -> list[OperatorDef]:
-    """The number of elements."""
-    return node.unary("Size")
 
 
 @converts(ConstantOfShape=25)

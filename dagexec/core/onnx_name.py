@@ -1,0 +1,30 @@
+"""OnnxName: what an operator is in ONNX, as its schema declares it for the ONNX frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dagexec.core.arguments import ArgumentValue
+
+
+@dataclass(frozen=True)
+class OnnxName:
+    """An ONNX operator of the default domain with the inputs, the outputs and the meaning of an operator of dagexec.
+
+    Attributes:
+        type: the ONNX operator.
+        version: its newest version that was read; what a later one means is not known here. Of a version, the first
+            operator set that has it.
+        attributes: each attribute that is read, and the argument that it becomes; all others must have their default.
+        ignored: attributes that change nothing of what the operator computes.
+        values: of an attribute whose values differ from the argument's, what each becomes; all others are refused.
+        fixed: arguments that the operator has whatever the node says.
+    """
+
+    type: str
+    version: int
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    values: Mapping[str, Mapping[ArgumentValue, ArgumentValue]] = field(default_factory=dict)
+    fixed: Mapping[str, ArgumentValue] = field(default_factory=dict)
