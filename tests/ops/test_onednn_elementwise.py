@@ -6,14 +6,12 @@ import math
 import tracemalloc
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.arguments import ArgumentValue
 from dagexec.core.registry import create_operator
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
@@ -22,43 +20,6 @@ from tests.ops.onednn import AVX512, ENGINES, fallbacks, needs_onednn, normal, r
 from tests.ops.running import Array, operator_def, run_operator
 
 Formula = Callable[[Array], Array]
-
-FUNCTIONS: list[tuple[str, dict[str, ArgumentValue], Formula]] = [
-    ("Relu", {}, lambda x: np.where(x > 0, x, 0)),
-    ("ReluN", {"n": 1.5}, lambda x: np.clip(x, 0, 1.5)),
-    ("Clip", {"min": -0.5, "max": 0.25}, lambda x: np.clip(x, -0.5, 0.25)),
-    ("Clip", {"max": 0.25}, lambda x: np.minimum(x, 0.25)),
-    ("LeakyRelu", {"alpha": 0.3}, lambda x: np.where(x > 0, x, 0.3 * x)),
-    ("Elu", {"alpha": 0.7}, lambda x: np.where(x > 0, x, 0.7 * np.expm1(x))),
-    ("Selu", {}, lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x))),
-    ("Sigmoid", {}, lambda x: 1 / (1 + np.exp(-x))),
-    ("Tanh", {}, np.tanh),
-    ("Swish", {}, lambda x: x / (1 + np.exp(-x))),
-    ("Softplus", {}, lambda x: np.logaddexp(0, x)),
-    ("HardSigmoid", {"alpha": 0.3}, lambda x: np.clip(0.3 * x + 0.5, 0, 1)),
-    ("HardSwish", {}, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
-    ("Gelu", {"fast_gelu": 1}, lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
-    ("Abs", {}, np.abs),
-    ("Sqrt", {}, lambda x: np.sqrt(np.maximum(x, 0))),
-    ("Sqr", {}, lambda x: x * x),
-    ("Negative", {}, lambda x: -x),
-    ("Exp", {}, np.exp),
-]
-
-
-@needs_onednn
-@pytest.mark.parametrize(("op_type", "arguments", "formula"), FUNCTIONS, ids=lambda part: str(part)[:20])
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_function_of_each_element(
-    op_type: str, arguments: dict[str, ArgumentValue], formula: Formula, dtype: type
-) -> None:
-    x = (3 * normal(1, 3, 5, 7)).astype(dtype)
-    if op_type == "Sqrt":
-        x = np.abs(x)
-    (found,) = run_onednn(op_type, [x], lanes=1 if dtype is np.float32 else AVX512, **arguments)
-    close = 1e-5 if dtype is np.float32 else 2e-2
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found.astype(np.float64), formula(x.astype(np.float64)), rtol=close, atol=close)
 
 
 @needs_onednn
