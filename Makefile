@@ -43,6 +43,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scheduler_cost.py --json benchmarks/results/scheduler_cost.json
