@@ -8,7 +8,7 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where
    requests are; it and this one are never held together.
-4. `placement._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
+4. `affinity._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 5. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.
    On a device, the locks of turns (`dagexec.core.exclusive`), held while an operator is launched: that of the shared

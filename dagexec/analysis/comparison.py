@@ -54,7 +54,7 @@ class RuntimeResult:
     """One runtime's row.
 
     Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
-    SimpleNet's median. `predicted_ms` is what the cost_model predicts for this plan and these workers,
+    SimpleNet's median. `predicted_ms` is what the cost model predicts for this plan and these workers,
     `predicted_ratio` that over the measured median. `largest_difference` is from
     SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
     """

@@ -1,4 +1,4 @@
-"""IOBinding: how arrays get into and out of a replica whose net is prepared for their shapes.
+"""I/O binding: how arrays get into and out of a replica whose net is prepared for their shapes.
 
 An array is copied to where the net reads it, and a result from where the net writes it. Where every operator that
 touches such a blob offers to work on another array (`Operator.input_rebinds` and `output_rebinds`), a large array is

@@ -101,7 +101,7 @@ class Replica:
             io_binding.bind_results(names, out)
 
     def _found(self, feeds: Mapping[str, Array]) -> IOBinding:
-        """The transfers for what the net is prepared for now."""
+        """The I/O binding for what the net is prepared for now."""
         preparation = self.net.prepared()
         io_binding = self._known.get(preparation)
         if io_binding is None or io_binding.fed != tuple(feeds) or not io_binding.in_place():

@@ -1,8 +1,9 @@
 """The dispatcher: admits requests, gives each a replica, has its run done by the pool, and ends it.
 
-A request is in one place at a time: at the door (the queue is full and its caller waits), in the queue (admitted, no
-replica is free), on a replica, or over. Whoever frees a replica gives it to the next request of the queue, which makes
-room for the next one at the door. Idle replicas are used in turn, the one least recently used first.
+A request is in one place at a time: awaiting admission (the queue is full and its caller waits), in the queue
+(admitted, no replica is free), on a replica, or over. Whoever frees a replica gives it to the next request of the
+queue, which makes room for the next one that awaits admission. Idle replicas are used in turn, the one least recently
+used first.
 
 The dispatcher's lock guards those places, the counts and what changes in a request. It is never held while anything is
 fed, prepared, run, fetched or told, and no other lock is taken under it.
@@ -239,7 +240,7 @@ class Dispatcher:
         return self._forked
 
     def shut(self) -> None:
-        """Admit no more; requests at the door end with ClosedError. Idempotent."""
+        """Admit no more; requests that await admission end with ClosedError. Idempotent."""
         with self._lock:
             self._shut = True
         self._end_waiting(self._awaiting_admission)
@@ -351,7 +352,7 @@ class Dispatcher:
         self._pass_on(replica, request)
 
     def _admit(self) -> None:
-        """There is room in the queue: let the next one in from the door. Call with the lock held."""
+        """There is room in the queue: admit the next one. Call with the lock held."""
         if self._awaiting_admission and len(self._queue) < (self._admission.max_queued or 0):
             request = self._awaiting_admission.pop()
             assert request is not None

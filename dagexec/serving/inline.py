@@ -1,4 +1,4 @@
-"""Direct calls: a run in the thread of its caller, when a replica is idle and workers could not share the work.
+"""Inline calls: a run in the thread of its caller, when a replica is idle and workers could not share the work.
 
 Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Nothing else is
 different: the run has a replica of its own, is counted, is waited for by whoever closes the executor, and can be

@@ -452,7 +452,7 @@ def _planned_net(net: RandomNet, workspace: Workspace, case: Case) -> BaseNet:
 
 @contextmanager
 def _moved_from(nbytes: int) -> Iterator[None]:
-    """Within it, transfers do not copy what has so many bytes where they need not."""
+    """Within it, arrays of so many bytes are bound instead of copied where operators allow it."""
     before, io_binding.MIN_BYTES_BOUND = io_binding.MIN_BYTES_BOUND, nbytes
     try:
         yield

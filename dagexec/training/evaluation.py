@@ -1,4 +1,4 @@
-"""Measuring: the metrics of a task in test mode, from parameters that are being trained."""
+"""Evaluation: the metrics of a task in test mode, from parameters that are being trained."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class _Region:
 
 
 class StripArena(Arena):
-    """An arena where working memory is behind the buffers, in strips that operators pass on (`listed`)."""
+    """An arena where working memory is behind the buffers, in strips that operators pass on (`list_order_offsets`)."""
 
     def __init__(self, context: Context, offsets: Integers, sizes: Sequence[int], strips: Sequence[int]) -> None:
         """`strips` are those of the operators. Raises ResourceError when there is no memory."""

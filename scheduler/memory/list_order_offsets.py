@@ -1,10 +1,10 @@
-"""Placement of many buffers: one walk over the operators in list order, in which memory is taken and given back.
+"""Offsets of many buffers: one walk over the operators in list order, in which memory is taken and given back.
 
 A buffer takes a free block when its first operator comes, and gives it back with its last. Where operators may run at
 the same time, a block may be taken only by those that come after all who used it, in every schedule: the walk knows the
 ancestors of each operator among those who used what is free (`AncestorBits`). Nothing is compared with everything
 else, so time and memory grow with the number of operators and the width of the graph; what is placed is not always as
-small as where buffers are compared in pairs (`placement`), which is for nets of usual size.
+small as where buffers are compared in pairs (`offsets`), which is for nets of usual size.
 
 Working memory is given in strips: each operator has one, which no other has that may run at the same time.
 """

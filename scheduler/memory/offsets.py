@@ -1,4 +1,4 @@
-"""Placement: an offset in one block of memory for every buffer, so that no two that conflict overlap.
+"""Offsets: where in one block of memory each buffer begins, so that no two that conflict overlap.
 
 This is dynamic storage allocation, NP-hard already for lifetimes that are intervals (Garey, Johnson 1979, SR2).
 Buffers are placed one by one, each in the smallest gap that takes it between those in its way, or behind them: the

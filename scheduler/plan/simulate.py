@@ -4,7 +4,7 @@ The policy is that of the pool and of the nets. On the host, a worker that is fr
 priority. On a device, a chain is ready once its parents have been launched; the worker launches its operators on one of
 its own streams, which does them in order and waits, without the host, for the events of parents on other streams.
 
-A `Machine` says what there is and what scheduling costs; `scheduler.calibration` measures that. With a machine whose
+A `Machine` says what there is and what scheduling costs; `scheduler.run.overhead` measures that. With a machine whose
 costs are nothing, a measured run can reach the prediction but not beat it.
 """
 

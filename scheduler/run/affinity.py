@@ -1,4 +1,4 @@
-"""Where workers wake up: each on a core that no other working worker was woken on.
+"""Affinity: on which core a worker wakes up; each on a core that no other working worker was woken on.
 
 A thread that is woken is put by some kernels where its waker runs, and on small virtual machines it takes milliseconds
 until an idle core pulls it away; for that long two workers run one after the other. So whoever wakes a worker rules out

@@ -1,4 +1,4 @@
-"""Calibration: what scheduling costs on this machine, measured on chains that compute nothing."""
+"""Overhead: what scheduling costs on this machine, measured on chains that compute nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
 def measure_costs(plan: Plan, repeat: int = 51) -> SchedulingCosts:
     """Run the chains of `plan` `repeat` times without their operators, on one worker; medians."""
     wakes, runs = [], []
-    with WorkerPool(1, name="calibration") as pool:
+    with WorkerPool(1, name="overhead") as pool:
         for _ in range(repeat):
             wakes.append(_wake_seconds(pool))
             runs.append(_run_seconds(pool, plan))
@@ -60,7 +60,7 @@ def _run_seconds(pool: WorkerPool, plan: Plan) -> float:
         ended.append(time.perf_counter())
         gate.release()
 
-    run = Run("calibration", plan, [()] * len(plan.chains), lambda _chain, _step: "", finished)
+    run = Run("overhead", plan, [()] * len(plan.chains), lambda _chain, _step: "", finished)
     start = time.perf_counter()
     pool.submit(run)
     gate.acquire()

@@ -73,8 +73,8 @@ def addresses() -> Iterator[Addresses]:
 
 
 def model_of(*operators: tuple[str, str, str], outputs: tuple[str, ...] = ("y",)) -> Model:
-    net = NetDef(name="transfers", op=[operator_def(kind, [source], [target]) for kind, source, target in operators])
-    return Model("transfers", net, inputs={"x": InputInfo(dtypes.FLOAT32)}, outputs=outputs)
+    net = NetDef(name="io_binding", op=[operator_def(kind, [source], [target]) for kind, source, target in operators])
+    return Model("io_binding", net, inputs={"x": InputInfo(dtypes.FLOAT32)}, outputs=outputs)
 
 
 MOVING = (("Moving", "x", "y"),)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from dagexec.errors import ResourceError
-from dagexec.platform import cgroups as control_groups
-from dagexec.platform import host_memory
+from dagexec.platform import cgroups, host_memory
 from dagexec.platform.host_memory import Limit, Promises, aligned_bytes, check_fits, limits, physical_bytes
 from tests.memory_limits import leave
 
@@ -25,8 +24,8 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A made-up tree of control groups: the process is in `/outer/inner` of version 2 and in `/one` of version 1."""
     membership = tmp_path / "membership"
     membership.write_text("0::/outer/inner\n4:cpu,cpuacct:/cpus\n5:memory:/one\n")
-    monkeypatch.setattr(control_groups, "_ROOT", tmp_path / "groups")
-    monkeypatch.setattr(control_groups, "_MEMBERSHIP", membership)
+    monkeypatch.setattr(cgroups, "_ROOT", tmp_path / "groups")
+    monkeypatch.setattr(cgroups, "_MEMBERSHIP", membership)
     monkeypatch.setattr(host_memory, "_promises", Promises())
     for folder in ("outer/inner", "unified/outer/inner", "memory/one", "cpu,cpuacct/cpus"):
         (tmp_path / "groups" / folder).mkdir(parents=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagexec.ops.onednn.binding import library
-from dagexec.platform import cgroups as control_groups
-from dagexec.platform import processor
+from dagexec.platform import cgroups, processor
 from dagexec.platform.processor import available_cores, cpu_quota, instruction_set, processor_name
 
 
@@ -21,8 +20,8 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A made-up tree of control groups; the process is in `/outer/inner` of version 2, and in `/one` of version 1."""
     membership = tmp_path / "membership"
     membership.write_text("0::/outer/inner\n4:cpu,cpuacct:/one\n5:memory:/two\n")
-    monkeypatch.setattr(control_groups, "_ROOT", tmp_path / "groups")
-    monkeypatch.setattr(control_groups, "_MEMBERSHIP", membership)
+    monkeypatch.setattr(cgroups, "_ROOT", tmp_path / "groups")
+    monkeypatch.setattr(cgroups, "_MEMBERSHIP", membership)
     monkeypatch.setattr(processor, "cpu_quota", cpu_quota.__wrapped__)
     (tmp_path / "groups" / "outer" / "inner").mkdir(parents=True)
     (tmp_path / "groups" / "cpu,cpuacct" / "one").mkdir(parents=True)
@@ -63,7 +62,7 @@ def test_a_file_that_says_no_quota_bounds_nothing(groups: Path, content: str) ->
 def test_without_control_groups_nothing_bounds_the_cores(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: Path
 ) -> None:
-    monkeypatch.setattr(control_groups, "_MEMBERSHIP", tmp_path / "absent")
+    monkeypatch.setattr(cgroups, "_MEMBERSHIP", tmp_path / "absent")
     assert processor.cpu_quota() == math.inf
 
 

@@ -15,7 +15,7 @@ import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError
 from dagexec.ops.onednn.machine_code import is_supported
-from dagexec.platform import shutdown as exiting
+from dagexec.platform import shutdown
 from dagexec.platform.deadline import Deadline
 from tests.forked import PATIENCE, in_child
 from tests.held import Held, doubled_model, held_operators, rows
@@ -50,7 +50,7 @@ begun.wait()
 
 JOINED = """
 import ctypes, sys, threading, time
-from dagexec.core import machine_code  # a module that others hold is emptied
+from dagexec.ops.onednn import machine_code  # a module that others hold is emptied
 from dagexec.ops.onednn.native import NativeCall, declare, join
 
 libc = ctypes.CDLL(None)
@@ -138,7 +138,7 @@ def test_at_the_end_runs_are_stopped_workers_end_and_daemons_are_held(device: st
         for caller in callers:
             caller.start()
         assert steps.begun.wait(PATIENCE)
-        exiting._end()
+        shutdown._end()
         with pytest.raises(ClosedError):
             executor.run({"x": rows(1)})
         held = all(caller.is_alive() for caller in callers)
@@ -167,7 +167,7 @@ def test_at_the_end_runs_of_nets_are_stopped_too(net_type: str) -> None:
         caller = threading.Thread(target=run_for_ever, daemon=True)
         caller.start()
         assert steps.begun.wait(PATIENCE)
-        exiting._end()
+        shutdown._end()
         ran = steps.ran
         caller.join(0.01)
         return len(failed), caller.is_alive() and steps.ran == ran
@@ -179,11 +179,11 @@ def test_at_the_end_runs_of_nets_are_stopped_too(net_type: str) -> None:
 @needs_fork
 def test_the_end_waits_for_an_operator_that_hangs_only_so_long(caplog: pytest.LogCaptureFixture) -> None:
     def end(held: Held) -> list[str]:
-        exiting.LONGEST_WAIT = 0.05
+        shutdown.LONGEST_WAIT = 0.05
         executor = dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1)
         threading.Thread(target=executor.run, args=({"x": rows(1)},), daemon=True).start()
         held.wait_inside()
-        exiting._end()
+        shutdown._end()
         return caplog.messages
 
     with held_operators() as held:
@@ -195,14 +195,14 @@ def test_what_is_gone_is_not_stopped_and_who_was_made_last_is_waited_for_first(m
         pass
 
     calls: list[str] = []
-    monkeypatch.setattr(exiting, "_stops", {})
-    monkeypatch.setattr(exiting, "_ending", threading.Event())
+    monkeypatch.setattr(shutdown, "_stops", {})
+    monkeypatch.setattr(shutdown, "_ending", threading.Event())
 
-    def stop(name: str) -> exiting.Stop[Owner]:
+    def stop(name: str) -> shutdown.Stop[Owner]:
         def wait(_deadline: Deadline) -> None:
             calls.append(f"wait for {name}")
 
-        def stopped(_owner: Owner) -> exiting.Wait:
+        def stopped(_owner: Owner) -> shutdown.Wait:
             calls.append(f"stop {name}")
             return wait
 
@@ -210,9 +210,9 @@ def test_what_is_gone_is_not_stopped_and_who_was_made_last_is_waited_for_first(m
 
     owners = [Owner(), Owner(), Owner()]
     for name, owner in zip("abc", owners, strict=True):
-        exiting.stop_at_exit(owner, stop(name))
+        shutdown.stop_at_exit(owner, stop(name))
     del owners[1], owner
-    exiting._end()
+    shutdown._end()
     assert calls == ["stop a", "stop c", "wait for c", "wait for a"]
 
 

@@ -14,14 +14,14 @@ import pytest
 
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import SystemThreads
-from dagexec.scheduler.run import affinity as placement
+from dagexec.scheduler.run import affinity
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.pool import WorkerPool
 from tests.scheduler.test_pool import PATIENCE, run_of
 
 pytestmark = pytest.mark.skipif(
-    placement.current_core is None or len(os.sched_getaffinity(0)) < 2,
-    reason="placement needs Linux and two cores; elsewhere it does nothing",
+    affinity.current_core is None or len(os.sched_getaffinity(0)) < 2,
+    reason="choosing cores needs Linux and two cores; elsewhere it does nothing",
 )
 
 
@@ -85,8 +85,8 @@ class OneWorker:
 @pytest.fixture
 def held() -> set[int]:
     """The cores that workers hold: none, as no pool is working."""
-    assert placement._held == set()
-    return placement._held
+    assert affinity._held == set()
+    return affinity._held
 
 
 def test_a_worker_wakes_up_on_a_core_that_nobody_holds(held: set[int]) -> None:
@@ -139,7 +139,7 @@ def test_working_workers_may_run_everywhere_and_give_their_cores_back(held: set[
 
 def test_a_single_worker_or_more_workers_than_cores_are_left_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     restricted: list[set[int]] = []
-    monkeypatch.setattr(placement, "_restrict", lambda _thread, cores: restricted.append(cores))
+    monkeypatch.setattr(affinity, "_restrict", lambda _thread, cores: restricted.append(cores))
     for workers in (1, len(os.sched_getaffinity(0)) + 1):
         done = threading.Event()
         with WorkerPool(workers) as pool:

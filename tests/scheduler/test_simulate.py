@@ -16,7 +16,7 @@ from dagexec.scheduler.plan.simulate import (
     predict_makespan,
     retimed,
 )
-from dagexec.scheduler.run import overhead as calibration
+from dagexec.scheduler.run import overhead
 from dagexec.scheduler.run.overhead import SchedulingCosts, measure_costs
 from tests.nets import net_of, noop_nets, parents_from_edges
 
@@ -182,10 +182,10 @@ def test_a_machine_has_a_worker() -> None:
 def test_the_cost_of_a_chain_is_what_a_run_takes_after_the_wake_up_over_its_chains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calibration, "_wake_seconds", lambda pool: 1.0)
-    monkeypatch.setattr(calibration, "_run_seconds", lambda pool, plan: 1.0 + 0.5 * len(plan.chains))
+    monkeypatch.setattr(overhead, "_wake_seconds", lambda pool: 1.0)
+    monkeypatch.setattr(overhead, "_run_seconds", lambda pool, plan: 1.0 + 0.5 * len(plan.chains))
     assert measure_costs(plan_of([[], [], []], [1.0] * 3), 3) == SchedulingCosts(1.0, 0.5)
-    monkeypatch.setattr(calibration, "_run_seconds", lambda pool, plan: 0.9)
+    monkeypatch.setattr(overhead, "_run_seconds", lambda pool, plan: 0.9)
     assert measure_costs(plan_of([[]], [1.0]), 3).chain_seconds == 0.0
 
 

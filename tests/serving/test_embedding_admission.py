@@ -134,7 +134,7 @@ def test_without_a_queue_only_as_many_run_as_there_are_replicas(held: Held, call
 
 @pytest.mark.parametrize("limit", [0, 1])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_full_queue_makes_callers_wait_at_the_door(backend: str, limit: int, held: Held) -> None:
+def test_a_full_queue_makes_callers_wait_for_admission(backend: str, limit: int, held: Held) -> None:
     async def main() -> None:
         async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=limit) as executor:
             async with anyio.create_task_group() as tasks:
@@ -152,7 +152,7 @@ def test_a_full_queue_makes_callers_wait_at_the_door(backend: str, limit: int, h
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_waiting_at_the_door_can_be_cancelled_and_counts_for_the_timeout(backend: str, held: Held) -> None:
+def test_waiting_for_admission_can_be_cancelled_and_counts_for_the_timeout(backend: str, held: Held) -> None:
     async def main() -> None:
         async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
             async with anyio.create_task_group() as tasks:
@@ -288,7 +288,7 @@ def test_a_priority_that_is_no_integer_is_refused_before_anything_is_queued(prio
 
 
 def test_the_queue_is_full_again_as_soon_as_it_can_be_and_never_fuller(held: Held, callers: ThreadPoolExecutor) -> None:
-    """One leaves the door: nobody comes in. One leaves the queue for a replica: the next one at the door comes in."""
+    """One stops waiting: nobody is admitted. One leaves the queue for a replica: the next one is admitted."""
     with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
         futures = []
         for number, counts in enumerate([(1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 2)]):

@@ -220,7 +220,7 @@ class Bench:
                 replicas.close()
 
     def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
-        """See `scheduler.calibration.measure_costs`."""
+        """See `scheduler.run.overhead.measure_costs`."""
         return measure_costs(plan, repeat=11)
 
     def _slowdown(self, members: Sequence[Replica], pool: WorkerPool, seconds: float) -> float:

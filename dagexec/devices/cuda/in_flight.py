@@ -1,4 +1,4 @@
-"""ArraysInFlight: memory of the host that a device is about to write or read, kept till then and not read too early.
+"""Copies in flight: memory of the host that a device is about to write or read, kept till then and not read too early.
 
 A device cannot write to memory of the host that may move. It writes to a staging block, and the host takes the bytes
 from there to their place (`StagedDownloads`): whoever finds that something is done, an event or a stream, first lets

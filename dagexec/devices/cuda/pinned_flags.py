@@ -1,4 +1,4 @@
-"""Words of the host that kernels write: in pinned memory, which a CUDA device reaches by the host's own addresses.
+"""Flags that kernels set for the host: in pinned memory, which a CUDA device reaches by the host's own addresses.
 
 What a kernel has written is there for a plain read of the host when the host knows that the kernel is done.
 """

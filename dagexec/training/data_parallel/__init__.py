@@ -6,7 +6,7 @@
 | Module | What it has |
 |---|---|
 | `parallelizing` | `parallelize` |
-| `places`, `replica` | the devices, and the model on each |
+| `replica_devices`, `replica` | the devices, and the model on each |
 | `parallel_model` | `ParallelModel`: what is done with the result |
 | `all_reduce_model`, `joint_net`, `bucketing` | one net for all devices |
 | `threaded_model`, `synchronization`, `pairing` | a thread and nets for each device, as a tree or a ring |

@@ -1,4 +1,4 @@
-"""Places: the devices that a model is trained on, each with the name scope of its replica.
+"""The devices that a model is trained on, each with the name scope of its replica.
 
 Replicas on `sim:1` and `cuda:0` have blobs called `sim_1/...` and `cuda_0/...`; the n-th on the host has `cpu_n/...`.
 """

@@ -1,4 +1,4 @@
-"""ThreadedModel: a thread, a workspace and nets of its own for each device; see `synchronization` for how they meet.
+"""ThreadedModel: a thread, a workspace and nets of its own for each device; see `gradient_sync` for how they meet.
 
 The first replica is the calling thread's, so Ctrl-C reaches it. When a replica fails, its rank ends the group, so all
 others leave their waits; the caller gets the first error.
