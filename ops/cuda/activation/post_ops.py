@@ -79,13 +79,3 @@ def epilogue(
         lines.append(f"v = {formula.format(**names)};")
     lines.append("y = v;")
     return elementwise(owner, "epilogue", inputs, {"y": target}, "\n        ".join(lines), scalars)
-
-
-def converted(owner: CudaOperator, source: Array, target: Array) -> Step:
-    """A step that copies `source`, which broadcasts to it, to `target`, converting the element type."""
-    return elementwise(owner, "copied", {"x": source}, {"y": target}, "y = (decltype(y))x;")
-
-
-def filled(owner: CudaOperator, target: Array) -> Step:
-    """A step that makes every element of `target` 0."""
-    return elementwise(owner, "zero", {}, {"y": target}, "y = 0;")

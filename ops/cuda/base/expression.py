@@ -194,3 +194,13 @@ def _layout(shape: Sequence[int], rows: Sequence[Sequence[int]], dtype: type[np.
     for number, axis in enumerate(axes):
         table[:, number] = [axis.size, *axis.strides]
     return np.concatenate([np.array([len(axes)], dtype), table.reshape(-1)])
+
+
+def converted(owner: CudaOperator, source: Array, target: Array) -> Step:
+    """A step that copies `source`, which broadcasts to it, to `target`, converting the element type."""
+    return elementwise(owner, "copied", {"x": source}, {"y": target}, "y = (decltype(y))x;")
+
+
+def zeroed(owner: CudaOperator, target: Array) -> Step:
+    """A step that makes every element of `target` 0."""
+    return elementwise(owner, "zero", {}, {"y": target}, "y = 0;")

@@ -13,7 +13,7 @@ import numpy as np
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.devices.cuda.cublas import matrix_product, multiplies
 from dagexec.ops.base.blocks import compute_dtype
-from dagexec.ops.cuda.activation.post_ops import filled
+from dagexec.ops.cuda.base.expression import zeroed
 from dagexec.ops.cuda.base.indices import require_axes
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
@@ -83,7 +83,7 @@ def product_of(
     if not c.size:
         return nothing_to_do
     if not a.shape[-1]:
-        return filled(owner, c) if beta == 0 else nothing_to_do
+        return zeroed(owner, c) if beta == 0 else nothing_to_do
     if multiplies(a, b, c):
         return matrix_product(a, b, c, alpha=alpha, beta=beta, allow_tf32=tf32, label=owner.label)
     if (alpha, beta) != (1.0, 0.0):

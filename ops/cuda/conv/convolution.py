@@ -20,8 +20,8 @@ from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import Axis, output_sizes, tap_count
 from dagexec.ops.conv.problem import Allocate, Array, ConvProblem
-from dagexec.ops.cuda.activation.post_ops import converted
 from dagexec.ops.cuda.base.columns import col2im, columns_view, im2col
+from dagexec.ops.cuda.base.expression import converted
 from dagexec.ops.cuda.base.matrices import product_of
 from dagexec.ops.cuda.base.operator import CudaOperator
 from dagexec.ops.cuda.base.windows import channels_first_view

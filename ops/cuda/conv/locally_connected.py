@@ -22,8 +22,9 @@ from dagexec.ops.conv.locally_connected import (
     LocallyConnectedGradient,
     read_layer,
 )
-from dagexec.ops.cuda.activation.post_ops import converted, epilogue
+from dagexec.ops.cuda.activation.post_ops import epilogue
 from dagexec.ops.cuda.base.columns import col2im, im2col
+from dagexec.ops.cuda.base.expression import converted
 from dagexec.ops.cuda.base.matrices import product_of, stretched_sums
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.cuda.base.windows import channels_first_view

@@ -22,7 +22,8 @@ from dagexec.ops.conv.gradient import ConvolutionGradient, GradientOperator
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
 from dagexec.ops.conv.problem import Allocate, Array, ConvProblem
 from dagexec.ops.conv.transposed import TransposedConvolution, TransposedConvolutionGradient, transposed_window
-from dagexec.ops.cuda.activation.post_ops import epilogue, filled
+from dagexec.ops.cuda.activation.post_ops import epilogue
+from dagexec.ops.cuda.base.expression import zeroed
 from dagexec.ops.cuda.base.matrices import sums_of
 from dagexec.ops.cuda.base.operator import CudaOperator
 from dagexec.ops.cuda.conv.convolution import DEFAULT_LIMIT, CudaConvolution
@@ -46,7 +47,7 @@ class CudaConvOperator(CudaOperator, ConvOperator):
         if not problem.y.size:
             return nothing_to_do
         if not problem.x.size:
-            return filled(self, problem.y)
+            return zeroed(self, problem.y)
         return self.convolution(problem, CudaConvolution.forward)
 
     def input_of(self, problem: ConvProblem) -> Step:
@@ -54,7 +55,7 @@ class CudaConvOperator(CudaOperator, ConvOperator):
         if not problem.x.size:
             return nothing_to_do
         if not problem.y.size:
-            return filled(self, problem.x)
+            return zeroed(self, problem.x)
         return self.convolution(problem, CudaConvolution.data_gradient)
 
     def filter_of(self, problem: ConvProblem) -> Step:
@@ -62,7 +63,7 @@ class CudaConvOperator(CudaOperator, ConvOperator):
         if not problem.weights.size:
             return nothing_to_do
         if not (problem.x.size and problem.y.size):
-            return filled(self, problem.weights)
+            return zeroed(self, problem.weights)
         return self.convolution(problem, CudaConvolution.filter_gradient)
 
     def bias_view(self, bias: Array, rank: int, channels_last: bool) -> Array:

@@ -16,8 +16,8 @@ from dagexec.ops.activation.post_ops import SUM, read_post_ops
 from dagexec.ops.base.blocks import compute_dtype, is_narrow
 from dagexec.ops.base.gradient_selection import wanted_inputs
 from dagexec.ops.conv.gradient_outputs import BIAS, INPUT
-from dagexec.ops.cuda.activation.post_ops import converted, epilogue
-from dagexec.ops.cuda.base.expression import elementwise
+from dagexec.ops.cuda.activation.post_ops import epilogue
+from dagexec.ops.cuda.base.expression import converted, elementwise
 from dagexec.ops.cuda.base.matrices import product_of, stretched_sums, sums_of
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.product.fused import FusedFC

@@ -18,7 +18,7 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import ShapeError
 from dagexec.ops.base.blocks import compute_dtype
-from dagexec.ops.cuda.activation.post_ops import converted, filled
+from dagexec.ops.cuda.base.expression import converted, zeroed
 from dagexec.ops.cuda.base.faults import CheckedOperator
 from dagexec.ops.cuda.base.matrices import c_type_of_work, product_of, sums_of
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
@@ -116,7 +116,7 @@ class Work:
         """A copy of state `place` (0: h) of direction `number` before its first step."""
         state = self.scratch((self.sizes.batch, self.sizes.hidden))
         if self.sizes.state is None:
-            self.steps.append(filled(self.owner, state))
+            self.steps.append(zeroed(self.owner, state))
         else:
             self.steps.append(converted(self.owner, self.owner.x(self.sizes.state + place)[number], state))
         return state
@@ -232,7 +232,7 @@ class BackwardWork(Work):
             state = self.scratch((self.sizes.batch, self.sizes.hidden))
             index = self.inputs.given.get(1 + place)
             given = None if index is None else self.owner.x(index)[number]
-            self.steps.append(filled(self.owner, state) if given is None else converted(self.owner, given, state))
+            self.steps.append(zeroed(self.owner, state) if given is None else converted(self.owner, given, state))
             found.append(state)
         return found
 
