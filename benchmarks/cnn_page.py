@@ -25,6 +25,7 @@ matplotlib.rcParams["svg.hashsalt"] = "dagexec"  # the same file for the same nu
 Row = Mapping[str, Any]
 
 PLOT = "benchmarks.svg"
+_TITLE = "# Whole networks on the processor"
 _TORCH = "torch"
 _WIDTH = 120  # of a line
 
@@ -74,8 +75,13 @@ def targets(instruction_set: str) -> tuple[Target, ...]:
 
 
 def write_page(reports: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Write benchmarks.md and the plot into `folder`, from a report for each instruction set; it needs matplotlib."""
-    (folder / "benchmarks.md").write_text(page(reports))
+    """Write this part of benchmarks.md, and the plot, into `folder`, from a report for each instruction set.
+
+    What stands above the part's title is kept. It needs matplotlib.
+    """
+    document = folder / "benchmarks.md"
+    above = document.read_text().partition(_TITLE)[0] if document.exists() else ""
+    document.write_text(above + page(reports))
     plot(reports, folder / PLOT)
 
 
@@ -104,22 +110,22 @@ def _tables(name: str, report: Mapping[str, Any]) -> list[str]:
 
 
 def _head(report: Mapping[str, Any]) -> str:
-    return f"""# Benchmarks: whole networks on the processor
+    return f"""{_TITLE}
 
-Written by `python benchmarks/cnn.py --write-docs` (`make benchmark-cnn` and `make benchmark-cnn-avx2` install the peers
-first); every number is in `benchmarks/results/cnn.json`. There is a part for each instruction set.
+Written by `python benchmarks/cnn.py --write-docs`; `make benchmark-cnn` and `make benchmark-cnn-avx2` install the
+peers first. All numbers are in `benchmarks/results/cnn.json`. There is a section for each instruction set.
 
-- Networks: the nine light models of the `onnx` package, and MobileNetV2, Inception v3 and NASNet-A (4 @ 1056) of the
-  zoo, with He-normal weights; all contenders read the same ONNX file and compute in float32.
-- dagexec is `dagexec.compile(model)` with no options. Each peer runs at the fastest of a small set of settings (below),
-  and is called in its fastest way: inputs and outputs bound once.
-- Each contender is a process of its own on the first 1 or 2 cores, asleep while another's turn is measured. A time is
-  the median over interleaved rounds of a turn's median, a ratio the median over the rounds of the quotient within a
-  round.
-- An output that differs from onnxruntime's by more than {TOLERANCE:g} of the largest element stops the run.
-- Floor: floating-point operations (as dagexec's schemas count them) over the rate of NumPy's product of two matrices of
-  {MATRIX_SIZE} x {MATRIX_SIZE} on the same threads in the same rounds. Winograd's algorithm needs fewer operations, so
-  that a net of 3x3 convolutions may get below it; memory and depthwise convolutions keep others above.
+- Networks: the nine light models of the `onnx` package, and MobileNetV2, Inception v3 and NASNet-A (4 @ 1056) from the
+  zoo, with He-normal weights. All contenders read the same ONNX file and compute in float32.
+- dagexec is `dagexec.compile(model)` with no options. Each peer runs at the fastest of a small set of settings (below)
+  and is called in its fastest way, with inputs and outputs bound once.
+- Each contender is a process of its own on the first 1 or 2 cores, and sleeps during the others' turns. A time is the
+  median over interleaved rounds of a turn's median, a ratio the median over the rounds of the quotient within a round.
+- The benchmark stops if an output differs from onnxruntime's by more than {TOLERANCE:g} of the largest element.
+- Floor: floating-point operations, as dagexec's schemas count them, divided by the rate of NumPy's product of two
+  {MATRIX_SIZE} x {MATRIX_SIZE} matrices on the same threads in the same rounds. Winograd's algorithm needs fewer
+  operations, so a net of 3x3 convolutions may get below the floor; memory traffic and depthwise convolutions keep
+  other nets above it.
 
 ![ratio of times, dagexec over the better of onnxruntime and OpenVINO]({PLOT})"""
 
@@ -143,10 +149,10 @@ def _measured(name: str, report: Mapping[str, Any]) -> str:
     limits = [f"`{limit}={environment[limit]}`" for limit in LIMITS if limit in environment]
     if limits:
         text = (
-            f"The processor has more: {' and '.join(limits)} keep dagexec and NumPy from it. OpenVINO's convolutions "
-            "and products obey the first, too: they are oneDNN's, and named after the instruction set. Its own "
-            "kernels, such as a mean over pixels, do not (`instructions` in the file is the newest of all). "
-            "onnxruntime asks the processor and has no such switch: it was **not** limited, and may have used AVX-512."
+            f"The processor supports AVX-512, but {' and '.join(limits)} keep dagexec and NumPy from using it. "
+            "OpenVINO's convolutions and products are oneDNN's and obey the first limit, too. Its own kernels, such as "
+            "a mean over pixels, do not (`instructions` in the file is the newest set that ran). onnxruntime has no "
+            "such switch: it was **not** limited, and may have used AVX-512."
         )
         parts.append(textwrap.fill(text, _WIDTH, break_on_hyphens=False))
     return "\n\n".join(parts)
@@ -235,8 +241,8 @@ def _throughput_section(rows: Sequence[Row]) -> str:
     lines = [
         f"### Throughput: {CALLERS} concurrent requests, batch 1",
         "",
-        "Inferences a second. dagexec: `compile(model, replicas=2)`, called from threads; OpenVINO: `AsyncInferQueue`;",
-        "onnxruntime: one session, called from threads; both at the fastest of their settings.",
+        "Inferences per second. dagexec: `compile(model, replicas=2)`, called from threads; OpenVINO:",
+        "`AsyncInferQueue`; onnxruntime: one session, called from threads; both at the fastest of their settings.",
         "",
         "| network | onnxruntime | OpenVINO | dagexec | over the better |",
         "|---|---|---|---|---|",
@@ -255,7 +261,7 @@ def _tiny_section(rows: Sequence[Row]) -> str:
     lines = [
         "### Tiny networks: what a call costs",
         "",
-        "Microseconds of a run at batch 1: LeNet; ten layers of 64 units; 200 element-wise operators on 64 numbers.",
+        "Microseconds per run at batch 1: LeNet; ten layers of 64 units; 200 elementwise operators on 64 numbers.",
         "",
         "| network | threads | onnxruntime | OpenVINO | torch | dagexec | over onnxruntime |",
         "|---|---|---|---|---|---|---|",
@@ -280,7 +286,7 @@ def _settings_section(report: Mapping[str, Any]) -> str:
     lines = [
         "### Settings",
         "",
-        "How often each setting that was tried was a peer's fastest:",
+        "How often each of the settings tried was a peer's fastest:",
         "",
         "| contender | threads | setting | rows |",
         "|---|---|---|---|",

@@ -41,7 +41,7 @@ def main(path: str = str(README), epochs: str = "12") -> None:
     text = Path(path).read_text(encoding="utf-8")
     cut = len(text) * 9 // 10
     model = CharLSTM.of(text)
-    windows = model.windows(text[:cut], STEPS, STEPS // 4)
+    windows = model.windows(text[:cut], STEPS, STEPS // 8)
 
     helper = ModelHelper("char_lstm", training=True)
     model.add_inputs(helper, BATCH, STEPS)

@@ -1,8 +1,8 @@
 """The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `stress`, `tune` and
-`operators`, a module each.
+`operators`, with one module per command.
 
-Exit status: 0 when the answer is right, 1 when results differ or a check finds a defect, 2 when the input or the usage
-is wrong. What dagexec raises on purpose is printed as one message, without a traceback.
+Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage. A
+DagexecError is printed as one message, without a traceback.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version, and exit.")
     ] = False,
 ) -> None:
-    """Run neural-network operator graphs, compare runtimes on them, look inside them."""
+    """Run neural-network operator graphs, compare runtimes on them, and look inside them."""
 
 
 app.command("run")(run_command)
@@ -72,5 +72,5 @@ def main() -> None:
         Console(stderr=True).print(f"dagexec: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        gc.freeze()  # the interpreter would go through all objects once more before it ends: a quarter of a second
+        gc.freeze()  # saves the interpreter a last pass over all objects at exit: a quarter of a second
         sys.exit(130)

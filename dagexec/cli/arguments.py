@@ -19,8 +19,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="An argument for every operator that knows it and has it not, such as exhaustive_search=1 or "
-        "shared_buffer=1; may be given several times.",
+        help="Set an argument, such as exhaustive_search=1 or shared_buffer=1, on every operator that supports it and "
+        "does not set it already. May be repeated.",
     ),
 ]
 ChoicesOption = Annotated[
@@ -28,7 +28,7 @@ ChoicesOption = Annotated[
     typer.Option(
         "--choices",
         metavar="FILE.json",
-        help="Choices by measurement made earlier, if the file exists; those made now are added to it.",
+        help="Load measured choices from this file if it exists, and save new ones to it.",
     ),
 ]
 TuningSecondsOption = Annotated[
@@ -36,17 +36,18 @@ TuningSecondsOption = Annotated[
     typer.Option(
         "--tuning-seconds",
         min=0,
-        help="Measure layouts, kernels and schedules for so long. Default: $DAGEXEC_TUNING_SECONDS, or 0, by rules.",
+        help="Time limit for measuring layouts, kernels and schedules; 0 uses rules. "
+        "Default: $DAGEXEC_TUNING_SECONDS, or 0.",
     ),
 ]
 OptimizeOption = Annotated[
     bool,
-    typer.Option("--optimize/--no-optimize", help="Rewrite the net for speed first, or take it as it is given."),
+    typer.Option("--optimize/--no-optimize", help="Rewrite the net for speed first, or run it as given."),
 ]
 
 
 def parse_arguments(texts: Sequence[str] | None) -> dict[str, Value]:
-    """`NAME=VALUE` texts by name; a VALUE is an integer, else a float, else a string. Raises ArgumentError."""
+    """Parse `NAME=VALUE` texts; a VALUE is an integer, else a float, else a string. Raises ArgumentError."""
     arguments: dict[str, Value] = {}
     for text in texts or ():
         name, _, value = text.partition("=")
@@ -67,10 +68,10 @@ def _parsed(text: str) -> Value:
 
 @contextmanager
 def kept_choices(file: Path | None) -> Iterator[None]:
-    """Load the choices of `file`, if it is given and exists; save all to it if the block measured others, even in part.
+    """Load choices from `file`, if it exists; save all choices to it if the block measures new ones, even if it fails.
 
-    Raises ModelFormatError when it cannot be read or written, or is something else; before the block, as far as can be
-    told then.
+    Raises ModelFormatError if the file cannot be read or written or is not a file of choices, if possible before the
+    block runs.
     """
     if file is None:
         yield
@@ -78,7 +79,7 @@ def kept_choices(file: Path | None) -> Iterator[None]:
     if file.exists():
         choices.load(file)
     elif not file.parent.is_dir():
-        raise ModelFormatError(f"{file}: choices of algorithms cannot be kept: {file.parent} is not a folder")
+        raise ModelFormatError(f"{file}: cannot save choices of algorithms: {file.parent} is not a folder")
     before = choices.all()
     try:
         yield

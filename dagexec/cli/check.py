@@ -1,4 +1,4 @@
-"""`dagexec check`: a proof that a net is ordered, whatever the schedule; or what is not, and why."""
+"""`dagexec check`: prove that a net is free of races in every schedule, or show which accesses are not ordered."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_command(
         str, typer.Option("--device", help="cpu, sim:N or cuda:N, for operators that do not name one.")
     ] = "sim:0",
     num_workers: Annotated[
-        int | None, typer.Option("--num-workers", min=1, help="Workers that launch. Default: the cores.")
+        int | None, typer.Option("--num-workers", min=1, help="Workers that launch. Default: one per core.")
     ] = None,
     streams: Annotated[
         int | None,
-        typer.Option("--streams", min=1, help="Streams of each device, in all. Default: one for each worker."),
+        typer.Option("--streams", min=1, help="Total streams of each device. Default: one per worker."),
     ] = None,
     settings: SetOption = None,
     optimize: OptimizeOption = False,
@@ -40,7 +40,7 @@ def check_command(
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that MODEL orders every pair of conflicting accesses, in every schedule; exit 1 with those it does not."""
+    """Prove that every schedule of MODEL orders all conflicting accesses; otherwise list violations, exit status 1."""
     loaded, shapes = with_shapes(read_model(model, allow_io, device), shape or ())
     arguments = parse_arguments(settings)
     with (
@@ -86,7 +86,7 @@ def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
         "events recorded": proof.events,
         "waits for an event": proof.waits,
         **guards,
-        "memories that operators contend for": proof.resources,
+        "memories that operators compete for": proof.resources,
         "pairs of accesses checked": proof.pairs_checked,
         "unordered": len(proof.unordered),
         "overwritten": len(proof.overwritten),
@@ -96,9 +96,11 @@ def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
     table.add_row("seconds", f"{seconds:.3f}")
     console.print(table)
     if by_name:
-        console.print("The shape of an input is not known (see --shape): blobs are told apart by name, not by memory.")
+        console.print("An input has no known shape (see --shape): blobs are distinguished by name, not by memory.")
     if proof.holds:
-        console.print("Proved: every pair is ordered or takes turns, on any stream and in any schedule.", style="green")
+        console.print(
+            "Proved: every pair is ordered or mutually exclusive, on any stream and in any schedule.", style="green"
+        )
         return
     for found in (*proof.unordered, *proof.overwritten):
         console.print(Text(str(found), "red"), soft_wrap=True)

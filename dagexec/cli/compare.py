@@ -1,4 +1,4 @@
-"""`dagexec compare`: the same model under several runtimes, times and results side by side."""
+"""`dagexec compare`: times and results of one model under several runtimes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from dagexec.errors import SchemaError
 def compare_command(
     model: ModelArgument,
     net_type: Annotated[
-        str, typer.Option("--net-type", help="Runtimes beside SimpleNet, separated by commas.")
+        str, typer.Option("--net-type", help="Runtimes to compare with SimpleNet, separated by commas.")
     ] = "dag,async_dag",
     num_workers: Annotated[str, typer.Option("--num-workers", help="Worker counts, separated by commas.")] = "1,2",
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each runtime, interleaved.")] = 15,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Interleaved runs of each runtime.")] = 15,
     input_file: InputOption = None,
     shape: ShapeOption = None,
     seed: SeedOption = 0,
@@ -55,14 +55,14 @@ def compare_command(
     tuning_seconds: TuningSecondsOption = None,
     what_if: Annotated[
         str | None,
-        typer.Option("--what-if", metavar="COUNTS", help="Predict the times of other worker counts, such as 4,16,64."),
+        typer.Option("--what-if", metavar="COUNTS", help="Predict times for other worker counts, such as 4,16,64."),
     ] = None,
     streams: Annotated[
         str | None,
-        typer.Option("--streams", metavar="COUNTS", help="With --what-if: launched on so many streams, too."),
+        typer.Option("--streams", metavar="COUNTS", help="With --what-if: also predict these numbers of streams."),
     ] = None,
     launch_us: Annotated[
-        float, typer.Option("--launch-us", min=0, help="Microseconds that a launch on a stream is taken to cost.")
+        float, typer.Option("--launch-us", min=0, help="Assumed cost of a launch on a stream, in microseconds.")
     ] = LAUNCH_SECONDS * 1e6,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the times as bars.")] = None,
     dtype: DtypeOption = None,
@@ -71,12 +71,12 @@ def compare_command(
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run MODEL under SimpleNet and other runtimes; exit 1 when any result differs from SimpleNet's bytes."""
+    """Run MODEL under SimpleNet and other runtimes; exit with status 1 if a result differs from SimpleNet's bytes."""
     if plot is not None:
         check_picture(plot)
     if dtype is not None:
         if plot is not None:
-            raise SchemaError("--plot draws the times of runtimes, and --dtype compares none")
+            raise SchemaError("--plot draws the times of runtimes; it cannot be combined with --dtype")
         _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, allow_io, as_json)
         return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
@@ -84,7 +84,7 @@ def compare_command(
     other_workers = _parse_counts("--what-if", what_if) if what_if is not None else []
     other_streams = _parse_counts("--streams", streams) if streams is not None else []
     if other_streams and not other_workers:
-        raise SchemaError(f"--streams {streams!r}: say with --what-if how many workers launch on them")
+        raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
     arguments = parse_arguments(settings)
     loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
@@ -130,7 +130,7 @@ def _compare_precision(
     allow_io: bool,
     as_json: bool,
 ) -> None:
-    """The report of `--dtype`: on random inputs, calibrated on others, or all on those of a file."""
+    """Print the report of `--dtype` on random inputs, calibrated on other ones, or on the inputs of a file."""
     if dtype not in ("bfloat16", "int8"):
         raise SchemaError(f"--dtype {dtype!r}: expected bfloat16 or int8")
     loaded = read_model(source, allow_io)
@@ -161,15 +161,15 @@ def _parse_counts(option: str, text: str) -> list[int]:
 
 
 def compare_table(comparison: Comparison) -> Table:
-    """Narrow enough for a terminal of 80 columns."""
+    """A table narrow enough for a terminal of 80 columns."""
     table = Table(
         title=Text(
             f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs", "table.title"
         ),
-        caption="\nspread: between the quartiles; predicted: ms, by list scheduling from the\n"
+        caption="\nspread: interquartile range; predicted: ms, by list scheduling from the\n"
         "operator times and costs under SimpleNet; ratio: predicted / median;\n"
         "speed-up: over SimpleNet's median; bound: what the critical path allows;\n"
-        "diff.: largest difference from SimpleNet's outputs. One thread an operator.",
+        "diff.: largest difference from SimpleNet's outputs. One thread per operator.",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -198,14 +198,14 @@ def compare_table(comparison: Comparison) -> Table:
 
 
 def _six_characters(milliseconds: float) -> str:
-    """As many decimals as leave the column narrow; below a quarter of an hour."""
+    """Format with as many decimals as fit into six characters, for times below a quarter of an hour."""
     return f"{milliseconds:.{2 if milliseconds < 1e3 else 1 if milliseconds < 1e4 else 0}f}"
 
 
-_WHAT_IF_NOTES = """predicted: with what a run costs beyond its operators; each worker has a core
-or at least one stream, each stream computes like a core here; speed-up: over
-one worker on the host; bound: no schedule is shorter: max(critical path,
-work / workers), or the launches."""
+_WHAT_IF_NOTES = """predicted: includes a run's costs beyond its operators; each worker has a core
+or at least one stream, and each stream computes like a core of this machine;
+speed-up: over one worker on the host; bound: max(critical path, work /
+workers), or the launches; no schedule is shorter."""
 
 
 def _what_if_table(comparison: Comparison) -> Table:

@@ -1,4 +1,4 @@
-"""What `dagexec inspect --compiled` shows: the operators that run after compilation, and how it chose to run them."""
+"""What `dagexec inspect --compiled` shows: the compiled operators, and how they run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dagexec.core.model import Model
 
 
 def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]], device: Device) -> Compiled:
-    """The model as `compile` makes it for `device`, with the choices that are known already.
+    """The model as `compile` makes it for `device`, using rules and known choices.
 
-    Raises what compiling raises, and DeviceError when there is no such device.
+    Raises what compiling raises, and DeviceError if there is no such device.
     """
     make_context(device)
     with shown(f"Compiling {model.name}") as line:
@@ -25,7 +25,7 @@ def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]
 
 
 def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
-    """For each operator: type, engine, order of its images, threads, post-ops, what it waits for, and its outputs."""
+    """For each operator: type, engine, layout of its images, threads, post-ops, control inputs and outputs."""
     rows: list[dict[str, object]] = []
     for definition in compiled.model.net.op:
         arguments = Arguments(definition, definition.type)
@@ -46,7 +46,7 @@ def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
 
 
 def compiled_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """A row for each operator."""
+    """A table with a row for each operator."""
     table = Table(title="compiled")
     for column in ("#", "operator", "engine", "order", "threads", "post-ops", "output"):
         table.add_column(column, justify="right" if column in ("#", "threads") else "left")

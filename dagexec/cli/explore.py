@@ -1,4 +1,4 @@
-"""`dagexec explore`: run a model under schedules that a seed or a search decides, and compare with SimpleNet."""
+"""`dagexec explore`: run a model under schedules chosen by a seed or a search, and compare with SimpleNet."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _SHRINK_SEEDS = 40
 def explore_command(
     model: ModelArgument,
     net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
-    device: Annotated[str, typer.Option("--device", help="cpu, or sim:N whose streams are explored too.")] = "cpu",
-    num_workers: Annotated[int, typer.Option("--num-workers", min=1, help="Threads of the pool.")] = 2,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Runs that may be in flight at once.")] = 1,
-    callers: Annotated[int, typer.Option("--callers", min=1, help="Threads that run the model at once.")] = 1,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many schedules: of seeds 0, 1, 2, ...")] = 100,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="One schedule only: the one of this seed.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, or sim:N to explore its streams, too.")] = "cpu",
+    num_workers: Annotated[int, typer.Option("--num-workers", min=1, help="Threads in the pool.")] = 2,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Maximum number of runs in flight.")] = 1,
+    callers: Annotated[int, typer.Option("--callers", min=1, help="Threads that run the model concurrently.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of schedules, from seeds 0, 1, 2, ...")] = 100,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Run only the schedule of this seed.")] = None,
     replay: Annotated[
-        str | None, typer.Option("--replay", metavar="DECISIONS", help="One schedule only, as printed by a search.")
+        str | None, typer.Option("--replay", metavar="DECISIONS", help="Run only this schedule, printed by a search.")
     ] = None,
     search: Annotated[
-        bool, typer.Option("--systematic", help="All schedules with few preemptions, instead of random ones.")
+        bool, typer.Option("--systematic", help="Run all schedules with few preemptions instead of random ones.")
     ] = False,
-    preemptions: Annotated[int, typer.Option("--preemptions", min=0, help="The bound of --systematic.")] = 2,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most schedules --systematic tries.")] = 2000,
+    preemptions: Annotated[int, typer.Option("--preemptions", min=0, help="Maximum preemptions for --systematic.")] = 2,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of schedules for --systematic.")] = 2000,
     shrunk: Annotated[
         Path | None, typer.Option("--shrink", metavar="FILE.pbtxt", help="On failure, save a smaller net that fails.")
     ] = None,
@@ -63,11 +63,11 @@ def explore_command(
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run MODEL under controlled schedules; exit 1 with the schedule under which it fails or differs from SimpleNet."""
+    """Run MODEL under controlled schedules; exit with status 1 if one fails or differs from SimpleNet, and show it."""
     arguments = parse_arguments(settings)
     single = _single(seed, replay)
     if single is not None and search:
-        raise SchemaError("--systematic tries many schedules; --seed and --replay ask for one")
+        raise SchemaError("--systematic runs many schedules; it cannot be combined with --seed or --replay")
     loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, input_seed)
     scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments, optimize)
@@ -107,14 +107,14 @@ def explore_command(
     else:
         _print(loaded.name, f"{net_type} on {device}", search, result, command)
         if smaller is not None:
-            Console().print(f"a net of {len(smaller.op)} operators that fails: {shrunk}", markup=False, highlight=False)
+            Console().print(f"a failing net of {len(smaller.op)} operators: {shrunk}", markup=False, highlight=False)
     if result.failed is not None:
         raise typer.Exit(_FAILED)
 
 
 def _single(seed: int | None, replay: str | None) -> Strategy | None:
     if seed is not None and replay is not None:
-        raise SchemaError("--seed and --replay each ask for one schedule: give one of them")
+        raise SchemaError("--seed and --replay each select one schedule: give only one of them")
     if seed is not None:
         return RandomStrategy(seed)
     if replay is None:
@@ -140,7 +140,7 @@ def _command(
     allow_io: bool,
     result: Exploration[None],
 ) -> str:
-    """What repeats the failing schedule; empty when none failed."""
+    """The command that repeats the failing schedule; empty if none failed."""
     failed = result.failed
     if failed is None:
         return ""

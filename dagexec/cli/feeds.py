@@ -1,4 +1,4 @@
-"""The model argument and the options that say what it is fed with, shared by the commands."""
+"""The model argument, and the options for its inputs, shared by the commands."""
 
 from __future__ import annotations
 
@@ -34,31 +34,30 @@ AllowIoOption = Annotated[
     bool,
     typer.Option(
         "--allow-io",
-        help="Let operators of MODEL read and write files and talk to other processes: with your permissions. Without "
-        "it they may only read databases in the folder of MODEL.",
+        help="Allow operators of MODEL to read and write files and to communicate with other processes, with your "
+        "permissions. By default they can only read databases in the folder of MODEL.",
     ),
 ]
 InputOption = Annotated[
     Path | None,
-    typer.Option("--input", metavar="FILE.npz", help="Arrays for the inputs by name. Default: random numbers."),
+    typer.Option("--input", metavar="FILE.npz", help="Input arrays by name. Default: random numbers."),
 ]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
         metavar="NAME=1,3,224,224",
-        help="Shape of a random input, with its type where that is not float32: label=int32:4; "
-        "may be given several times.",
+        help="Shape of a random input, with its type unless it is float32: label=int32:4. May be repeated.",
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def read_model(source: str, allow_io: bool, device: str | None = None) -> Model:
-    """The model with its parameters made, which takes seconds for large ones. Raises what `load_model` does.
+    """The model with its parameters initialized, which takes seconds for large ones. Raises what `load_model` does.
 
-    For device "cpu" it is placed there, as `dagexec.compile` does, before its init net runs.
+    For device "cpu" the model is moved to the host, as in `dagexec.compile`, before its init net runs.
     """
     with shown(f"Loading {source}"):
         loaded = load_model(source, allow_io=allow_io)
@@ -72,7 +71,7 @@ def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, se
     try:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, NpzFile):
-            raise FeedError(f"{file}: not an .npz file of arrays, but a single array")
+            raise FeedError(f"{file}: not an .npz file of arrays but a single array")
         with arrays:
             return {name: arrays[name] for name in arrays.files}
     except FeedError:
@@ -82,7 +81,7 @@ def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, se
 
 
 def with_shapes(model: Model, texts: Sequence[str]) -> tuple[Model, dict[str, tuple[int, ...]]]:
-    """The model with the element types, and the shapes, that the options `--shape` give to inputs.
+    """The model with the element types from the options `--shape`, and the shapes from these options.
 
     Raises FeedError, also for inputs that the model does not have.
     """

@@ -35,7 +35,7 @@ def inspect_command(
     settings: SetOption = None,
     draw: Annotated[
         Path | None,
-        typer.Option("--draw", metavar="FILE.png", help="Draw the DAG colored by chain (.png, .svg, .dot)."),
+        typer.Option("--draw", metavar="FILE.png", help="Draw the DAG, colored by chain (.png, .svg, .dot)."),
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Show the memory plan for each net type; see docs/memory.md.")
@@ -45,19 +45,19 @@ def inspect_command(
     ] = False,
     without_pass: Annotated[
         list[str] | None,
-        typer.Option("--without-pass", metavar="NAME", help="Leave a pass out; may be given several times."),
+        typer.Option("--without-pass", metavar="NAME", help="Skip a pass. May be repeated."),
     ] = None,
     compiled: Annotated[
         bool,
-        typer.Option("--compiled", help="Show the operators that run: engine, order, threads; see docs/tuning.md."),
+        typer.Option("--compiled", help="Show the compiled operators: engine, layout, threads; see docs/tuning.md."),
     ] = False,
     device: Annotated[
-        str, typer.Option("--device", help="With --compiled: what it is compiled for, cpu, sim:N or cuda:N.")
+        str, typer.Option("--device", help="With --compiled: the device to compile for, cpu, sim:N or cuda:N.")
     ] = "cpu",
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the operators of MODEL with chains, shapes and FLOPs."""
+    """List the operators of MODEL with their chains, shapes and FLOPs."""
     if draw is not None:
         check_drawing(draw)
     arguments = parse_arguments(settings)
@@ -106,7 +106,7 @@ def inspect_command(
 
 
 def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:
-    """Types of parameters, and of the inputs whose shape the model or the caller tells."""
+    """Types of parameters, and of the inputs whose shape the model or the caller specifies."""
     known = {name: info for name, info in model.inputs.items() if name in shapes or info.shape is not None}
     arrays = dict(model.parameters)
     arrays |= random_feeds(Model(model.name, model.net, inputs=known), shapes)

@@ -1,4 +1,4 @@
-"""What `--json` prints: one line of strict JSON, which has no NaN and no infinities."""
+"""The output of `--json`: one line of strict JSON, without NaN and infinities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of a training: metrics of every step and every epoch, and their picture."""
+"""The learning curve of a training: metrics of every step and every epoch, and their plot."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dagexec.training.trainer import StepReport
 
 
 class Curve:
-    """Collects what a training reports.
+    """Collects the reports of a training.
 
     Attributes:
-        seconds: all steps took.
+        seconds: total time of all steps.
     """
 
     def __init__(self) -> None:
@@ -22,29 +22,29 @@ class Curve:
         self._measures: list[tuple[int, dict[str, float]]] = []
 
     def add(self, report: StepReport) -> None:
-        """One more step."""
+        """Add the report of a step."""
         self.seconds += report.seconds
         self._steps.append(report)
 
     def add_measure(self, measured: Mapping[str, float]) -> None:
-        """What was measured on held-out samples after the last step."""
+        """Add the metrics of held-out samples after the last step."""
         self._measures.append((self._steps[-1].step if self._steps else 0, dict(measured)))
 
     def last_measure(self) -> dict[str, float] | None:
-        """The newest measure, if it is of the last step."""
+        """The metrics of held-out samples after the last step, or None if they were not measured."""
         if not self._measures or (self._steps and self._measures[-1][0] != self._steps[-1].step):
             return None
         return self._measures[-1][1]
 
     def last_epoch(self) -> dict[str, float]:
-        """The means of the metrics over the steps of the last epoch."""
+        """The mean metrics over the steps of the last epoch."""
         if not self._steps:
             return {}
         last = [report for report in self._steps if report.epoch == self._steps[-1].epoch]
         return {name: sum(report.metrics[name] for report in last) / len(last) for name in last[0].metrics}
 
     def plot(self, title: str, path: Path) -> None:
-        """Draw each metric over the steps, and the measures. Raises DagexecError without matplotlib."""
+        """Plot each metric over the steps, with the held-out metrics. Raises DagexecError without matplotlib."""
         names = list(self._steps[0].metrics) if self._steps else []
         figure, grid = new_figure(8, 3.2 * max(1, len(names)), rows=max(1, len(names)))
         for axes, name in zip(grid, names, strict=False):

@@ -1,4 +1,4 @@
-"""What `dagexec inspect --memory` shows: the memory plans of a model as it runs when it is compiled."""
+"""What `dagexec inspect --memory` shows: the memory plans of a compiled model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class MemoryRow:
     """The plan of one net type, in bytes.
 
     Attributes:
-        peak_bytes: what one replica takes for what it computes.
-        working_bytes: of that, what working memory adds to the buffers.
-        lower_bound: the most bytes that may be in use at one time.
-        unshared_bytes: if no buffer shared memory, nor any working memory.
-        own_bytes: of blobs that are not planned, beside the peak.
-        buffers: how many are planned.
-        joined: operands that lie where they are joined, or cut from, without a copy.
+        peak_bytes: size of one replica's arena.
+        working_bytes: the part of it that working memory adds to the buffers.
+        lower_bound: the maximum number of bytes that may be in use at one time.
+        unshared_bytes: the size if neither buffers nor working memory shared bytes.
+        own_bytes: bytes of unplanned blobs, outside the arena.
+        buffers: number of planned buffers.
+        joined: operands that are concatenated or split in place, without a copy.
     """
 
     net_type: str
@@ -49,7 +49,7 @@ class MemoryRow:
 def memory_rows(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[MemoryRow]:
     """A row for each net type; the model is compiled without measuring.
 
-    Raises FeedError when the shape of an input is not known, and what compiling and preparing raise.
+    Raises FeedError if the shape of an input is unknown, and what compiling and preparing raise.
     """
     require_inputs(model, dict(shapes))
     compiled = compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes)).model
@@ -81,19 +81,19 @@ def _row(model: Model, net_type: str, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def memory_table(rows: list[MemoryRow]) -> Table:
-    """The rows for the terminal, a column each."""
-    table = Table(title="memory of what one replica computes, in bytes")
+    """A table with a column for each row."""
+    table = Table(title="memory of one replica's results, in bytes")
     table.add_column("net type")
     for row in rows:
         table.add_column(row.net_type, justify="right")
     lines = {
         "peak": "peak_bytes",
-        "of it working memory": "working_bytes",
+        "part that is working memory": "working_bytes",
         "lower bound": "lower_bound",
         "without sharing": "unshared_bytes",
-        "beside it, not planned": "own_bytes",
+        "not planned, outside the peak": "own_bytes",
         "buffers": "buffers",
-        "operands joined or cut in place": "joined",
+        "operands joined or split in place": "joined",
     }
     for what, name in lines.items():
         table.add_row(what, *(f"{getattr(row, name):,}" for row in rows))

@@ -1,4 +1,4 @@
-"""`dagexec operators`: which operators there are, and the help text of one."""
+"""`dagexec operators`: the list of operators, and the help text of one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def operators_command(
         str | None, typer.Argument(metavar="[OPERATOR]", help="An operator type.", show_default=False)
     ] = None,
 ) -> None:
-    """List all operators, or show what one computes and its inputs, outputs and arguments."""
+    """List all operators, or show what one of them computes, its inputs, outputs and arguments."""
     if name is not None:
         print(schema_of(name).help())
-        print(f"\nEvery operator may have {', '.join(READ_BY_NETS)}, and, not read, {', '.join(sorted(UNREAD))}.")
+        print(f"\nEvery operator accepts {', '.join(READ_BY_NETS)}, and ignores {', '.join(sorted(UNREAD))}.")
         return
     for operator_type in registered_operators():
         print(f"{operator_type:24} {schema_of(operator_type).doc.strip().splitlines()[0]}")

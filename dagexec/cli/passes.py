@@ -15,9 +15,9 @@ _MOST_CHANGES = 4  # of one pass in the table; --json has all
 
 
 def pass_outcomes(model: Model, shapes: Mapping[str, Sequence[int]], without: Collection[str]) -> Sequence[PassOutcome]:
-    """What each pass does when the model is compiled without measuring; those called one of `without` are left out.
+    """What each pass does when the model is compiled without measuring; passes named in `without` are skipped.
 
-    Raises ArgumentError, with the list of passes, for a name that none has, and what compiling raises.
+    Raises ArgumentError, with the list of passes, for an unknown name, and what compiling raises.
     """
     options = CompileOptions(tuning_seconds=0, shapes=shapes, without_passes=frozenset(without))
     report = compile_model(model, options).report

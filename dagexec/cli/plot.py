@@ -1,4 +1,4 @@
-"""Pictures with matplotlib: times of a comparison, and the DAG of a net colored by chain. Needs `dagexec[plot]`."""
+"""Plots with matplotlib: times of a comparison, and the DAG of a net colored by chain. Needs `dagexec[plot]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagexec.scheduler.plan.plan import Plan
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:
-    """Bars of the median times with the quartiles, one a runtime. Raises DagexecError without matplotlib."""
+    """Draw a bar of the median time, with quartiles, for each runtime. Raises DagexecError without matplotlib."""
     figure, [axes] = new_figure(8, 0.5 * len(comparison.rows) + 1.5)
     names = [f"{row.net_type}, {row.workers} worker{'s' if row.workers > 1 else ''}" for row in comparison.rows]
     medians = [row.median_ms for row in comparison.rows]
@@ -30,9 +30,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def draw_graph(plan: Plan, path: Path) -> None:
-    """The reduced DAG from top to bottom, operators of one chain in one color. `.dot` needs no matplotlib.
+    """Draw the reduced DAG from top to bottom, with one color per chain. `.dot` needs no matplotlib.
 
-    Raises DagexecError without matplotlib, or when the file cannot be written.
+    Raises DagexecError without matplotlib, or if the file cannot be written.
     """
     if path.suffix == ".dot":
         try:
@@ -66,9 +66,9 @@ def draw_graph(plan: Plan, path: Path) -> None:
 
 
 def layered_positions(digraph: nx.DiGraph[int]) -> dict[int, tuple[float, float]]:
-    """A place for every operator: its depth downwards, and within a layer in the order of its parents' mean place.
+    """The position of every operator: its depth downwards, and within a layer ordered by its parents' mean position.
 
-    One sweep of the barycenter method of Sugiyama, Tagawa and Toda, 1981.
+    This is one sweep of the barycenter method of Sugiyama, Tagawa and Toda, 1981.
     """
     positions: dict[int, tuple[float, float]] = {}
     for depth, layer in enumerate(nx.topological_generations(digraph)):
@@ -84,7 +84,7 @@ def layered_positions(digraph: nx.DiGraph[int]) -> dict[int, tuple[float, float]
 
 
 def to_dot(plan: Plan) -> str:
-    """The reduced DAG in Graphviz's language, one color a chain."""
+    """The reduced DAG in Graphviz's language, with one color per chain."""
     chain_of = plan.chain_of
     lines = ["digraph net {", "  node [style=filled, colorscheme=set312, shape=box];"]
     for index, definition in enumerate(plan.graph.operators):
@@ -96,7 +96,7 @@ def to_dot(plan: Plan) -> str:
 
 
 def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list[Any]]:
-    """A figure of so many inches, and its axes, one below the other. Raises DagexecError without matplotlib."""
+    """A figure of the given size in inches, and its axes, one below another. Raises DagexecError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -108,17 +108,17 @@ def new_figure(width: float, height: float, rows: int = 1) -> tuple[Any, list[An
 
 
 def check_picture(path: Path) -> None:
-    """Raise DagexecError when no picture can be drawn to `path`: before hours of work that would end in one."""
+    """Raise DagexecError if no picture can be drawn to `path`, before hours of work that would end with one."""
     figure, _ = new_figure(1, 1)
     kinds = figure.canvas.get_supported_filetypes()
     kind = path.suffix.removeprefix(".").lower()
     if kind and kind not in kinds:
-        raise DagexecError(f"{path}: cannot be drawn: expected a name that ends in one of {', '.join(sorted(kinds))}")
+        raise DagexecError(f"{path}: cannot be drawn: expected a name that ends with one of {', '.join(sorted(kinds))}")
     _check_folder(path)
 
 
 def check_drawing(path: Path) -> None:
-    """As `check_picture`, for `draw_graph`, which needs no matplotlib for `.dot`."""
+    """Like `check_picture`, for `draw_graph`, which needs no matplotlib for `.dot`."""
     if path.suffix == ".dot":
         _check_folder(path)
     else:
@@ -131,7 +131,7 @@ def _check_folder(path: Path) -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write the picture. Raises DagexecError when that cannot be done."""
+    """Write the picture. Raises DagexecError if that fails."""
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`dagexec compare --dtype`: what a model loses and gains in fewer bits, as a table."""
+"""`dagexec compare --dtype`: the accuracy lost and speed gained with fewer bits, as a table."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ DtypeOption = Annotated[
     typer.Option(
         "--dtype",
         metavar="bfloat16|int8",
-        help="Compare this precision with float32 instead: errors and times. int8 is calibrated on --samples inputs.",
+        help="Compare errors and times of this precision with float32. int8 is calibrated on --samples inputs.",
     ),
 ]
 SamplesOption = Annotated[
-    int, typer.Option("--samples", min=1, help="With --dtype: on so many random inputs, and calibrated on as many.")
+    int, typer.Option("--samples", min=1, help="With --dtype: number of random inputs, and of calibration inputs.")
 ]
 LayersOption = Annotated[
-    bool, typer.Option("--layers", help="With --dtype: what each layer loses when it alone has fewer bits.")
+    bool, typer.Option("--layers", help="With --dtype: the error if only this layer has fewer bits, for each layer.")
 ]
 
 
 def precision_table(report: PrecisionReport) -> Table:
-    """A row for each output; narrow enough for a terminal of 80 columns."""
+    """A table with a row for each output, narrow enough for a terminal of 80 columns."""
     caption = (
         f"\nfloat32 {report.float32_ms:.3f} ms, {report.dtype} {report.dtype_ms:.3f} ms: "
         f"{report.speed_up:.2f} times as fast\n"
@@ -48,8 +48,8 @@ def precision_table(report: PrecisionReport) -> Table:
 
 
 def layers_table(layers: tuple[LayerError, ...]) -> Table:
-    """A row for each layer, the worst first."""
-    table = _table("Layers, each alone", "\nrms error relative to the layer's result in float32")
+    """A table with a row for each layer, the worst first."""
+    table = _table("Each layer separately", "\nrms error relative to the layer's result in float32")
     table.add_column("layer")
     table.add_column("rms", justify="right")
     for layer in layers:

@@ -1,4 +1,4 @@
-"""What a command is doing, for how long already: a line on the terminal that changes, from the first second on."""
+"""A progress line on the terminal: what a command is doing, and for how long it has been."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-_REFRESHES = 4  # a second: few, as they take processor time from what is measured
+_REFRESHES = 4  # per second: few, because they take processor time from what is measured
 
 
 class Shown:
-    """The line. Call it with what is done next."""
+    """The progress line. Call it with a description of the next stage."""
 
     def __init__(self, progress: Progress, subject: str) -> None:
         self._progress = progress
@@ -20,24 +20,24 @@ class Shown:
         self._task = progress.add_task(subject, total=1.0)
 
     def __call__(self, stage: str) -> None:
-        """Say what is done next."""
+        """Show the next stage."""
         self._progress.update(self._task, description=f"{self._subject}: {stage}")
 
     def done(self, share: float) -> None:
-        """Show how much is done, up to 1."""
+        """Show which share of the work is done, up to 1."""
         self._progress.update(self._task, completed=share)
 
 
 @contextmanager
 def shown(subject: str, *, bar: bool = False, quiet: bool = False) -> Iterator[Shown]:
-    """Within the block, a line says what is done to `subject`, and for how long; with a `bar`, how much is done.
+    """Show a progress line for `subject` while the block runs, with a progress bar if `bar`.
 
-    It is on standard error where that is a terminal, and gone afterwards. Nothing is shown when it is `quiet`.
+    It appears on standard error if that is a terminal, and disappears afterwards. `quiet` shows nothing.
     """
     bars: list[ProgressColumn] = [BarColumn()] if bar else []
     text = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), text, *bars, TimeElapsedColumn())
     console = Console(stderr=True)
-    hidden = quiet or not console.is_terminal  # which ends with an empty line elsewhere
+    hidden = quiet or not console.is_terminal  # elsewhere it would leave an empty line
     with Progress(*columns, console=console, transient=True, disable=hidden, refresh_per_second=_REFRESHES) as progress:
         yield Shown(progress, subject)

@@ -1,4 +1,4 @@
-"""`dagexec run`: run a model and show, save or trace what comes out."""
+"""`dagexec run`: run a model, and show, save or trace its outputs."""
 
 from __future__ import annotations
 
@@ -50,20 +50,22 @@ from dagexec.serving.executor import compile as compile_model
 def run_command(
     model: ModelArgument,
     net_type: Annotated[
-        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: chosen.")
+        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")
     ] = None,
-    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
-    intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
+    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")] = None,
+    intra_op_threads: Annotated[
+        int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")
+    ] = None,
     optimize: OptimizeOption = True,
     tuning_seconds: TuningSecondsOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Where the net runs: cpu, sim:N or cuda:N. Default: as it says, else cpu."),
+        typer.Option("--device", help="cpu, sim:N or cuda:N. Default: the devices that the net names, or else cpu."),
     ] = None,
     streams_per_worker: Annotated[
-        int, typer.Option("--streams-per-worker", min=1, help="Streams of a device that each worker launches on.")
+        int, typer.Option("--streams-per-worker", min=1, help="Device streams on which each worker launches.")
     ] = 1,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="How many times to run.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Number of runs.")] = 1,
     input_file: InputOption = None,
     shape: ShapeOption = None,
     seed: SeedOption = 0,
@@ -77,13 +79,13 @@ def run_command(
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run MODEL once or several times and show its outputs."""
+    """Run MODEL one or more times and show its outputs."""
     arguments = parse_arguments(settings)
     loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []
-    quiet = as_json or line_observer() is not None  # whose lines a display would break
+    quiet = as_json or line_observer() is not None  # a progress display would break the observer's lines
     with kept_choices(choices), _modeled(device) if record is not None else nullcontext(), ExitStack() as stack:
         with shown(f"Compiling {loaded.name}", quiet=quiet) as line:
             executor = stack.enter_context(
@@ -103,7 +105,7 @@ def run_command(
         try:
             with shown(f"Running {loaded.name} for the first time", quiet=quiet):
                 outputs = executor.run(feeds, trace=record)
-        finally:  # a run that fails has a trace, too
+        finally:  # write the trace of a failed run, too
             if trace is not None and record is not None:
                 record.write(trace)
         console = Console(stderr=True)
@@ -132,7 +134,7 @@ def run_command(
 
 
 def _modeled(device: str | None) -> AbstractContextManager[object]:
-    """A simulated device takes no time unless told to: here what each operator is estimated to take, and launches."""
+    """Give a simulated device, which takes no time by default, estimated kernel times and a launch time."""
     if device is None or Device.parse(device).kind != "sim":
         return nullcontext()
     return simulated(device, launch_seconds=LAUNCH_SECONDS, kernel_seconds=None)
@@ -151,7 +153,7 @@ def _summary(array: npt.NDArray[Any]) -> dict[str, object]:
 
 
 def save_arrays(file: BinaryIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write an .npz file as `numpy.savez` does, but with arrays of any name. Strings become fixed-width bytes."""
+    """Write an .npz file like `numpy.savez`, but allow any array name. Strings become fixed-width bytes."""
     with ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

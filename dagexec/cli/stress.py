@@ -1,4 +1,4 @@
-"""`dagexec stress`: random nets, callers, cancellations and faults, until one shows a defect or the time is up."""
+"""`dagexec stress`: random nets, callers, cancellations and faults, until a defect is found or the time is up."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _DEFECT_FOUND = 1
 
 def stress_command(
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0, help="Start no case after so many seconds. Default: 60.")
+        float | None, typer.Option("--seconds", min=0, help="Start no new case after this many seconds. Default: 60.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides which cases are run.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed that determines the cases.")] = 0,
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu, sim:N (other devices take part) or cuda:N. Default: cpu.")
+        str | None, typer.Option("--device", help="cpu, sim:N (also uses other devices) or cuda:N. Default: cpu.")
     ] = None,
     net_type: Annotated[
-        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: each case has its own.")
+        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: random in each case.")
     ] = None,
-    cases: Annotated[int | None, typer.Option("--cases", min=1, help="Run no more cases than this.")] = None,
+    cases: Annotated[int | None, typer.Option("--cases", min=1, help="Maximum number of cases.")] = None,
     case: Annotated[
-        int | None, typer.Option("--case", min=0, help="Run one case only, by its seed: once, or --cases times.")
+        int | None, typer.Option("--case", min=0, help="Run only the case with this seed: once, or --cases times.")
     ] = None,
     hang_seconds: Annotated[
         float, typer.Option("--hang-seconds", min=0.1, help="A case that takes longer counts as hung.")
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Run random cases and compare every result with SimpleNet's; exit 1 with the case that shows a defect."""
-    from dagexec.stress.session import Session, SessionOptions  # registers an operator, which no other command has
+    """Run random cases and compare every result with SimpleNet's; exit with status 1 and the case if one is wrong."""
+    from dagexec.stress.session import Session, SessionOptions  # registers an operator for this command only
 
     if case is not None and cases is None and seconds is None:
         cases = 1
@@ -78,7 +78,7 @@ def stress_command(
         _print(report, as_json)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_DEFECT_FOUND)  # threads that hang would keep the process from ending
+        os._exit(_DEFECT_FOUND)  # hanging threads would keep the process alive
 
     with bar:
         task = bar.add_task(f"Stress on {device or 'cpu'}", total=1.0, rate="")
@@ -100,7 +100,7 @@ def _print(report: StressReport, as_json: bool) -> None:
 
 
 def _rate(report: StressReport) -> str:
-    return f"{report.cases} cases, {report.runs / max(report.seconds, 1e-9):.0f} runs a second"
+    return f"{report.cases} cases, {report.runs / max(report.seconds, 1e-9):.0f} runs/s"
 
 
 def _table(report: StressReport) -> Table:

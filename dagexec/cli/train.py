@@ -1,4 +1,4 @@
-"""`dagexec train`: train an example, or what a script describes; on one device, several, or several processes."""
+"""`dagexec train`: train a bundled task or a script's, on one device, several devices, or in several processes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from dagexec.training.trainer import StepReport, Trainer
 from dagexec.zoo import tasks
 
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""What the mpiexec of Open MPI, and of MPICH and Intel, tell each process: how many there are."""
+"""Where the mpiexec of Open MPI, and that of MPICH and Intel, put the number of processes."""
 
 
 def train_command(
     task: Annotated[
         str,
         typer.Argument(
-            help=f"One of {', '.join(tasks.names())}; or a Python script that defines `make_task(seed)`, which returns "
+            help=f"One of {', '.join(tasks.names())}, or a Python script that defines `make_task(seed)`, which returns "
             f"a dagexec.training.task.TrainingTask."
         ),
     ],
     net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
     num_workers: Annotated[
-        int | None, typer.Option("--num-workers", min=1, help="Threads of a net. Default: the cores.")
+        int | None, typer.Option("--num-workers", min=1, help="Threads of a net. Default: one per core.")
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", help="cpu, or sim:0; several times to train on several. Default: cpu."),
+        typer.Option("--device", help="cpu or sim:N. Repeat it to train on several devices. Default: cpu."),
     ] = None,
     reduction: Annotated[
-        str, typer.Option("--reduction", help="How several devices add their gradients: allreduce, tree or ring.")
+        str, typer.Option("--reduction", help="How several devices sum their gradients: allreduce, tree or ring.")
     ] = "allreduce",
     epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Default: the task's.")] = None,
     seed: SeedOption = 0,
@@ -56,26 +56,24 @@ def train_command(
         Path | None, typer.Option("--checkpoint", metavar="DIR", help="Save checkpoints here.")
     ] = None,
     checkpoint_steps: Annotated[
-        int | None, typer.Option("--checkpoint-steps", min=1, help="Save after so many steps. Default: every epoch.")
+        int | None, typer.Option("--checkpoint-steps", min=1, help="Steps between checkpoints. Default: an epoch.")
     ] = None,
-    iter_size: Annotated[
-        int, typer.Option("--iter-size", min=1, help="Micro-batches that a batch is cut into on each device.")
-    ] = 1,
+    iter_size: Annotated[int, typer.Option("--iter-size", min=1, help="Micro-batches per batch on each device.")] = 1,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in DIR, if there is one.")
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in DIR, if there is one.")
     ] = False,
     ignore_damaged: Annotated[
         bool,
         typer.Option(
             "--ignore-damaged",
-            help="With --resume: begin anew where there are checkpoints in DIR and all are damaged. Default: an error.",
+            help="With --resume: start over if all checkpoints in DIR are damaged, which is an error by default.",
         ),
     ] = False,
     stop_on_nan: Annotated[
-        bool, typer.Option("--stop-on-nan", help="Stop at the operator that makes the first NaN.")
+        bool, typer.Option("--stop-on-nan", help="Stop at the operator that produces the first NaN.")
     ] = False,
     rank_timeout: Annotated[
-        float, typer.Option("--rank-timeout", min=0.1, help="Seconds that a rank waits for another, under mpiexec.")
+        float, typer.Option("--rank-timeout", min=0.1, help="Under mpiexec: seconds that a rank waits for another.")
     ] = 10.0,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the learning curve. Needs matplotlib.")
@@ -84,15 +82,15 @@ def train_command(
         bool,
         typer.Option(
             "--allow-io",
-            help="Let operators of the nets read and write files anywhere, and talk to other processes. Without it, "
-            "files in the working directory only.",
+            help="Allow operators to read and write files anywhere and to communicate with other processes. By default "
+            "they can only use databases in the working directory.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train TASK, and measure on the samples that are held out."""
+    """Train TASK, and evaluate it on held-out samples."""
     if resume and checkpoint is None:
-        raise ModelFormatError("--resume needs the folder of the checkpoints: --checkpoint DIR")
+        raise ModelFormatError("--resume needs --checkpoint DIR, the folder with the checkpoints")
     if plot is not None:
         check_picture(plot)
     found = _read_task(task, seed)
@@ -157,7 +155,7 @@ def train_command(
 
 
 def _print_epoch(title: str, trained: Mapping[str, float], measured: Mapping[str, float]) -> None:
-    """One line for an epoch, where there is no terminal for a bar: under mpiexec, or into a file."""
+    """Print one line per epoch when there is no terminal for a progress bar: under mpiexec, or into a file."""
     parts = [("", trained), ("held out: ", measured)]
     texts = [what + ", ".join(f"{name} {value:.4f}" for name, value in values.items()) for what, values in parts]
     print(
@@ -168,7 +166,7 @@ def _print_epoch(title: str, trained: Mapping[str, float], measured: Mapping[str
 def _print_table(
     task: TrainingTask, summary: Mapping[str, Any], trained: Mapping[str, float], measured: Mapping[str, float]
 ) -> None:
-    """The metrics of the last epoch and of the samples held out."""
+    """Print the metrics of the last epoch and of the held-out samples."""
     rate = summary[f"{task.unit}_per_second"]
     title = f"{task.name}: {summary['steps']} steps, {rate:,.0f} {task.unit}/s, {summary['seconds']:.1f} s"
     table = Table(title=Text(title, "table.title"))
@@ -181,14 +179,14 @@ def _print_table(
 
 
 def _read_task(task: str, seed: int) -> TrainingTask:
-    """The example `task`, or that of a script. Raises ModelFormatError for neither."""
+    """The bundled task, or that of a script. Raises ModelFormatError for anything else."""
     if not task.endswith(".py"):
         return tasks.make(task, seed)
     if not Path(task).is_file():
-        raise ModelFormatError(f"{task}: there is no such script")
+        raise ModelFormatError(f"{task}: no such script")
     folder = str(Path(task).resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # as `python SCRIPT` does: it imports what is beside it
+        sys.path.insert(0, folder)  # as `python SCRIPT` does, so that the script can import its neighbors
     make = runpy.run_path(task, run_name="dagexec_task").get("make_task")
     if not callable(make):
         raise ModelFormatError(f"{task}: expected a function `make_task(seed)` that returns a TrainingTask")
@@ -200,7 +198,7 @@ def _read_task(task: str, seed: int) -> TrainingTask:
 
 @contextmanager
 def _ranks(timeout: float) -> Iterator[CommonWorld | None]:
-    """The world of the processes that mpiexec started, None without it. An error ends all, and names the rank."""
+    """The world of the processes that mpiexec started, or None. An error in one ends all, and names the rank."""
     if not any(_processes(name) > 1 for name in _LAUNCHERS):
         yield None
         return
@@ -219,7 +217,7 @@ def _ranks(timeout: float) -> Iterator[CommonWorld | None]:
 
 
 def _processes(variable: str) -> int:
-    """How many processes a launcher says there are. Raises SettingError."""
+    """The number of processes according to a launcher. Raises SettingError."""
     text = os.environ.get(variable, "1")
     if not (text.isascii() and text.isdigit()):
         raise SettingError(f"{variable} must be a number of processes, found {text!r:.80}")
@@ -228,7 +226,7 @@ def _processes(variable: str) -> int:
 
 @contextmanager
 def _progress(task: TrainingTask, steps: int, begun_at: int, *, quiet: bool) -> Iterator[Callable[[StepReport], None]]:
-    """A bar; what it gives is told of every step."""
+    """Show a progress bar; call the result after every step."""
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),

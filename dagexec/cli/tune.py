@@ -1,4 +1,4 @@
-"""`dagexec tune`: measure layouts, kernels and schedules for a model once, and keep what won for later compilations."""
+"""`dagexec tune`: measure layouts, kernels and schedules for a model once, and keep the best for later compilations."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ _ROUNDS = 15
 
 def tune_command(
     model: ModelArgument,
-    seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long to measure, preparing included.")] = 30.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="Time limit, including preparation.")] = 30.0,
     shape: ShapeOption = None,
     net_type: Annotated[
-        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: chosen.")
+        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")
     ] = None,
-    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: chosen.")] = None,
-    intra_op_threads: Annotated[int | None, typer.Option("--intra-op-threads", min=1, help="Default: chosen.")] = None,
+    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")] = None,
+    intra_op_threads: Annotated[
+        int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")
+    ] = None,
     choices: ChoicesOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how MODEL runs fastest here; `compile` of the same model with the same options then uses the result."""
+    """Measure how MODEL runs fastest on this machine; later compilations with the same options use the result."""
     loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
     options = {"net_type": net_type, "num_workers": num_workers, "intra_op_threads": intra_op_threads, "shapes": shapes}
     feeds = random_feeds(loaded, shapes)
@@ -74,14 +76,14 @@ def tune_command(
         console.print(line, markup=False)
     where = "nowhere: $DAGEXEC_CHOICES is off" if kept is None else str(kept)
     console.print(
-        f"{loaded.name}: {times[0] * 1e3:.2f} ms a run before, {times[1] * 1e3:.2f} after; measured in {took:.1f} s, "
-        f"kept in {where}",
+        f"{loaded.name}: {times[0] * 1e3:.2f} ms per run before, {times[1] * 1e3:.2f} after; measured in {took:.1f} s, "
+        f"saved in {where}",
         markup=False,
     )
 
 
 def _interleaved(executors: Sequence[Executor], feeds: Mapping[str, Array]) -> list[float]:
-    """The median seconds of a run of each, in turns."""
+    """The median seconds of a run of each executor, in alternating runs."""
     times: list[list[float]] = [[] for _ in executors]
     for _ in range(_ROUNDS):
         for executor, row in zip(executors, times, strict=True):

@@ -61,8 +61,8 @@ def test_several_devices(cli: Cli, reduction: str) -> None:
     ("arguments", "message"),
     [
         (["lenet_digit"], "did you mean lenet_digits"),
-        (["nothing.py"], "nothing.py: there is no such script"),
-        ([SCRIPT, "--resume"], "--resume needs the folder"),
+        (["nothing.py"], "nothing.py: no such script"),
+        ([SCRIPT, "--resume"], "--resume needs --checkpoint DIR"),
         ([SCRIPT, "--device", "cuda:5"], "cuda:5"),
         ([SCRIPT, "--device", "sim:0", "--device", "sim:1", "--reduction", "star"], "one of allreduce, tree, ring"),
         ([SCRIPT, "--net-type", "diagonal"], "diagonal"),

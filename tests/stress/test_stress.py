@@ -293,7 +293,7 @@ def test_two_seconds_on_the_command_line(cli: Cli) -> None:
 def test_the_table_lists_what_was_tried(cli: Cli) -> None:
     status, out, _ = cli("stress", "--cases", 3, "--seed", 5)
     assert status == 0
-    assert re.search(r"cpu, seed 5: 3 cases, \d+ runs a second", out)
+    assert re.search(r"cpu, seed 5: 3 cases, \d+ runs/s", out)
     assert re.search(r"^ *run ended: right +[\d,]+ *$", out, re.MULTILINE)
     assert re.search(r"^ *in-place writes +[\d,]+ *$", out, re.MULTILINE)
 

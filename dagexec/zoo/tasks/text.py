@@ -33,7 +33,7 @@ def char_lstm(_seed: int) -> TrainingTask:
         add_inputs,
         add_layers,
         Adam(0.01, max_gradient_norm=5.0),
-        model.windows(text[:cut], STEPS, STEPS // 4),
+        model.windows(text[:cut], STEPS, STEPS // 8),
         model.windows(text[cut:], STEPS, STEPS),
         batch_size=32,
         epochs=12,
