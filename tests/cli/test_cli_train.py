@@ -88,7 +88,9 @@ def test_a_script_without_a_task_is_refused(cli: Cli, tmp_path: Path, text: str,
     assert message in " ".join(err.split())
 
 
-@pytest.mark.parametrize(("name", "message"), [("curve.text", "ends with one of"), ("none/curve.png", "is not a folder")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("curve.text", "ends with one of"), ("none/curve.png", "is not a folder")]
+)
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_training(
     cli: Cli, tmp_path: Path, name: str, message: str
 ) -> None:
