@@ -19,7 +19,7 @@ from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import FeedError, ModelFormatError, ResourceError, SchemaError, SettingError, ShapeError
 from dagexec.scheduler.run.run import waiting_time
-from dagexec.serving.dispatch import Admission
+from dagexec.serving.dispatch_state import Admission
 from dagexec.serving.executor import Executor
 from dagexec.storage.net_file import load_net
 from tests.ops.running import operator_def

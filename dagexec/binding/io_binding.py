@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dagexec.errors import FeedError, ResourceError
 from dagexec.ops.onednn.native import join
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.preparation import Preparation
 
 Array = npt.NDArray[Any]
@@ -79,12 +81,13 @@ class IOBinding:
         signature: name, dtype and shape of each input; None when one of them is text.
         steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
             none after it, clears the list.
+        name_step: how errors name the operator of one of them.
         in_sequence: the plan has one chain, so that workers cannot share the work.
     """
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_names", "_net", "_outputs", "_preparation",
-        "_targets", "copied", "fed", "in_sequence", "signature", "steps",
+        "_targets", "copied", "fed", "in_sequence", "name_step", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -95,6 +98,7 @@ class IOBinding:
         self.fed = tuple(fed)
         self._names = frozenset(fed)
         self.steps = _steps(preparation)
+        self.name_step: NameStep = partial(label_of, preparation.plan, preparation.steps)
         self.in_sequence = len(preparation.plan.chains) <= 1
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}
@@ -135,6 +139,21 @@ class IOBinding:
                 return False
         return True
 
+    def take_in(self, arrays: Sequence[Array], names: Sequence[str], out: Mapping[str, Array] | None) -> None:
+        """Have a run read `arrays`, in the order of the signature, and its results `names` written where they go.
+
+        Those are the arrays of `out`, where it has them, else new ones. Raises FeedError when an array of `out` has not
+        the dtype or shape of its result.
+        """
+        if self.copied != names:
+            self.feed(arrays, names)
+            self.bind_results(names, out)
+            return
+        if out is not None:
+            self.check(out)
+        for target, array in zip(self._targets, arrays):  # noqa: B905 - as many as the signature has
+            target[...] = array
+
     def feed(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
         """Put the inputs, in the order of the signature, where the net reads them; `names` will be fetched."""
         for place, array in zip(self._inputs, arrays, strict=True):
@@ -144,11 +163,6 @@ class IOBinding:
                 if place.is_bound:
                     place.unbind()
                 place.array[...] = array
-
-    def copy_in(self, arrays: Sequence[Array]) -> None:
-        """`feed` where `copied` says that there is nothing to move."""
-        for target, array in zip(self._targets, arrays):  # noqa: B905 - as many as the signature has
-            target[...] = array
 
     def check(self, out: Mapping[str, Array]) -> None:
         """Raise FeedError, where `copied` is set, when an array of `out` has not the dtype or shape of its result."""
@@ -219,13 +233,6 @@ class IOBinding:
                 if result is not None and result.is_bound:
                     result.unbind()
             self._bound_results.clear()
-
-    def label(self, step: Step) -> str:
-        """How messages name the operator of `step`."""
-        preparation = self._preparation()
-        if preparation is None or step not in preparation.steps:
-            return f"an operator of net {self._net.name!r}"
-        return self._net.graph.label(preparation.steps.index(step))
 
     def _holds(self, place: BoundTensor) -> bool:
         """True while the blob of an input, which the net need not read, has the array that is fed."""

@@ -85,20 +85,19 @@ class Replica:
         """
         io_binding = self.io_binding
         if io_binding is not None and io_binding.fits(feeds) and io_binding.in_place():
-            io_binding.feed([feeds[name] for name in io_binding.fed], names)
-        else:
-            if io_binding is not None:
-                io_binding.settle()
-            io_binding = self.io_binding = None  # its memory may be needed
-            for name, array in feeds.items():
-                try:
-                    self.workspace.feed_blob(name, array)
-                except ResourceError as error:
-                    raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
-            if self.net.on_host:
-                io_binding = self.io_binding = self._found(feeds)
+            io_binding.take_in([feeds[name] for name in io_binding.fed], names, out)
+            return
         if io_binding is not None:
-            io_binding.bind_results(names, out)
+            io_binding.settle()
+        io_binding = self.io_binding = None  # its memory may be needed
+        for name, array in feeds.items():
+            try:
+                self.workspace.feed_blob(name, array)
+            except ResourceError as error:
+                raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
+        if self.net.on_host:
+            self.io_binding = self._found(feeds)
+            self.io_binding.bind_results(names, out)
 
     def _found(self, feeds: Mapping[str, Array]) -> IOBinding:
         """The I/O binding for what the net is prepared for now."""

@@ -118,9 +118,7 @@ class SystemThreads(Threads):
         thread.start()
         return thread
 
-    def monotonic(self) -> float:
-        """`time.monotonic()`."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
         """A started `threading.Timer`."""

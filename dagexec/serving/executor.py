@@ -25,7 +25,7 @@ from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
-from dagexec.core.runtime import Priority
+from dagexec.core.runtime import Priority, runtime_of
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SettingError
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -36,9 +36,11 @@ from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task, waiting_time
-from dagexec.serving.dispatch import Admission, Dispatcher, WhenFull
-from dagexec.serving.inline import InlineCalls
+from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.dispatch_state import Admission, WhenFull
+from dagexec.serving.inline import InlineRuns
 from dagexec.serving.model_source import ModelSource, load_model
+from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
 from dagexec.serving.telemetry import Telemetry, require_telemetry
@@ -220,14 +222,16 @@ class Executor:
         telemetry: Telemetry | None,
         given: Model | None = None,
         parameters: Workspace | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         """Use `compile`. `given` is the model before it was rewritten, None when it was not.
 
         `parameters` holds the model's parameters and what was derived from them already; None when nothing was.
+        `pool` serves the executor, perhaps beside others, and is left open; None for one of its own, of `num_workers`.
         """
         self.model = model
         self.net_type = options.net_type
-        self.num_workers = num_workers
+        self.num_workers = num_workers if pool is None else pool.num_workers
         self._options, self._admission, self._telemetry = options, admission, telemetry
         self._keep = options.keep
         self._source = given or model
@@ -235,30 +239,31 @@ class Executor:
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
-        self._open(replicas, parameters)
+        self._open(replicas, parameters, pool)
 
-    def _open(self, replicas: int, parameters: Workspace | None) -> None:
-        """Start the workers and make the nets."""
+    def _open(self, replicas: int, parameters: Workspace | None, pool: WorkerPool | None) -> None:
+        """Start the workers, unless they are those of `pool`, and make the nets."""
         model, options = self.model, self._options
-        self._pool = WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
+        self._owns_pool = pool is None
+        self._pool = pool or WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
             with garbage_collection_paused():
                 self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
         except BaseException:
-            self._pool.close()
+            if self._owns_pool:
+                self._pool.close()
             raise
-        self._finalizer = weakref.finalize(self, _dropped, self._pool, self._replicas)
+        self._finalizer = weakref.finalize(self, _dropped, self._pool, self._owns_pool, self._replicas)
         self._finalizer.atexit = False
-        self._dispatcher = Dispatcher(
-            model.name, self._replicas, self._pool, options.device, self._admission, self._telemetry
-        )
+        self._dispatcher = Dispatcher(model.name, self._replicas.members, self._pool, self._admission, self._telemetry)
+        self._pooled = PooledRuns(self._dispatcher, self._pool)
         self.graph = self._replicas.graph
-        self._direct: InlineCalls | None = None
+        self._inline: InlineRuns | None = None
         teams = options.intra_op_threads > 1
         alone = replicas <= (1 if teams else self.num_workers)
         if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
-            self._direct = InlineCalls(model.net.name, self._dispatcher, in_sequence, teams)
+            self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
 
     def __enter__(self) -> Self:
         return self
@@ -320,25 +325,14 @@ class Executor:
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
             given = self._apart(given, names, out)
-        if self._direct is not None and timeout is None and trace is None and priority.__class__ is int:
-            results = self._direct.run(given, names, out)
+        if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
+            results = self._inline.run(given, names, out)
             if results is not None:
                 return results
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         wait = ThreadWait()
-        request = self._request(given, names, out, priority, trace, wait)
-        try:
-            self._dispatcher.submit(request, start_here=True)
-            in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
-            if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
-                wait.wait()
-        except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
-            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
-                wait.wait()
-            _attach_secondary(error, request)
-            raise
-        return request.outcome()
+        return self._served(self._request(given, names, out, priority, trace, wait), wait, deadline, timeout)
 
     async def run_async(
         self,
@@ -367,7 +361,7 @@ class Executor:
         wait = TaskWait()
         request = self._request(given, names, out, priority, trace, wait)
         try:
-            self._dispatcher.submit(request, start_here=False)
+            self._pooled.submit(request, start_here=False)
             in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))
         except GeneratorExit:  # the coroutine was dropped: nobody can wait any more
             self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
@@ -397,7 +391,8 @@ class Executor:
 
     def statistics(self) -> ExecutorStatistics:
         """What the executor is doing at this moment, and what it has done."""
-        return self._dispatcher.statistics()
+        device = self._options.device
+        return self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
 
     def drain(self, timeout: float | None = None) -> bool:
         """Admit no more requests, let those queued and running finish, then close.
@@ -477,7 +472,7 @@ class Executor:
             )
         make_context(self._options.device)
         old, finalizer = self._replicas, self._finalizer
-        self._open(len(old.members), old.parameters)
+        self._open(len(old.members), old.parameters, None)  # the threads of a pool it was given are the parent's too
         finalizer.detach()
         old.close()
 
@@ -496,6 +491,22 @@ class Executor:
     ) -> Request:
         checked = check_feeds(self.model, feeds, self._needed)
         return Request(checked, names, out=out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+
+    def _served(
+        self, request: Request, wait: ThreadWait, deadline: float | None = None, timeout: float | None = None
+    ) -> Outputs:
+        """The outputs of `request`, which is cancelled at `deadline`, `timeout` seconds after the call."""
+        try:
+            self._pooled.submit(request, start_here=True)
+            in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
+            if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+                wait.wait()
+        except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
+            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
+                wait.wait()
+            _attach_secondary(error, request)
+            raise
+        return request.outcome()
 
     def _apart(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array]) -> dict[str, Array]:
         """The feeds as the arrays that the run will read, of which `out` has been checked to be apart."""
@@ -534,15 +545,8 @@ class Executor:
 
     def _warm(self, replica: Replica, feeds: Outputs) -> None:
         wait = ThreadWait()
-        request = Request(feeds, notify=wait.notify, pinned=replica, run_net=not self._replicas.updates_parameters)
-        try:
-            self._dispatcher.submit(request, start_here=True)
-            wait.wait()
-        except BaseException:
-            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
-                wait.wait()
-            raise
-        request.outcome()
+        run_net = not self._replicas.updates_parameters
+        self._served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)
 
     def _shut(self) -> None:
         self._dispatcher.check_caller("close")
@@ -554,7 +558,8 @@ class Executor:
         return wait.wait(seconds)
 
     def _release(self) -> None:
-        self._pool.close()
+        if self._owns_pool:
+            self._pool.close()
         self._replicas.close()
         self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, for ever
 
@@ -585,14 +590,15 @@ class Executor:
         return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
 
 
-def _dropped(pool: WorkerPool, replicas: Replicas) -> None:
+def _dropped(pool: WorkerPool, owns_pool: bool, replicas: Replicas) -> None:
     """An executor is gone, perhaps without having been closed: the last thing its workers do is to close its nets.
 
     Garbage is collected at any point of any thread, so nothing is waited for here.
     """
     with suppress(ClosedError):
         pool.submit(task("closing the nets of an executor", replicas.close))
-    pool.shut()
+    if owns_pool:
+        pool.shut()
 
 
 def _attach_secondary(error: BaseException, request: Request) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.binding.replicas import Replica
-from dagexec.core.operator import Step
-from dagexec.errors import ClosedError, DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.errors import ClosedError, DagexecError, QueueFullError, RunCancelledError, RunTimeoutError
 from dagexec.platform.shutdown import hold_daemon
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import Run
@@ -26,7 +26,7 @@ _STALE_ENTRIES_KEPT = 64
 
 
 class Request:
-    """One call of `run` or `run_async`, from the queue to its result.
+    """One call of `run` or `run_async`, or one replica to be warmed up, from its beginning to its result.
 
     The lock of the dispatcher that serves it guards what changes.
 
@@ -40,10 +40,12 @@ class Request:
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
         created: when it was made, on the dispatcher's clock.
-        begun: when it got a replica; None before.
+        begun: when it got a replica.
         queue: the queue it waits in, if any.
         replica: who serves it; None before and afterwards.
-        fed: the replica is being fed for it, or was.
+        caller: the identifier of the thread that calls its steps, for an inline run; 0 for one on workers.
+        steps: what that thread calls; to clear the list is to stop it.
+        fed: the replica is being fed for it, or was, by workers.
         run: its run, from the time it is on the pool.
         following: the request that got the replica after it.
         cancelled: why it is to end early.
@@ -51,20 +53,30 @@ class Request:
         span: its OpenTelemetry span, if spans were asked for.
     """
 
-    __slots__ = (
-        "begun", "cancelled", "created", "error", "fed", "feeds", "following", "names", "notify", "out", "over",
-        "pinned", "priority", "queue", "replica", "result", "run", "run_net", "span", "trace",
-    )  # fmt: skip
+    created: float = 0.0
+    begun: float = 0.0
+    queue: RequestQueue | None = None
+    replica: Replica | None = None
+    caller: int = 0
+    steps: list[Step] | None = None
+    fed: bool = False
+    run: Run | None = None
+    following: Request | None = None
+    cancelled: DagexecError | None = None
+    over: bool = False
+    result: Outputs | None = None
+    error: BaseException | None = None
+    span: Span | None = None
 
     def __init__(
         self,
         feeds: Mapping[str, Array],
         names: Sequence[str] = (),
-        *,
         out: Mapping[str, Array] | None = None,
+        *,
         priority: int = 0,
         trace: Observer | None = None,
-        notify: Callable[[], object],
+        notify: Callable[[], object] = nothing_to_do,
         pinned: Replica | None = None,
         run_net: bool = True,
     ) -> None:
@@ -76,18 +88,6 @@ class Request:
         self.notify = notify
         self.pinned = pinned
         self.run_net = run_net
-        self.created = 0.0
-        self.begun: float | None = None
-        self.queue: RequestQueue | None = None
-        self.replica: Replica | None = None
-        self.fed = False
-        self.run: Run | None = None
-        self.following: Request | None = None
-        self.cancelled: DagexecError | None = None
-        self.over = False
-        self.result: Outputs | None = None
-        self.error: BaseException | None = None
-        self.span: Span | None = None
 
     def outcome(self) -> Outputs:
         """The outputs, or raise what went wrong. To be asked once, as the request lets go of both."""
@@ -103,38 +103,16 @@ class Request:
         return result
 
 
-class InlineRun:
-    """The run of a replica in the thread of its caller. The dispatcher's lock guards what changes.
-
-    Attributes:
-        replica: who serves it.
-        caller: the identifier of the thread.
-        begun: when it began.
-        running: it is under way; False from the moment it is counted.
-        steps: what it calls; to clear the list is to stop it.
-        stopped: why it was stopped.
-        handing: gives the replica to those who wait, on a worker; None while nobody waits.
-    """
-
-    __slots__ = ("begun", "caller", "handing", "replica", "running", "steps", "stopped")
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        self.caller = 0
-        self.begun = 0.0
-        self.running = False
-        self.steps: list[Step] = []
-        self.stopped: ClosedError | None = None
-        self.handing: Run | None = None
-
-
 def outcome_name(error: BaseException | None) -> str:
-    """How statistics and spans call the end of a request: completed, failed, cancelled or timed_out."""
+    """How statistics and spans call the end of a request: one of `dagexec.serving.statistics.OUTCOMES`."""
     if error is None:
         return "completed"
     if isinstance(error, RunTimeoutError):
         return "timed_out"
-    return "cancelled" if isinstance(error, RunCancelledError | ClosedError) else "failed"
+    if isinstance(error, QueueFullError):
+        return "rejected"
+    stopped = isinstance(error, RunCancelledError | ClosedError) or not isinstance(error, Exception)
+    return "cancelled" if stopped else "failed"
 
 
 class RequestQueue:

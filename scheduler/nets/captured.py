@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -27,10 +28,12 @@ from dagexec.core.runtime import Array, Event, Kernel, Priority, Stream, runtime
 from dagexec.errors import DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation, dynamic_operators
 from dagexec.scheduler.plan.synchronization import synchronize
 from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.launching import DeviceStreams, Launch, LaunchedChains, NetStreams, kernels_of
 from dagexec.scheduler.run.run import Run, SingleChain
 
@@ -219,7 +222,7 @@ class CapturedRun:
         self._before, self._after = ([kernels[index] for index in row] for row in outside)
         left_out = {index for row in outside for index in row}
         plan = preparation.plan
-        chains = [tuple(index for index in chain if index not in left_out) for chain in plan.chains]
+        chains = [tuple(index for index in row if index not in left_out) for row in plan.chains]
         members = streams.begin()
         self._main = members[0]
         runtime = runtime_of(self._main.device)
@@ -239,9 +242,8 @@ class CapturedRun:
             fork.record(self._main)
             for stream in members[1:]:
                 stream.wait(fork)
-            for chain in _in_order(plan):
-                for step in self._launched.steps[chain]:
-                    step()
+            steps = chain.from_iterable(self._launched.steps[number] for number in _in_order(plan))
+            run_inline(net, steps, partial(label_of, plan, preparation.steps))
             for stream, join in zip(members[1:], joins, strict=True):
                 join.record(stream)
                 self._main.wait(join)
@@ -332,9 +334,9 @@ def _in_order(plan: Plan) -> Iterator[int]:
     ready = list(plan.frontier)
     heapq.heapify(ready)
     while ready:
-        chain = heapq.heappop(ready)
-        yield chain
-        for child in plan.children[chain]:
+        number = heapq.heappop(ready)
+        yield number
+        for child in plan.children[number]:
             counts[child] -= 1
             if not counts[child]:
                 heapq.heappush(ready, child)
@@ -343,7 +345,7 @@ def _in_order(plan: Plan) -> Iterator[int]:
 def _width(plan: Plan) -> int:
     """How many chains are ready at once at most when they go level by level; at least 1."""
     level = [0] * len(plan.chains)
-    for chain in _in_order(plan):
-        for child in plan.children[chain]:
-            level[child] = max(level[child], level[chain] + 1)
+    for number in _in_order(plan):
+        for child in plan.children[number]:
+            level[child] = max(level[child], level[number] + 1)
     return max(map(level.count, set(level)), default=1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Self
 
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Step
 from dagexec.core.proto import NetDef
 from dagexec.core.runtime import Priority
 from dagexec.core.workspace import Workspace
@@ -15,7 +15,8 @@ from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.platform import processor
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.observers import ObservedRun, Observer, observed_operator
+from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
@@ -144,10 +145,8 @@ class DAGNet(BaseNet):
         self._launched = None
 
     def _make_run(self, preparation: Preparation, steps: ChainSteps, finished: Callable[[], object]) -> Run:
-        def name_step(chain: int, step: Step) -> str:
-            return self.graph.label(_culprit(preparation, steps[chain], chain, step))
-
-        run = Run(self.name, preparation.plan, steps, name_step, finished)
+        plan = preparation.plan
+        run = Run(self.name, plan, steps, partial(label_of, plan, preparation.steps), finished)
         run.teams = self.has_teams
         return run
 
@@ -183,12 +182,3 @@ class DAGNet(BaseNet):
             self._pool = WorkerPool(self.num_workers, name=f"dagexec-{self.name}")
             weakref.finalize(self, self._pool.shut).atexit = False
         return self._pool
-
-
-def _culprit(preparation: Preparation, steps: Sequence[Step], chain: int, step: Step) -> int:
-    """The operator of a failed step: steps of a chain are its operators' in order, views left out unless wrapped."""
-    operators = preparation.plan.chains[chain]
-    exact = [index for index in operators if preparation.steps[index] is step or observed_operator(step) == index]
-    if exact:
-        return exact[0]
-    return operators[min(list(steps).index(step), len(operators) - 1)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import ClassVar
 
 from dagexec.core.operator import Step
@@ -14,12 +13,14 @@ from dagexec.platform.blocking import calling_when_stopped, working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.launching import LaunchedChains
-from dagexec.scheduler.run.run import ChainSteps, Run, operator_failure
+from dagexec.scheduler.run.run import ChainSteps, Run
 
 
 class SimpleNet(BaseNet):
@@ -44,7 +45,7 @@ class SimpleNet(BaseNet):
         observed = self._observed(trace, None if self.on_host else plan)
         make = self._one_by_one if self.on_host else self._launched
         steps = make(preparation, observed)
-        run = Run(self.name, plan, steps, lambda chain, _step: self.graph.label(chain), finished)
+        run = Run(self.name, plan, steps, partial(label_of, plan, preparation.steps), finished)
         run.teams = self.has_teams
         if observed is not None:
             observed.follow(run)
@@ -88,10 +89,11 @@ class SimpleNet(BaseNet):
             steps = preparation.in_order if observed is None and timeout is None else _steps(preparation, observed)
             error: BaseException | None = None
             try:
+                name_step = partial(label_of, preparation.plan, preparation.steps)
                 if timeout is None:
-                    self._execute_all(preparation, steps)
+                    run_inline(self.name, steps, name_step)
                 else:
-                    self._execute_until(threads().monotonic() + timeout, timeout, steps)
+                    self._execute_until(threads().monotonic() + timeout, timeout, steps, name_step)
             except BaseException as caught:
                 error = caught
                 raise
@@ -99,33 +101,25 @@ class SimpleNet(BaseNet):
                 if observed is not None:
                     observed.stopped(error)
 
-    def _execute_all(self, preparation: Preparation, steps: Sequence[Step]) -> None:
-        step = None
-        try:
-            for step in steps:
-                step()
-        except Exception as error:
-            raise self._failure(step, preparation.steps, steps, error) from error
+    def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step], name_step: NameStep) -> None:
+        late: list[int] = []
 
-    def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step]) -> None:
-        with working_for(deadline=deadline):
+        def in_time() -> Iterator[Step]:
             for index, step in enumerate(steps):
                 if threads().monotonic() > deadline:
-                    raise RunTimeoutError(
-                        f"net {self.name!r}: stopped before {self.graph.label(index)}, after {timeout} seconds"
-                    )
-                try:
-                    step()
-                except RunTimeoutError as error:
-                    raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
-                except Exception as error:
-                    raise self._failure(step, steps, steps, error) from error
+                    late.append(index)
+                    return
+                yield step
 
-    def _failure(self, step: Step | None, plain: Sequence[Step], steps: Sequence[Step], error: Exception) -> Exception:
-        assert step is not None
-        candidates = plain if step in plain else steps
-        label = self.graph.label(list(candidates).index(step))
-        return operator_failure(self.name, label, error, threading.current_thread().name)
+        with working_for(deadline=deadline):
+            try:
+                run_inline(self.name, in_time(), name_step)
+            except RunTimeoutError as error:
+                raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
+        if late:
+            raise RunTimeoutError(
+                f"net {self.name!r}: stopped before {self.graph.label(late[0])}, after {timeout} seconds"
+            )
 
     def _execute_on_devices(self, timeout: float | None, trace: Observer | None) -> None:
         """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does.
@@ -143,19 +137,14 @@ class SimpleNet(BaseNet):
         interruption: BaseException | None = None
         cancelled = RunCancelledError(f"net {self.name!r}: the run that it is part of was stopped")
         with calling_when_stopped(lambda: stop(cancelled)):
-            for chain, steps in enumerate(run.steps):
-                if run.stopped:
-                    break
-                step = None
-                try:
-                    with working_for(run):
-                        for step in steps:
-                            step()
-                except Exception as error:
-                    run.stop(run.failure(chain, step, error, threading.current_thread().name))
-                except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
-                    interruption = caught
-                    stop(caught)
+            try:
+                with working_for(run):
+                    run_inline(self.name, _until_stopped(run), run.name_step)
+            except Exception as error:
+                run.stop(error)
+            except BaseException as caught:  # KeyboardInterrupt: leave nothing behind on the streams
+                interruption = caught
+                stop(caught)
             run.finished()
             try:
                 end.wait()
@@ -175,3 +164,11 @@ class SimpleNet(BaseNet):
 
 def _steps(preparation: Preparation, observed: ObservedRun | None) -> Sequence[Step]:
     return preparation.steps if observed is None else observed.chain(0, preparation.steps)
+
+
+def _until_stopped(run: Run) -> Iterator[Step]:
+    """The steps of all chains, up to the chain after which the run was stopped."""
+    for steps in run.steps:
+        if run.stopped:
+            return
+        yield from steps

@@ -21,6 +21,7 @@ from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step
 from dagexec.platform.threads import threads
+from dagexec.scheduler.plan.culprit import stand_for
 from dagexec.scheduler.plan.preparation import CheckedStep
 
 if TYPE_CHECKING:
@@ -200,14 +201,6 @@ class ObservedRun:
         return observed
 
 
-_OPERATOR = "observed_operator"
-
-
-def observed_operator(step: Step) -> int | None:
-    """The operator that `step` of an observed chain runs; None for what waits and records, and for other steps."""
-    return getattr(step, _OPERATOR, None)
-
-
 class _ObservedOperator:
     """The step of an operator, with what is told of it."""
 
@@ -270,7 +263,7 @@ class _ObservedChain:
                 self._end(None)
 
         if isinstance(body, _ObservedOperator):
-            setattr(observed, _OPERATOR, body.index)
+            stand_for(observed, body.index)
         return observed
 
     def _begin(self) -> None:

@@ -8,7 +8,6 @@ after it, gets a `CheckedStep` that prepares itself anew when what it was prepar
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +26,8 @@ from dagexec.errors import DagexecError, DeadlineExceededError, ResourceError, S
 from dagexec.platform.deadline import check_deadline
 from dagexec.platform.host_memory import check_fits, fits
 from dagexec.scheduler.memory import Inferred, MemoryPlan, find_buffers, graph_order, list_order
+from dagexec.scheduler.plan.culprit import operator_failure
 from dagexec.scheduler.plan.plan import Plan, build_plan
-from dagexec.scheduler.run.run import operator_failure
 
 Array = npt.NDArray[Any]
 
@@ -390,7 +389,7 @@ def _naming(label: str, net: str) -> Iterator[None]:
     except MemoryError as error:
         raise ResourceError(f"{label}: the system refuses memory: {error}") from error
     except Exception as error:
-        raise operator_failure(net, label, error, threading.current_thread().name) from error
+        raise operator_failure(net, label, error) from error
 
 
 def _named(operator: Operator, types: Sequence[TensorType]) -> str:

@@ -8,7 +8,6 @@ keep a caller for ever.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,8 +16,9 @@ from dagexec.core.operator import Operator
 from dagexec.core.runtime import Event, Stream, StreamFailure, runtime_of
 from dagexec.errors import RunCancelledError
 from dagexec.platform.threads import Timer, threads
+from dagexec.scheduler.plan.culprit import operator_failure
 from dagexec.scheduler.run.launching import NetStreams, device_failure
-from dagexec.scheduler.run.run import Run, operator_failure
+from dagexec.scheduler.run.run import Run
 
 ABANDON_AFTER = 1.0
 """Seconds that a stopped run waits for what its streams hold before it gives that up."""
@@ -101,8 +101,7 @@ class Drain:
 
     def _wait_without_event(self, stream: Stream, event: Event, error: Exception) -> None:
         """Fail the run, and wait for `stream` on this thread: it could not be asked to tell."""
-        worker = threading.current_thread().name
-        self._run.stop(operator_failure(self._streams.net, f"{event.owner}: recording its event", error, worker))
+        self._run.stop(operator_failure(self._streams.net, f"{event.owner}: recording its event", error))
         self._stopped()
         stream.synchronize()
 
@@ -143,8 +142,7 @@ class Drain:
         found = [(operator, error) for operator in self._checked if (error := _check(operator)) is not None]
         if found:
             operator, error = found[0]
-            worker = threading.current_thread().name
-            self._run.stop(operator_failure(self._streams.net, operator.label, error, worker))
+            self._run.stop(operator_failure(self._streams.net, operator.label, error))
         self._finished()
 
     def _others_to_wait_for(self) -> list[Stream]:

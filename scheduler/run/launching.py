@@ -31,9 +31,10 @@ from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.platform.threads import ThreadsEndedError, threads
 from dagexec.scheduler.observe.observers import ObservedRun
+from dagexec.scheduler.plan.culprit import operator_failure
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization
-from dagexec.scheduler.run.run import ChainSteps, operator_failure
+from dagexec.scheduler.run.run import ChainSteps
 
 Launch = Callable[[Stream], object]
 
@@ -236,7 +237,7 @@ class DeviceChain:
 
     def failed(self, label: str, error: BaseException) -> DagexecError:
         """The error of the run when `error` was raised while the operator called `label` was launched."""
-        return operator_failure(self._net, label, error, threading.current_thread().name, self._number)
+        return operator_failure(self._net, label, error, self._number)
 
     def _stream_failed(self, failure: StreamFailure) -> DagexecError:
         assert self.stream is not None
@@ -285,7 +286,7 @@ def device_failure(net: str, stream: Stream, failure: StreamFailure) -> DagexecE
     """The error of a run whose work failed on `stream`."""
     if isinstance(failure.error, RunCancelledError | RunTimeoutError):
         return failure.error
-    return operator_failure(net, failure.label, failure.error, stream.name)
+    return operator_failure(net, failure.label, failure.error, worker=stream.name)
 
 
 def kernels_of(operators: Sequence[Operator], preparation: Preparation) -> list[Kernel]:
@@ -442,7 +443,6 @@ class LaunchedChains:
                         if failed is error:  # the run was stopped
                             raise
                         raise failed from error
-                    owner = f"{event.owner}: waiting for its event"
-                    raise operator_failure(net, owner, error, threading.current_thread().name, number) from error
+                    raise operator_failure(net, f"{event.owner}: waiting for its event", error, number) from error
 
         return wait

@@ -323,7 +323,7 @@ class WorkerPool:
             except ThreadsEndedError:
                 raise
             except BaseException as error:  # a worker outlives whatever an operator raises
-                self._fail(run, run.failure(chain, step, error, worker.name))
+                self._fail(run, run.failure(chain, step, error))
             if not acquire(wait):
                 acquire_contended()
             if run.interrupted and (run.stopped or self._gives_way(run, chain)):

@@ -14,8 +14,9 @@ from numbers import Real
 from typing import Protocol
 
 from dagexec.core.operator import Step
-from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.platform.threads import ThreadWait
+from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
 
 logger = logging.getLogger("dagexec")
 
@@ -79,7 +80,7 @@ class Run:
         name: str,
         plan: Dependencies,
         steps: ChainSteps,
-        name_step: Callable[[int, Step], str],
+        name_step: NameStep,
         finished: Callable[[], object],
         priority: int = 0,
     ) -> None:
@@ -119,11 +120,11 @@ class Run:
         elif error is not self.error:
             self.secondary.append(error)
 
-    def failure(self, chain: int, step: Step | None, cause: BaseException, worker: str) -> BaseException:
-        """The error to report when `step` of `chain` raised `cause` on `worker`."""
-        if step is None or isinstance(cause, RunCancelledError | RunTimeoutError | OperatorError):
+    def failure(self, chain: int, step: Step | None, cause: BaseException) -> BaseException:
+        """The error to report when `step` of `chain` raised `cause` in the calling thread."""
+        if step is None or needs_no_culprit(cause):
             return cause
-        return operator_failure(self.name, self.name_step(chain, step), cause, worker, chain)
+        return operator_failure(self.name, self.name_step(chain, step), cause, chain)
 
     def raise_error(self) -> None:
         """Raise the first error, if any; errors of other workers are attached as notes and logged."""
@@ -159,18 +160,3 @@ def waiting_time(timeout: float | None) -> float:
     if not timeout >= 0:
         raise ValueError(f"a timeout must be 0 or more seconds, not {timeout}")
     return min(timeout, threading.TIMEOUT_MAX)
-
-
-def operator_failure(
-    net: str, label: str, cause: BaseException, worker: str, chain: int | None = None
-) -> OperatorError:
-    """The OperatorError for `cause`, raised by the operator called `label`; its `__cause__` is set."""
-    where = f"chain {chain}, " if chain is not None else ""
-    try:
-        text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
-    except Exception:  # an exception of somebody's own whose __str__ fails
-        text = type(cause).__name__
-    prefix = "" if text.startswith(label) else f"{label} failed: "
-    error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
-    error.__cause__ = cause
-    return error

@@ -260,7 +260,7 @@ def test_queue_wait_and_run_time_are_told_apart(
         assert (statistics.queue_wait.median, statistics.queue_wait.p99) == (5.0, 5.0)
         assert (statistics.run_time.median, statistics.run_time.p99) == (5.0, 5.0)
         assert (statistics.median_latency, statistics.p99_latency) == (7.0, 7.0)
-        assert sorted(executor._dispatcher._tally.times) == [(0.0, 5.0), (5.0, 2.0)]
+        assert sorted(executor._dispatcher.state.tally.times) == [(0.0, 5.0), (5.0, 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_what_ends_a_request_first_is_what_its_caller_gets(monkeypatch: pytest.M
     with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
         wait = ThreadWait()
         request = Request({"x": rows(1)}, ["y"], notify=wait.notify)
-        executor._dispatcher.submit(request, start_here=False)
+        executor._pooled.submit(request, start_here=False)
         assert feeding.wait(PATIENCE)
         assert executor._dispatcher.cancel(request, RunTimeoutError("first"))
         assert executor._dispatcher.cancel(request, ClosedError("second"))

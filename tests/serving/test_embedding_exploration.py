@@ -78,7 +78,7 @@ class Ends:
 def nothing_is_left(executor: Executor) -> None:
     statistics = executor.statistics()
     assert (statistics.running, statistics.queued, statistics.awaiting_admission) == (0, 0, 0)
-    assert sorted(replica.number for replica in executor._dispatcher._idle) == list(range(statistics.replicas))
+    assert sorted(replica.number for replica in executor._dispatcher.state.idle) == list(range(statistics.replicas))
 
 
 def crowd(found: Counter[str], when_full: str, place: dict[str, str]) -> Callable[[], None]:
@@ -215,7 +215,7 @@ def in_callers_threads(found: Counter[str], end: Callable[[Executor], object], r
         for thread in callers:
             thread.join()
         nothing_is_left(executor)
-        assert executor._dispatcher._here == {}
+        assert executor._dispatcher.state.running == {}
         assert ends.total() == 4
         statistics = executor.statistics()
         assert statistics.completed == ends["completed"]

@@ -54,9 +54,9 @@ def held_executor(held: Held, **options: object) -> Iterator[dagexec.Executor]:
     executor = dagexec.compile(doubled_model("Held"), optimize=False, num_workers=2, **options)  # type: ignore[arg-type]
     with executor:
         yield executor
-        if executor._dispatcher._shut:
+        if executor._dispatcher.state.shut:
             return
-        assert len(executor._dispatcher._idle) == executor.statistics().replicas
+        assert len(executor._dispatcher.state.idle) == executor.statistics().replicas
         held.failing.clear()
         while held.go_on.acquire(blocking=False):
             pass
@@ -263,7 +263,7 @@ def test_ctrl_c_at_any_point_of_run_loses_no_replica_and_no_worker(queued: bool,
                     other.result(PATIENCE)
                 while executor.statistics().running:
                     pass
-                free = sorted(replica.number for replica in executor._dispatcher._idle)
+                free = sorted(replica.number for replica in executor._dispatcher.state.idle)
                 assert free == [0, 1], f"point {interrupted_at_points.point}"
                 while held.go_on.acquire(blocking=False):
                     pass
@@ -355,7 +355,7 @@ def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with held_executor(held) as executor, ThreadPoolExecutor(2) as threads:
-        tell = executor._dispatcher._tell
+        tell = executor._dispatcher.tell
         dying = [True]
 
         def die_once(request: object) -> None:
@@ -363,7 +363,7 @@ def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_
                 raise SystemExit
             tell(request)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(executor._dispatcher, "_tell", die_once)
+        monkeypatch.setattr(executor._dispatcher, "tell", die_once)
         first = threads.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
         second = threads.submit(executor.run, {"x": rows(1)})
@@ -625,7 +625,7 @@ def test_a_thread_interrupted_while_a_worker_feeds_leaves_the_replica_to_the_wor
             patch.setattr(Replica, "feed", feed_slowly)
             patch.setattr(executor._pool, "submit", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                executor._dispatcher.submit(request, start_here=False)
+                executor._pooled.submit(request, start_here=False)
             assert executor.statistics().running == 1
             assert executor._dispatcher.cancel(request, RunCancelledError("interrupted"))
         go_on.set()
@@ -642,21 +642,21 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
         dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=2) as executor,
         ThreadPoolExecutor(1) as threads,
     ):
-        dispatcher = executor._dispatcher
-        serve_on_pool = dispatcher._serve_on_pool
+        dispatcher, pooled = executor._dispatcher, executor._pooled
+        serve_on_worker = pooled._serve_on_worker
         running = threads.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
 
-        def cancelled_first(replica: Replica, request: Request) -> None:
+        def cancelled_first(request: Request) -> None:
             assert dispatcher.cancel(request, RunCancelledError("too late"))
-            serve_on_pool(replica, request)
+            serve_on_worker(request)
 
-        monkeypatch.setattr(dispatcher, "_serve_on_pool", cancelled_first)
+        monkeypatch.setattr(pooled, "_serve_on_worker", cancelled_first)
         wait = ThreadWait()
-        dispatcher.submit(Request({"x": rows(2)}, ["y"], notify=wait.notify), start_here=False)
+        pooled.submit(Request({"x": rows(2)}, ["y"], notify=wait.notify), start_here=False)
         assert wait.wait(PATIENCE)
         assert not running.done()
-        assert len(dispatcher._idle) == 1
+        assert len(dispatcher.state.idle) == 1
         held.go_on.release()
         running.result(PATIENCE)
 

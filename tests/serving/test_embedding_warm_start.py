@@ -92,7 +92,7 @@ def test_replicas_that_are_busy_are_warmed_when_they_are_free() -> None:
         running = [threads.submit(executor.run, {"x": rows(1)}) for _ in range(2)]
         held.wait_inside(2)
         warming = threads.submit(executor.warm_up)
-        while not executor._dispatcher._pinned:
+        while not executor._dispatcher.state.pinned:
             pass
         held.go_on.release(4)
         for future in (*running, warming):
@@ -149,7 +149,7 @@ def test_a_warm_up_that_waits_for_a_busy_replica_ends_with_the_executor(way: str
         running = threads.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
         warming = threads.submit(executor.warm_up)
-        while not executor._dispatcher._pinned:
+        while not executor._dispatcher.state.pinned:
             pass
         closing = threads.submit(executor.close if way == "close" else lambda: executor.drain(0))
         with pytest.raises(ClosedError):
@@ -174,7 +174,7 @@ def test_a_replica_that_is_being_warmed_serves_nobody_else_meanwhile() -> None:
         held.go_on.release(2)
         warming.result(PATIENCE)
         running.result(PATIENCE)
-        assert len(executor._dispatcher._idle) == 1
+        assert len(executor._dispatcher.state.idle) == 1
 
 
 def test_an_input_that_the_rewritten_net_no_longer_reads_is_warmed_up_with_too() -> None:

@@ -28,7 +28,8 @@ from dagexec.errors import (
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.run import intra_op
-from dagexec.serving.dispatch import Admission
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.serving.dispatch_state import Admission
 from dagexec.serving.executor import Executor
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 from tests.nets import temporary_operator
@@ -315,6 +316,26 @@ def test_a_closed_executor_refuses_runs_and_ends_queued_ones(held: Held) -> None
         closing.result(PATIENCE)
     with pytest.raises(ClosedError, match="the executor is closed"):
         executor.run({"x": rows(0)})
+
+
+def test_executors_on_one_pool_leave_it_open_and_each_other_alone(net_type: str) -> None:
+    def executor() -> Executor:
+        return Executor(doubled_model(), NetOptions(net_type), 9, 1, Admission(), None, pool=pool)
+
+    with WorkerPool(2, name="shared") as pool:
+        before = threading.active_count()
+        with executor() as first:
+            with executor() as second:
+                assert (first.num_workers, threading.active_count()) == (2, before)
+                for one in (first, second):
+                    np.testing.assert_array_equal(one.run({"x": rows(3)}, timeout=PATIENCE)["y"], rows(6))
+            np.testing.assert_array_equal(first.run({"x": rows(4)}, timeout=PATIENCE)["y"], rows(8))
+        assert pool.statistics().workers == 2
+        dropped = weakref.ref(executor())
+        gc.collect()
+        assert dropped() is None
+        with executor() as third:
+            np.testing.assert_array_equal(third.run({"x": rows(5)}, timeout=PATIENCE)["y"], rows(10))
 
 
 def test_closing_leaves_no_thread_and_gives_blas_its_threads_back() -> None:

@@ -137,9 +137,10 @@ def test_a_replica_that_was_fed_with_another_shape_since_it_was_looked_at_is_fed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with warm(num_workers=2, replicas=2) as executor:
-        other, next_one = executor._dispatcher._idle
+        other, next_one = executor._dispatcher.state.idle
         next_one.feed({"x": rows(7, 1)})
-        monkeypatch.setattr(executor._dispatcher, "first_idle", lambda: other.io_binding)
+        assert executor._inline is not None
+        monkeypatch.setattr(executor._inline, "_idle", [other])
         np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], rows(2))  # by the one looked at
         np.testing.assert_array_equal(executor.run({"x": rows(2)})["y"], rows(4))
         np.testing.assert_array_equal(executor.run({"x": rows(3)})["y"], rows(6))
@@ -222,7 +223,8 @@ def test_a_drain_whose_time_is_over_stops_a_run_before_its_next_operator(held: H
                 running = threads.submit(executor.run, {"x": rows(1)})
                 held.wait_inside()
                 draining = threads.submit(executor.drain, 0)
-                while executor._dispatcher._inline_runs[0].stopped is None:
+                (request,) = executor._dispatcher.state.running.values()
+                while request.cancelled is None:
                     pass
                 held.go_on.release()
                 with pytest.raises(ClosedError):
@@ -257,7 +259,7 @@ def test_an_operator_that_was_refused_the_executor_that_runs_it_keeps_its_replic
         for executor in found:
             with pytest.raises(DagexecError, match="would wait for itself"):
                 executor.run({"x": rows(1)})
-            seen.append((executor.statistics().running, len(executor._dispatcher._idle)))
+            seen.append((executor.statistics().running, len(executor._dispatcher.state.idle)))
 
     with temporary_operator("Trying", body), warm("simple", "Trying", num_workers=2, replicas=2) as executor:
         found.append(executor)
@@ -276,11 +278,11 @@ def test_a_caller_whose_last_replica_is_still_to_be_passed_on_runs_again(
     ):
         dispatcher = executor._dispatcher
         late: list[object] = []
-        pinned = dispatcher._idle[0]
+        pinned = dispatcher.state.idle[0]
         first = caller.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
         waiting = other.submit(executor._warm, pinned, {"x": rows(2)})
-        while not dispatcher._pinned.waiting:
+        while not dispatcher.state.pinned.waiting:
             pass
         monkeypatch.setattr(dispatcher._pool, "submit", late.append)
         held.go_on.release()
@@ -294,7 +296,7 @@ def test_a_caller_whose_last_replica_is_still_to_be_passed_on_runs_again(
         waiting.result(PATIENCE)
         while executor.statistics().running:
             pass
-        assert sorted(replica.number for replica in dispatcher._idle) == [0, 1]
+        assert sorted(replica.number for replica in dispatcher.state.idle) == [0, 1]
 
 
 def test_an_operator_may_use_another_executor() -> None:
@@ -317,14 +319,14 @@ def test_ctrl_c_at_any_point_of_a_run_in_the_callers_thread_loses_no_replica() -
             interrupted.look(lambda: executor.run({"x": rows(1)}))
             moment = executor.statistics()
             assert moment.running == 0
-            assert sorted(replica.number for replica in executor._dispatcher._idle) == [0, 1]
+            assert sorted(replica.number for replica in executor._dispatcher.state.idle) == [0, 1]
 
         def checked() -> None:
             try:
                 run()
             finally:
-                assert executor._dispatcher._here == {}, f"point {interrupted.point}"
-                free = sorted(replica.number for replica in executor._dispatcher._idle)
+                assert executor._dispatcher.state.running == {}, f"point {interrupted.point}"
+                free = sorted(replica.number for replica in executor._dispatcher.state.idle)
                 assert free == [0, 1], f"point {interrupted.point}"
                 np.testing.assert_array_equal(executor.run({"x": rows(2)})["y"], rows(4))
 
@@ -351,7 +353,7 @@ def test_ctrl_c_at_any_point_while_others_wait_leaves_the_replica_to_them(held: 
                     np.testing.assert_array_equal(other.result(PATIENCE)["y"], [2, 2, 2])
                 while executor.statistics().running:
                     pass
-                assert len(executor._dispatcher._idle) == 1, f"point {interrupted.point}"
+                assert len(executor._dispatcher.state.idle) == 1, f"point {interrupted.point}"
                 while held.go_on.acquire(blocking=False):
                     pass
 
@@ -362,7 +364,7 @@ def test_ctrl_c_at_any_point_while_others_wait_leaves_the_replica_to_them(held: 
                 seen.append(value)
                 if value == 1 and not others:
                     others.append(threads.submit(executor.run, {"x": rows(2)}))
-                    while not executor._dispatcher._queue.waiting:  # calls nothing that could be interrupted
+                    while not executor._dispatcher.state.queue.waiting:  # calls nothing that could be interrupted
                         pass
 
         held.seen = Queueing()

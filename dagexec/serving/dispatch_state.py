@@ -1,0 +1,200 @@
+"""Which request waits where, and which replica serves which: what a `Dispatcher` decides.
+
+A machine that locks nothing, calls nobody and reads no clock: events are its methods, and what they return says what is
+to be done. A request is in one place at a time: awaiting admission (the queue is full and its caller waits), in the
+queue (admitted, no replica is free), on a replica, or over. Whoever frees a replica gives it to the next request of the
+queue, which makes room for the next one to be admitted. Idle replicas are used in turn, the one least recently used
+first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal
+
+from dagexec.binding.io_binding import IOBinding, Outputs
+from dagexec.binding.replicas import Replica
+from dagexec.errors import ClosedError, QueueFullError, SettingError
+from dagexec.serving.requests import Request, RequestQueue, outcome_name
+from dagexec.serving.statistics import Tally
+
+WhenFull = Literal["wait", "reject"]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How many requests may wait in the queue (None: any number), and what happens to one more."""
+
+    max_queued: int | None = None
+    when_full: WhenFull = "wait"
+
+    def __post_init__(self) -> None:
+        most = self.max_queued
+        if most is not None and (not isinstance(most, Integral) or most < 0):
+            raise SettingError(f"max_queued must be 0 or more, or None, not {most!r:.80}")
+        if self.when_full not in ("wait", "reject"):
+            raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
+
+
+class DispatchState:
+    """The requests and the replicas of one executor.
+
+    A thread that is interrupted in the middle of an event, as Ctrl-C does it between two calls, leaves a state in which
+    a request has its `replica`, or has not.
+
+    Attributes:
+        replicas: all of them.
+        idle: those that serve nobody, the one whose turn it is first.
+        queue: admitted requests.
+        awaiting_admission: those that wait until there is room in the queue.
+        pinned: those that wait for a certain replica.
+        running: those that have a replica, by the thread that calls the steps of an inline run, else by themselves.
+        begun: runs that each replica has begun.
+        tally: requests by how they ended.
+        shut: no more requests are taken.
+    """
+
+    def __init__(self, name: str, replicas: Sequence[Replica], admission: Admission) -> None:
+        """`name` is the model's, for messages."""
+        self._name = name
+        self._admission = admission
+        self.replicas = tuple(replicas)
+        self.idle = deque(replicas)
+        self.begun = [0] * len(replicas)
+        self.tally = Tally()
+        self.shut = False
+        self.forget_requests()
+
+    def forget_requests(self) -> None:
+        """There are none: at the start, and in a forked child, where nobody serves them."""
+        self.queue, self.awaiting_admission, self.pinned = RequestQueue(), RequestQueue(), RequestQueue()
+        self.running: dict[object, Request] = {}
+
+    def arrive(self, request: Request, now: float) -> bool:
+        """A request came. True when it has its replica now; else it waits.
+
+        Raises ClosedError once it is `shut`, and QueueFullError.
+        """
+        if self.shut:
+            raise ClosedError(f"net {self._name!r}: the executor is closed")
+        if request.pinned is not None:
+            if request.pinned not in self.idle:
+                self.pinned.push(request)
+                return False
+            self.assign(request.pinned, request, now)
+            self.idle.remove(request.pinned)
+            return True
+        if self.idle:
+            self.assign(self.idle[0], request, now)
+            del self.idle[0]
+            return True
+        limit = self._admission.max_queued
+        if limit is None or len(self.queue) < limit:
+            self.queue.push(request)
+        elif self._admission.when_full == "wait":
+            self.awaiting_admission.push(request)
+        else:
+            self.tally.count("rejected")
+            running, queued = len(self.running), len(self.queue)
+            raise QueueFullError(
+                f"net {self._name!r}: the queue is full: {running} run(s) in flight on "
+                f"{len(self.replicas)} replica(s), {queued} queued, limit {limit}",
+                limit=limit,
+                queued=queued,
+                running=running,
+            )
+        return False
+
+    def arrive_inline(self, request: Request, binding: IOBinding, caller: int, now: float) -> bool:
+        """A request came that the thread `caller` would run. True when it has an idle replica, fed as `binding` does.
+
+        False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
+        """
+        if self.shut or not self.idle or caller in self.running:
+            return False
+        replica = self.idle[0]
+        known = replica.io_binding
+        if known is not binding and (known is None or known.signature != binding.signature):
+            return False
+        request.caller = caller  # calls nothing from here on
+        request.replica = replica
+        request.begun = now
+        self.running[caller] = request
+        self.begun[replica.number] += 1
+        del self.idle[0]
+        return True
+
+    def leave_inline(self, request: Request, outcome: str, now: float, waited_for: bool) -> bool:
+        """The inline run of `request` is over. True when its replica is idle now: nobody waits for it.
+
+        It may be told again after an interrupt.
+        """
+        if not request.over:
+            request.over = True
+            request.steps = None
+            self.tally.outcomes[outcome] += 1
+            if outcome == "completed":
+                self.tally.times.append((0.0, now - request.begun))
+        if waited_for or self.queue.waiting or self.awaiting_admission.waiting or self.pinned.waiting:
+            return request.replica is None
+        if request.replica is not None:
+            del self.running[request.caller]
+            self.idle += (request.replica,)
+            request.replica = None
+        return True
+
+    def assign(self, replica: Replica, request: Request, now: float) -> None:
+        """`replica` serves `request` from `now` on; the caller takes it from the idle ones. Calls nothing."""
+        request.replica = replica
+        request.begun = now
+        self.running[request.caller or request] = request
+        self.begun[replica.number] += 1
+
+    def withdraw(self, request: Request) -> None:
+        """A request that waits will not be served; in the queue it makes room for the next one."""
+        assert request.queue is not None
+        request.queue.remove(request)
+        self._admit()
+
+    def release(self, request: Request, now: float) -> Request | None:
+        """The replica of `request` is free: who has it next. None when it is idle."""
+        replica = request.replica
+        assert replica is not None
+        if replica in self.idle:  # the thread that took it was interrupted
+            self.idle.remove(replica)
+        del self.running[request.caller or request]
+        request.replica = None
+        following = next((pinned for pinned in self.pinned if pinned.pinned is replica), None)
+        if following is not None:
+            self.pinned.remove(following)
+        else:
+            following = self.queue.pop() or self.awaiting_admission.pop()
+            self._admit()
+        if following is None:
+            self.idle.append(replica)
+        else:
+            self.assign(replica, following, now)
+        return following
+
+    def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
+        """`request` is over: it has its outcome, lets go of what its caller gave, and is counted."""
+        request.run = None
+        request.result, request.error, request.over = result, error, True
+        request.feeds, request.out = {}, None
+        if request.pinned is not None:
+            return
+        if error is None:
+            assert request.begun is not None
+            self.tally.completed(request.begun - request.created, now - request.begun)
+        else:
+            self.tally.count(outcome_name(error))
+
+    def _admit(self) -> None:
+        """Let the next one in, if there is room in the queue."""
+        if self.awaiting_admission and len(self.queue) < (self._admission.max_queued or 0):
+            request = self.awaiting_admission.pop()
+            assert request is not None
+            self.queue.push(request)

@@ -1,0 +1,164 @@
+"""Pooled runs: a request is fed to its replica, run by the workers of a pool, and its results are fetched.
+
+Whoever feeds also prepares, where shapes are new: the caller's thread for its own request, a worker for every other.
+The last worker to leave a run fetches, and goes on with the request that has the replica next.
+"""
+
+from __future__ import annotations
+
+from dagexec.binding.io_binding import Outputs
+from dagexec.errors import ClosedError, QueueFullError, WorkerLostError
+from dagexec.platform.threads import ThreadsEndedError
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run, task
+from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.requests import Request
+
+
+class PooledRuns:
+    """Has requests served on the replicas that `dispatcher` gives them, by the workers of `pool`."""
+
+    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool) -> None:
+        self._dispatcher = dispatcher
+        self._pool = pool
+
+    def submit(self, request: Request, *, start_here: bool) -> None:
+        """Take a request on; with `start_here` the calling thread feeds the replica, if one is free.
+
+        Raises what `Dispatcher.admit` raises.
+        """
+        try:
+            if self._dispatcher.admit(request):
+                if start_here:
+                    self._serve(request)
+                else:
+                    self._serve_on_worker(request)
+        except (ClosedError, QueueFullError):
+            raise
+        except BaseException as error:  # KeyboardInterrupt, perhaps before anything could be done with the replica
+            if request.replica is not None and not request.fed and request.run is None:
+                self._end(request, None, error)
+            raise
+
+    def hand_on(self, request: Request) -> None:
+        """The inline run of `request` is over: have its replica given to the next one, and that served, by a worker."""
+
+        def hand_on() -> None:
+            self._dispatcher.hand_on(request)
+            self._pass_on(request)
+
+        self._pool.submit(task(f"handing on a replica of {self._dispatcher.name}", hand_on))
+
+    def _serve_on_worker(self, request: Request) -> None:
+        feeding = task(f"feeding {self._dispatcher.name}", lambda: self._serve(request), request.priority)
+
+        def fed() -> None:
+            """With an error and nothing fed, it was cancelled before its turn came."""
+            if feeding.error is not None and not request.fed:
+                self._end(request, None, feeding.error)
+
+        feeding.finished = fed
+        cancelled = self._dispatcher.started(request, feeding)
+        if cancelled is None:
+            self._pool.submit(feeding)
+        else:
+            self._pool.stop(feeding, cancelled)
+
+    def _serve(self, request: Request) -> None:
+        """Start the run of `request`; when it cannot be started, end it and have the one after it served.
+
+        Raises what interrupts the calling thread when the run is on the pool already; the caller stops it then.
+        """
+        while self._ended_early(request):
+            following = request.following
+            if following is None or not self._pool.is_worker():
+                self._pass_on(request)
+                return
+            request.following = None
+            request = following
+
+    def _ended_early(self, request: Request) -> bool:
+        """Start the run of `request`, unless somebody did; True when it ended without."""
+        if request.fed:
+            return False
+        request.fed = True
+        request.run = None
+        result: Outputs | None = None
+        error: BaseException | None = None
+        try:
+            if self._start(request):
+                return False
+            result = {}
+        except ThreadsEndedError:
+            raise
+        except BaseException as caught:
+            error = self._reported(caught)
+            if request.run is not None:  # the pool may have it
+                if not isinstance(error, Exception):
+                    raise
+                self._pool.stop(request.run, error)
+                return False
+        self._dispatcher.end(request, result, error)
+        return True
+
+    def _start(self, request: Request) -> bool:
+        """Feed the replica and hand its run to the pool; False when there is nothing to run.
+
+        From the moment that the dispatcher knows the run, the way to end the request is to stop that.
+        """
+        replica = request.replica
+        assert replica is not None
+        replica.feed(request.feeds, request.names, request.out)
+        if not request.run_net:
+            replica.net.prepared()
+            return False
+        run = replica.net.new_run(lambda: self._over(request, run), request.trace)
+        run.priority = request.priority
+        cancelled = self._dispatcher.started(request, run)
+        if cancelled is not None:
+            raise cancelled
+        self._pool.submit(run)
+        return True
+
+    def _over(self, request: Request, run: Run) -> None:
+        """The end of a run, on the thread that left it last: fetch, then serve the next request with the replica.
+
+        The pool calls it again if that thread died in it.
+        """
+        if request.over:
+            self._dispatcher.tell(request)
+            self._pass_on(request)
+            return
+        result: Outputs | None = None
+        error: BaseException | None = None
+        try:
+            run.check_complete()
+            run.raise_error()
+            assert request.replica is not None
+            result = request.replica.fetch(request.names, request.out)
+        except ThreadsEndedError:
+            raise
+        except BaseException as caught:
+            error = self._reported(caught)
+        self._end(request, result, error)
+
+    def _reported(self, error: BaseException) -> BaseException:
+        """What the caller of a request gets to see of an `error`: nothing that would end the caller's own thread."""
+        if isinstance(error, Exception) or not self._pool.is_worker():
+            return error
+        lost = WorkerLostError(f"net {self._dispatcher.name!r}: a worker was ended: {type(error).__name__}: {error}")
+        lost.__cause__ = error
+        return lost
+
+    def _end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
+        self._dispatcher.end(request, result, error)
+        self._pass_on(request)
+
+    def _pass_on(self, ended: Request) -> None:
+        """Serve the request after `ended`, if any, on a worker: no caller's thread feeds and prepares for another."""
+        if ended.following is not None:
+            if self._pool.is_worker():
+                self._serve(ended.following)
+            else:
+                self._serve_on_worker(ended.following)
+            ended.following = None

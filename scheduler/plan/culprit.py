@@ -1,0 +1,66 @@
+"""Culprits: from what a step of a net raised to the error that names net, operator, chain and worker.
+
+Whoever calls steps, a worker of a pool (`scheduler.run.pool`) or the thread that asked for the run
+(`scheduler.run.inline`), finds the operator of a failed step with `label_of`. Whoever knows the operator, or the event
+of a stream, calls `operator_failure`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from dagexec.core.operator import Step
+from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.platform.threads import ThreadsEndedError
+from dagexec.scheduler.plan.plan import Plan
+
+NameStep = Callable[[int | None, Step], str]
+"""How errors call a step of a chain; the chain is None in a run that has none."""
+
+_OPERATOR = "operator_index"
+
+
+def stand_for(step: Step, operator: int) -> None:
+    """Say that `step`, a function made for one run, does what the step of `operator` does."""
+    setattr(step, _OPERATOR, operator)
+
+
+def label_of(plan: Plan, prepared: Sequence[Step], chain: int | None, step: Step) -> str:
+    """How errors name the operator whose step this is, among those of `chain`, or with None of the net.
+
+    `prepared` are the steps of all operators. A step that is none of them and does not `stand_for` one, such as the
+    call that launches a chain, is named after the first operator of its chain.
+    """
+    index: int | None = getattr(step, _OPERATOR, None)
+    candidates = range(len(prepared)) if chain is None else plan.chains[chain]
+    if index is None:
+        index = next((found for found in candidates if prepared[found] is step), None)
+    if index is None and chain is None:
+        return f"an operator of net {plan.graph.name!r}"
+    return plan.graph.label(candidates[0] if index is None else index)
+
+
+def needs_no_culprit(error: BaseException) -> bool:
+    """True for an error that names its operator already, and for what ends a run or its thread from outside."""
+    return isinstance(error, OperatorError | RunCancelledError | RunTimeoutError | ThreadsEndedError)
+
+
+def operator_failure(
+    net: str, label: str, cause: BaseException, chain: int | None = None, worker: str | None = None
+) -> OperatorError:
+    """The OperatorError for `cause`, raised by the operator called `label`; its `__cause__` is set.
+
+    `worker` is what it ran on, by default the calling thread.
+    """
+    if worker is None:
+        worker = threading.current_thread().name
+    where = f"chain {chain}, " if chain is not None else ""
+    try:
+        text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
+    except Exception:  # an exception of somebody's own whose __str__ fails
+        text = type(cause).__name__
+    prefix = "" if text.startswith(label) else f"{label} failed: "
+    error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,30 @@
+"""Inline runs: the steps of a net one after another in the thread that asked for the run.
+
+A pool runs chains side by side (`pool.py`); this is for a net whose chains follow one another anyway, and where handing
+the run to a worker would cost more than the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from dagexec.core.operator import Step
+from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
+
+
+def run_inline(net: str, steps: Iterable[Step], name_step: NameStep) -> None:
+    """Call `steps` in this thread. Whoever wants it to end early ends the iteration: a list may be cleared meanwhile.
+
+    Raises OperatorError, with the name that `name_step` gives, where a step fails. What a handler of signals raises in
+    the main thread passes as it is.
+    """
+    step: Step | None = None
+    try:
+        for step in steps:
+            step()
+    except BaseException as error:
+        signaled = not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
+        if step is None or signaled or needs_no_culprit(error):
+            raise
+        raise operator_failure(net, name_step(None, step), error) from error
