@@ -1,32 +1,21 @@
-"""Activations on CUDA: a table of expressions, and those that need more than their arguments as they are."""
+"""Activations on CUDA that need more than their arguments as they are, and their gradients."""
 
 from __future__ import annotations
 
-from dagexec.core.operator import Step
-from dagexec.ops.activation import functions as host
+import math
+
+import numpy as np
+
+from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.activation.functions import clip_limits, slope_view
+from dagexec.ops.activation.gradient import PRELU_INPUTS
+from dagexec.ops.base.broadcasting import forward_call
+from dagexec.ops.base.gradient_selection import wanted_inputs
 from dagexec.ops.base.layout import channel_axis
+from dagexec.ops.cuda.base.broadcast_reduction import reduced
 from dagexec.ops.cuda.base.expression import elementwise
 from dagexec.ops.cuda.base.operator import CudaOperator
-from dagexec.ops.cuda.base.pointwise import PointwiseExpression, register, register_pointwise
-
-register_pointwise(
-    host,
-    {
-        "Relu": "nan_max(x, A(0))",
-        "ReluN": "clipped(x, A(0), n)",
-        "LeakyRelu": "leaky_relu(x, alpha)",
-        "Elu": "elu(x, alpha)",
-        "Selu": "scale * elu(x, alpha)",
-        "Sigmoid": "logistic(x)",
-        "Swish": "swish(x, A(1))",
-        "Softplus": "softplus(x)",
-        "Softsign": "x / (A(1) + fabs(x))",
-        "Tanh": "tanh(x)",
-        "HardSigmoid": "hard_sigmoid(x, alpha, beta)",
-        "HardSwish": "hard_swish(x)",
-    },
-)
+from dagexec.ops.cuda.base.pointwise import GradientExpression, PointwiseExpression, register, register_gradient
 
 
 class Clip(PointwiseExpression):
@@ -61,6 +50,69 @@ class CudaPRelu(CudaOperator):
         return elementwise(self, "prelu", inputs, {"y": self.y(0)}, "y = leaky_relu(x, slope);")
 
 
+class IntervalGradient(GradientExpression):
+    """dY where Y is between two limits, rounded to the type of Y, as Y was."""
+
+    code = "dx = y > low && y < high ? dy : A(0);"
+
+    def scalars(self) -> dict[str, float]:
+        """The limits, themselves not between."""
+        meta = self.input(0).meta
+        with np.errstate(over="ignore"):
+            low, high = (float(np.float64(limit).astype(meta.numpy)) for limit in self.limits())
+        return {"low": low, "high": high}
+
+    def limits(self) -> tuple[float, float]:
+        """Those of ReluN."""
+        return 0.0, self.arguments.float("n", self.constants["n"])
+
+
+class ClipIntervalGradient(IntervalGradient):
+    """The window of Clip."""
+
+    def limits(self) -> tuple[float, float]:
+        """The limits of Clip; those of the type count as none."""
+        low, high = clip_limits(self.arguments, self.label, self.input(0).meta)
+        return low if "min" in self.arguments else -math.inf, high if "max" in self.arguments else math.inf
+
+
+class GeluGradient(GradientExpression):
+    """Gradient of Gelu, exact or of the approximation."""
+
+    code = ""
+
+    def expression(self) -> str:
+        """As `fast_gelu` says."""
+        return f"dx = {'gelu_tanh_slope' if self.arguments.bool('fast_gelu') else 'gelu_erf_slope'}(x) * dy;"
+
+
+class PReluGradient(CudaOperator):
+    """Gradients of PRelu."""
+
+    def prepare(self) -> Step:
+        """A kernel for each gradient that is asked for."""
+        call = self.call()
+        forward = forward_call(call, (2, 3))
+        x, slope = self.x(2), self.x(3)
+        view = slope_view(x.shape, slope.shape, channel_axis(forward), forward)
+        inputs = {"dy": self.x(1), "x": x}
+        steps = []
+        for index, name in enumerate(wanted_inputs(call, PRELU_INPUTS)):
+            target = self.y(index)
+            if name == "X":
+                code = "value = x > A(0) ? dy : slope * dy;"
+                step = reduced(self, "prelu_input", x.shape, {**inputs, "slope": slope.reshape(view)}, target, code)
+            else:
+                code = "value = nan_min(x, A(0)) * dy;"
+                step = reduced(self, "prelu_slope", x.shape, inputs, target.reshape(view), code)
+            steps.append(step)
+        return in_sequence(steps)
+
+
 register("Clip", Clip)
 register("Gelu", Gelu)
 register("PRelu", CudaPRelu)
+register("PReluGradient", PReluGradient)
+register_gradient("ReluN", IntervalGradient)
+register_gradient("Clip", ClipIntervalGradient)
+register_gradient("Gelu", GeluGradient)

@@ -1,4 +1,4 @@
-"""Operators on CUDA that are one expression: what the tables of `activation`, `unary` and their gradients register.
+"""Operators on CUDA that are one expression, such as those that `dagexec.ops.cuda.elementwise.functions` lists.
 
 An operator keeps the schema, the arguments and the defaults of its class for the host; the expression reads its float
 arguments by name.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
 
-from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator, operator_class, operator_module, schema_of
+from dagexec.core.operator import Step
+from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.ops.base.pointwise import Pointwise
 from dagexec.ops.base.pointwise_gradient import PointwiseGradient
 from dagexec.ops.cuda.base.expression import computed_scalar, elementwise
@@ -70,7 +69,7 @@ class PointwiseExpression(ExpressionOperator):
         return {"x": 0}
 
     def expression(self) -> str:
-        """The table's."""
+        """That of the class."""
         return self.code
 
 
@@ -91,7 +90,7 @@ class GradientExpression(ExpressionOperator):
         return {name.lower(): index for index, name in enumerate(self.reads) if _reads(self.expression(), name.lower())}
 
     def expression(self) -> str:
-        """The table's."""
+        """That of the class."""
         return self.code
 
 
@@ -105,28 +104,20 @@ def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
     operator(schema_of(op_type), device="cuda")(type(f"Cuda{op_type}", (cuda,), documented))
 
 
-def register_pointwise(host: ModuleType, table: Mapping[str, str]) -> None:
-    """Register operators of module `host` by type: `y = code`, which reads x and the operator's float arguments."""
-    for op_type, code in table.items():
-        cpu = host_class(host, op_type)
-        assert issubclass(cpu, Pointwise)
-        register(op_type, PointwiseExpression, code=f"y = {code};", constants=cpu.constants)
+def register_function(op_type: str, y: str, dx: str = "") -> None:
+    """Register function `op_type` of one tensor, y from x, and, if there is one, its gradient, dx from dy and x or y.
+
+    Both are C++ that reads the operator's float arguments by name.
+    """
+    cpu = operator_class(op_type)
+    assert issubclass(cpu, Pointwise)
+    register(op_type, PointwiseExpression, code=f"y = {y};", constants=cpu.constants)
+    if dx:
+        register_gradient(op_type, GradientExpression, code=f"dx = {dx};")
 
 
-def register_pointwise_gradients(host: ModuleType, table: Mapping[str, str]) -> None:
-    """Register gradients of module `host` by type: `dx = code`, which reads dy, x or y, and the float arguments."""
-    for op_type, code in table.items():
-        register_gradient(host, op_type, GradientExpression, code=f"dx = {code};")
-
-
-def register_gradient(host: ModuleType, op_type: str, base: type[GradientExpression], **members: object) -> None:
-    """Register gradient `op_type` of module `host` on CUDA: a class made of `base` with these members."""
-    cpu = host_class(host, op_type)
+def register_gradient(op_type: str, base: type[GradientExpression], **members: object) -> None:
+    """Register the gradient of function `op_type`: a class made of `base` with these members."""
+    cpu = operator_class(f"{op_type}Gradient")
     assert issubclass(cpu, PointwiseGradient)
-    register(op_type, base, constants=cpu.constants, reads=cpu.reads, **members)
-
-
-def host_class(host: ModuleType, op_type: str) -> type[Operator]:
-    """The class that module `host` has for an operator type."""
-    assert operator_module(op_type) == host.__name__, op_type
-    return operator_class(op_type)
+    register(f"{op_type}Gradient", base, constants=cpu.constants, reads=cpu.reads, **members)

@@ -8,22 +8,19 @@ stretched to, is asked there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import operator, operator_class
 from dagexec.ops.base.broadcasting import reduced_view
 from dagexec.ops.base.gradient_selection import wanted_inputs
 from dagexec.ops.base.operand_gradients import OperandGradients, stretched_views
 from dagexec.ops.cuda.base.broadcast_reduction import reduced
 from dagexec.ops.cuda.base.expression import computed_scalar
 from dagexec.ops.cuda.base.operator import CudaOperator
-from dagexec.ops.cuda.base.pointwise import host_class, register
-from dagexec.ops.elementwise import arithmetic_gradient as elementwise_gradient
-from dagexec.ops.elementwise import variadic_gradient
+from dagexec.ops.cuda.base.pointwise import register
 
 CudaForm = tuple[tuple[str, ...], str]
 """What the gradient of an operand is computed from, and the C++ that assigns `value`; "" is the first of these."""
@@ -65,10 +62,8 @@ class CudaOperandGradients(CudaOperator):
         return sources, f"value = {code};" if code else "", {}
 
 
-def _register(
-    host: ModuleType, op_type: str, base: type[CudaOperandGradients] = CudaOperandGradients, **members: object
-) -> None:
-    cpu = host_class(host, op_type)
+def _register(op_type: str, base: type[CudaOperandGradients] = CudaOperandGradients, **members: object) -> None:
+    cpu = operator_class(op_type)
     documented = {"__doc__": f"{op_type}.", "__module__": __name__, **members}
     operator(cpu.schema, device="cuda")(type(f"Cuda{op_type}", (base, cpu), documented))
 
@@ -82,9 +77,9 @@ EXPRESSIONS: Mapping[str, Mapping[str, CudaForm]] = {
 }
 
 for _op_type, _forms in EXPRESSIONS.items():
-    _register(elementwise_gradient, _op_type, expressions=_forms)
+    _register(_op_type, expressions=_forms)
 for _op_type in ("MaxGradient", "MinGradient"):
-    _register(variadic_gradient, _op_type, expressions={"": (("dY", "x", "Y"), "x == y ? dy : A(0)")})
+    _register(_op_type, expressions={"": (("dY", "x", "Y"), "x == y ? dy : A(0)")})
 
 
 class MeanGradient(CudaOperandGradients):
@@ -119,8 +114,8 @@ class PowGradient(CudaOperandGradients):
         return ("dC", "A"), "value = dc * (pow(a, rest) * e);", scalars
 
 
-_register(variadic_gradient, "MeanGradient", MeanGradient)
-_register(elementwise_gradient, "PowGradient", PowGradient)
+_register("MeanGradient", MeanGradient)
+_register("PowGradient", PowGradient)
 
 
 class SumReduceLike(CudaOperator):

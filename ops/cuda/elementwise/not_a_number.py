@@ -1,4 +1,4 @@
-"""IsNaN and ReplaceNaN on CUDA."""
+"""IsNaN on CUDA."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dagexec.core.operator import Step
 from dagexec.ops.cuda.base.expression import elementwise
 from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import CudaOperator
-from dagexec.ops.cuda.base.pointwise import register_pointwise
 from dagexec.ops.elementwise import not_a_number as host
 
 
@@ -17,6 +16,3 @@ class _CudaIsNaN(CudaOperator):
     def prepare(self) -> Step:
         """One kernel."""
         return elementwise(self, "is_nan", {"x": self.x(0)}, {"y": self.y(0)}, "y = is_nan(x) ? 1 : 0;")
-
-
-register_pointwise(host, {"ReplaceNaN": "is_nan(x) ? value : x"})
