@@ -183,7 +183,7 @@ def seconds_of_chain(kind: str, count: int, shapes: Mapping[str, tuple[int, ...]
         workspace = Workspace()
         for name, shape in shapes.items():
             blob = workspace.create_blob(name)
-            blob.tensor(dagexec.core.device.make_context(device)).feed(np.full(shape, 1e-3, dtype))
+            blob.tensor(device).feed(np.full(shape, 1e-3, dtype))
         with AsyncDAGNet(chain(kind, length, shapes, device), workspace, num_workers=1) as net:
             times = []
             for _ in range(5):

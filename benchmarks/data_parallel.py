@@ -30,7 +30,7 @@ from environment import describe
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.runtime import Kernel, Stream
+from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.sim import simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver

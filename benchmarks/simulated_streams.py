@@ -22,7 +22,7 @@ import dagexec
 from dagexec.analysis.comparison import random_feeds
 from dagexec.binding.parameters import initialized
 from dagexec.core.model import Model
-from dagexec.core.runtime import Kernel, Stream
+from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.sim import host_time, simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from dagexec import devices as _devices
 from dagexec import ops as _ops
 from dagexec import scheduler as _scheduler
 from dagexec.core.choices import load_choices, save_choices
@@ -40,7 +41,7 @@ __all__ = [
     "save_net",
 ]
 
-del _ops, _scheduler
+del _devices, _ops, _scheduler
 
 
 if not TYPE_CHECKING:

@@ -23,10 +23,10 @@ from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, Wh
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compilation import CompileOptions, compile_model
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
+from dagexec.core.shapes import element_count
 from dagexec.errors import FeedError
 from dagexec.platform import processor
 from dagexec.platform.host_memory import check_fits

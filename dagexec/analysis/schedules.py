@@ -11,9 +11,10 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import Device
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
+from dagexec.core.runtime import runtime_of
 from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, DeviceError, SchemaError
 from dagexec.platform.threads import threads
@@ -58,7 +59,7 @@ class ModelScenario:
         place = Device.parse(self.device)
         if place.kind not in ("cpu", "sim"):
             raise DeviceError(f"{place} cannot be explored: what it does is not under the schedule's control")
-        make_context(place)  # raises DeviceError for one that does not exist: no schedule is to blame for that
+        runtime_of(place)  # raises DeviceError for one that does not exist: no schedule is to blame for that
 
     def reference(self) -> Digest:
         """What SimpleNet returns on the host, by output name. Not to be called in a schedule."""

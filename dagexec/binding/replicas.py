@@ -16,8 +16,8 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
-from dagexec.core.runtime import Priority
 from dagexec.core.shared_buffer import create_shared_buffer
+from dagexec.core.stream import Priority
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ResourceError

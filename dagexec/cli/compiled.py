@@ -10,8 +10,9 @@ from rich.text import Text
 from dagexec.cli.progress import shown
 from dagexec.compiler.compilation import Compiled, CompileOptions, compile_model
 from dagexec.core.arguments import Arguments
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import Device
 from dagexec.core.model import Model
+from dagexec.core.runtime import runtime_of
 
 
 def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]], device: Device) -> Compiled:
@@ -19,7 +20,7 @@ def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]
 
     Raises what compiling raises, and DeviceError if there is no such device.
     """
-    make_context(device)
+    runtime_of(device)
     with shown(f"Compiling {model.name}") as line:
         return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes, device=device, progress=line))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from dagexec.core.device import Context
+from dagexec.core.device import CPU, Device
 from dagexec.core.tensor import Tensor, advance_binding_epoch
 from dagexec.errors import BlobTypeError, MissingBlobError
 
@@ -38,10 +38,10 @@ class Blob:
             raise MissingBlobError(f"blob {self.name!r} holds nothing yet; expected a {kind.__name__}")
         raise BlobTypeError(f"blob {self.name!r} holds a {type(self.value).__name__}; expected a {kind.__name__}")
 
-    def tensor(self, context: Context | None = None) -> Tensor:
-        """The tensor held here; an empty blob is given a new, empty tensor on `context` first."""
+    def tensor(self, device: Device = CPU) -> Tensor:
+        """The tensor held here; an empty blob is given a new, empty tensor on `device` first."""
         if self.value is None:
-            self.value = Tensor(context)
+            self.value = Tensor(device)
         return self.get(Tensor)
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from dagexec.core.device import element_count
+from dagexec.core.shapes import element_count
 from dagexec.errors import ResourceError, ShapeError
 
 MOST_SPAN = (1 << 62) - 1

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from dagexec.core.device import Device
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Array, DeviceRuntime, Event, Kernel, KernelFailedError, Stream, runtime_of
+from dagexec.core.runtime import Array, DeviceRuntime, runtime_of
+from dagexec.core.stream import Event, EventState, Kernel, KernelFailedError, Stream
 from dagexec.errors import DeviceError
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.threads import threads

@@ -11,7 +11,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,10 +21,11 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
 from dagexec.core.conversion import Conversion, ConvertedStep, preceded
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import CPU, Context, Device, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import STRING
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.proto import OperatorDef
+from dagexec.core.runtime import runtime_of
 from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
@@ -85,7 +86,7 @@ class Operator(ABC):
     Attributes:
         definition: the OperatorDef it was made from.
         arguments: typed access to the def's arguments.
-        context: its handle on the device it runs on.
+        runtime: of the device it runs on.
         label: how messages name it.
         input_blobs, output_blobs: its blobs, in the def's order.
         shared_buffer: the buffer its working memory is taken from, None when it has its own.
@@ -120,15 +121,13 @@ class Operator(ABC):
         self.definition = definition
         self.label = operator_label(definition, index, net)
         self.arguments = Arguments(definition, self.label)
-        option = definition.device_option
-        seed = option.random_seed if option.HasField("random_seed") else None
-        self.context: Context = make_context(Device.from_option(option), seed)
+        self.runtime = runtime_of(Device.from_option(definition.device_option))
         self.input_blobs = tuple(self._find(workspace, name) for name in definition.input)
         self.output_blobs = tuple(workspace.create_blob(name) for name in definition.output)
         self.shared_buffer: SharedBuffer | None = None
         self.library_state: LibraryState | None = None
-        if "CUDNN" in definition.engine.split(",") and self.context.device.kind not in (CPU.kind, "cuda"):
-            self.library_state = library_state(self.context.device, self.arguments.int("cudnn_state", 0))
+        if "CUDNN" in definition.engine.split(",") and self.runtime.device.kind not in (CPU.kind, "cuda"):
+            self.library_state = library_state(self.runtime.device, self.arguments.int("cudnn_state", 0))
         self.memory_source: Callable[[int], Array] | None = None
         self.working_arrays: list[Array] = []
         self.inputs_in_place: tuple[int, ...] = ()
@@ -143,6 +142,12 @@ class Operator(ABC):
         if blob is None:
             raise MissingBlobError(f"{self.label}: input blob {name!r} does not exist: feed it, or run the init net")
         return blob
+
+    @cached_property
+    def random(self) -> np.random.Generator:
+        """The operator's own random generator, from the seed of its device option or from fresh entropy."""
+        option = self.definition.device_option
+        return np.random.default_rng(option.random_seed if option.HasField("random_seed") else None)
 
     @property
     def inputs_checked(self) -> Sequence[int]:
@@ -168,7 +173,7 @@ class Operator(ABC):
 
     def output(self, index: int) -> Tensor:
         """Output tensor `index`, made on this operator's device if the blob is empty."""
-        return self.output_blobs[index].tensor(self.context)
+        return self.output_blobs[index].tensor(self.runtime.device)
 
     def x(self, index: int) -> npt.NDArray[Any]:
         """The array of input `index`; while `prepare` is called, a packed copy of it unless `reads_strided`."""
@@ -176,7 +181,7 @@ class Operator(ABC):
         if tensor.is_empty:
             raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} holds nothing yet")
         array = self._packed_inputs.get(id(tensor), tensor.array) if self._packed_inputs else tensor.array
-        return self.context.host_view(array)
+        return self.runtime.host_view(array)
 
     def host_value(self, index: int) -> npt.NDArray[Any]:
         """The values of input `index`, which shapes depend on, as an array of the host."""
@@ -186,7 +191,7 @@ class Operator(ABC):
         """The array of output `index`; while `prepare` is called, a packed one unless `writes_strided`."""
         tensor = self.output(index)
         array = self._packed_outputs.get(id(tensor), tensor.array) if self._packed_outputs else tensor.array
-        return self.context.host_view(array)
+        return self.runtime.host_view(array)
 
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Memory of this prepared step alone, kept between runs; its content is undefined.
@@ -195,7 +200,7 @@ class Operator(ABC):
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         check_fits(nbytes, f"{self.label}: working memory of shape {tuple(shape)}")
-        buffer = self.context.host_view(self.context.allocate(nbytes))
+        buffer = self.runtime.host_view(self.runtime.allocate(nbytes))
         return buffer.view(dtype).reshape(tuple(shape))
 
     def working_memory(self, nbytes: int) -> Array:
@@ -238,10 +243,10 @@ class Operator(ABC):
 
     def _check_device(self, kind: str, blob: Blob, tensor: Tensor) -> None:
         """Raise DeviceError unless the tensor is where this operator works, or the operator crosses devices."""
-        if tensor.context is self.context or self.crosses_devices or tensor.device == self.context.device:
+        if tensor.runtime is self.runtime or self.crosses_devices or tensor.device == self.runtime.device:
             return
         raise DeviceError(
-            f"{self.label}: {kind} blob {blob.name!r} is on {tensor.device}; expected it on {self.context.device}, "
+            f"{self.label}: {kind} blob {blob.name!r} is on {tensor.device}; expected it on {self.runtime.device}, "
             f"where the operator runs: put a Copy (or, towards the host, an EnsureCPUOutput) between"
         )
 
@@ -328,7 +333,7 @@ class Operator(ABC):
         return self.scratch(tensor.shape, tensor.array.dtype)
 
     def _conversion(self, kind: str, blob: Blob, source: Array, target: Array) -> Conversion:
-        copy = partial(self.context.copy_within, target, source)
+        copy = partial(self.runtime.copy_now, target, source)
         conversion = Conversion(blob.name, TensorDescriptor.of(source), TensorDescriptor.of(target), copy)
         logger.info(
             "%s: %s blob %r of shape %s is converted in every run, from %s to %s",

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import UINT8, TypeMeta
 from dagexec.core.io_access import IO, needs_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.proto import OperatorDef, missing_fields
+from dagexec.core.shapes import element_count
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
 UNBOUNDED = 1 << 30

@@ -13,12 +13,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Context, Device, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import StreamMutex, TurnLock
 from dagexec.core.runtime import runtime_of
 from dagexec.errors import DeviceError
@@ -45,15 +45,14 @@ class SharedBuffer:
             `use` blocks.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        device = context.device
+    def __init__(self, device: Device) -> None:
+        self._runtime = runtime_of(device)
         self.name = f"shared buffer of {device}"
-        self.turns = None if device == CPU else StreamMutex(self.name, runtime_of(device))
+        self.turns = None if device == CPU else StreamMutex(self.name, self._runtime)
         self._use = TurnLock(self.name)
         self._announce = threading.Lock()
         self._needed = 0
-        self._memory = context.allocate(0)
+        self._memory = self._runtime.allocate(0)
         self._bound: weakref.WeakSet[_SharedStep] = weakref.WeakSet()  # read and changed by whoever holds `_use`
 
     @property
@@ -93,19 +92,14 @@ class SharedBuffer:
             raise DeviceError(f"the {self.name} is used by two kernels at once")
         with self._use:
             if self._memory.nbytes < self._needed:
-                self._memory = self._context.allocate(0)
+                self._memory = self._runtime.allocate(0)
                 self._unbind_all()
-                self._memory = self._context.allocate(self._needed)
-            yield self._context.host_view(self._memory)
+                self._memory = self._runtime.allocate(self._needed)
+            yield self._runtime.host_view(self._memory)
 
     def stand_in(self, nbytes: int) -> Array:
         """What stands for `nbytes` of the memory, and is never touched, while a step is made that needs as many."""
-        device = self._context.device
-        if device.kind == "cuda":
-            from dagexec.devices.cuda.arrays import stand_in
-
-            return cast(Array, stand_in(nbytes, device.index))
-        return np.empty(nbytes, np.uint8)  # never touched, so it takes no memory
+        return self._runtime.stand_in(nbytes)
 
     def keep(self, step: _SharedStep) -> None:
         """Have `step`, which is using the memory, let go of it when it moves."""
@@ -186,7 +180,7 @@ def create_shared_buffer(workspace: Workspace, device: str | Device = CPU) -> Sh
     place = Device.parse(device) if isinstance(device, str) else device
     blob = workspace.create_local_blob(shared_buffer_name(place))
     if not isinstance(blob.value, SharedBuffer):
-        blob.value = SharedBuffer(make_context(place))
+        blob.value = SharedBuffer(place)
     assert isinstance(blob.value, SharedBuffer)
     return blob.value
 

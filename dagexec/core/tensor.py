@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from dagexec.core import dtypes
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import CPU, Context, Device, array_on, copy_between, element_count, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
+from dagexec.core.runtime import DeviceRuntime, copy_between, runtime_of
+from dagexec.core.shapes import element_count
 from dagexec.errors import MissingBlobError, ShapeError
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import check_fits
@@ -77,12 +79,17 @@ class Tensor:
     """An n-dimensional array on a device.
 
     A new tensor is empty: reading `array` raises MissingBlobError until `resize`, `adopt` or `share` gave it content.
+
+    Attributes:
+        runtime: of the device whose memory it is in.
+        shape, meta: of its elements.
     """
 
-    __slots__ = ("_array", "_constant", "_context", "_is_view", "_storage", "meta", "shape")
+    __slots__ = ("_array", "_constant", "_is_view", "_storage", "meta", "runtime", "shape")
 
-    def __init__(self, context: Context | None = None) -> None:
-        self._context = context or make_context(CPU)
+    def __init__(self, device: Device = CPU) -> None:
+        """Raises DeviceError when there is no such device here."""
+        self.runtime: DeviceRuntime = runtime_of(device)
         self._storage: Storage | None = None
         self._array: npt.NDArray[Any] | None = None
         self._is_view = False
@@ -91,14 +98,9 @@ class Tensor:
         self.meta: TypeMeta = FLOAT32
 
     @property
-    def context(self) -> Context:
-        """The context that allocates this tensor's memory."""
-        return self._context
-
-    @property
     def device(self) -> Device:
         """Where the memory is."""
-        return self._context.device
+        return self.runtime.device
 
     @property
     def is_empty(self) -> bool:
@@ -170,7 +172,7 @@ class Tensor:
             storage = self._allocate(needed, meta)
         self._bind(storage, array_on(storage.buffer, shape, meta), meta)
         if keep and previous is not None:
-            self._context.copy_within(self.array, previous.reshape(shape))
+            self.runtime.copy_now(self.array, previous.reshape(shape))
         return self.array
 
     def growth(self, nbytes: int) -> int:
@@ -276,10 +278,7 @@ class Tensor:
             target = self.resize(tuple(array.shape), meta)
         else:
             target = self._lay_out(descriptor, meta)
-        if self.device == CPU:
-            self._context.copy_within(target, source)
-        else:
-            copy_between(self.device, CPU)(target, source)
+        self.runtime.copy_now(target, source)
 
     def fetch(self) -> npt.NDArray[Any]:
         """A copy of the values as a NumPy array of the host that owns its memory. Waits until the device has it.
@@ -290,7 +289,7 @@ class Tensor:
         if self.device == CPU:
             return np.array(self.array, copy=True, order="C")
         found = np.empty(self.shape, self.meta.numpy)
-        copy_between(CPU, self.device)(found, self.array)
+        self.runtime.copy_now(found, self.array)
         return found
 
     def _lay_out(self, descriptor: TensorDescriptor, meta: TypeMeta) -> npt.NDArray[Any]:
@@ -312,7 +311,7 @@ class Tensor:
             if self.device != CPU:
                 raise ShapeError(f"a tensor of strings cannot be on {self.device}: strings are kept on the host")
             return Storage(np.full(count, b"", np.object_), count)
-        return Storage(self._context.allocate(count), count)
+        return Storage(self.runtime.allocate(count), count)
 
     def _bind(self, storage: Storage | None, array: npt.NDArray[Any], meta: TypeMeta) -> None:
         self._storage = storage
@@ -330,13 +329,18 @@ class Tensor:
 def copy_tensor(destination: Tensor, source: Tensor) -> None:
     """Copy shape, dtype and values of `source` into `destination`, within a device or across two.
 
-    Raises DeviceError when nothing is registered that crosses between their kinds.
+    Raises DeviceError for devices of two kinds of which neither is the host.
     """
-    array = destination.resize(source.shape, source.meta)
-    if destination.device == source.device:
-        destination.context.copy_within(array, source.array)
-    else:
-        copy_between(destination.device, source.device)(array, source.array)
+    copy = copy_between(destination.runtime, source.runtime)
+    copy(destination.resize(source.shape, source.meta), source.array)
+
+
+def array_on(buffer: npt.NDArray[Any], shape: tuple[int, ...], meta: TypeMeta) -> npt.NDArray[Any]:
+    """An array of `shape` and `meta` over the first bytes of `buffer` (an object buffer for strings)."""
+    count = element_count(shape)
+    if meta is STRING:
+        return buffer[:count].reshape(shape)
+    return buffer[: count * meta.itemsize].view(meta.numpy).reshape(shape)
 
 
 def as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import Device
 from dagexec.core.io_access import IO, check_inside
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
@@ -154,7 +154,7 @@ class Workspace:
         if device is not None:
             place = Device.parse(device) if isinstance(device, str) else device
             if blob.value is None or blob.get(Tensor).device != place:
-                blob.value = Tensor(make_context(place))
+                blob.value = Tensor(place)
         blob.tensor().feed(array, descriptor)
 
     def adopt_blob(self, name: str, array: npt.NDArray[Any]) -> None:

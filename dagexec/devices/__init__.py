@@ -1,1 +1,21 @@
-"""The kinds of devices: the host, a simulated asynchronous device, and CUDA."""
+"""The kinds of devices: the host, a simulated asynchronous device, and CUDA. Their interface is `dagexec.core.runtime`.
+
+A kind registers here, by a line. What a simulated or a CUDA device needs is imported when the first one is used.
+"""
+
+from typing import TYPE_CHECKING
+
+from dagexec.core.device import DeviceKind, register_kind
+from dagexec.devices.host import HostRuntime
+from dagexec.platform.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from dagexec.devices.cuda import runtime as _cuda
+    from dagexec.devices.sim import runtime as _sim
+else:
+    _cuda = LazyModule("dagexec.devices.cuda.runtime")
+    _sim = LazyModule("dagexec.devices.sim.runtime")
+
+register_kind(DeviceKind("cpu", 0, HostRuntime))
+register_kind(DeviceKind("cuda", 1, lambda device: _cuda.CudaRuntime(device)))
+register_kind(DeviceKind("sim", 20901, lambda device: _sim.SimRuntime(device)))

@@ -15,7 +15,8 @@ from threading import get_ident
 
 from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
-from dagexec.core.runtime import RuntimeStatistics, at_work
+from dagexec.core.runtime import RuntimeStatistics
+from dagexec.core.stream import at_work
 from dagexec.errors import ClosedError, DagexecError, QueueFullError
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork

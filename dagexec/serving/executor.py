@@ -20,12 +20,13 @@ from dagexec.binding.io_binding import Array, Outputs
 from dagexec.binding.parameters import check_operators
 from dagexec.binding.replicas import NetOptions, Replica, Replicas, build_replicas
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import CPU, Device, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
-from dagexec.core.runtime import Priority, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Priority
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SettingError
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -157,7 +158,7 @@ def compile(
         nan=nan,
         progress=progress,
     )
-    make_context(options.device)
+    runtime_of(options.device)
     if telemetry is not False:
         require_telemetry()  # before anything is measured
     if stream_priority not in ("normal", "high"):
@@ -470,7 +471,7 @@ class Executor:
                 f"net {self.model.name!r}: reopen is for an executor of the parent, in a child made by os.fork; "
                 "this one is of this process"
             )
-        make_context(self._options.device)
+        runtime_of(self._options.device)
         old, finalizer = self._replicas, self._finalizer
         self._open(len(old.members), old.parameters, None)  # the threads of a pool it was given are the parent's too
         finalizer.detach()

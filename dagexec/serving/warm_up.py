@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import FLOAT32, STRING
 from dagexec.core.model import Model
+from dagexec.core.shapes import element_count
 from dagexec.errors import FeedError
 from dagexec.platform.host_memory import check_fits
 

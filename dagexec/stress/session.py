@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import Device
+from dagexec.core.runtime import runtime_of
 from dagexec.stress.case import Case, case_seeds, make_case
 from dagexec.stress.report import Defect, StressReport
 from dagexec.stress.runner import CaseFailedError, run_case
@@ -44,7 +45,7 @@ class Session:
         """Raises DeviceError or SchemaError for a device or a net type that does not exist."""
         self._options = options
         place = Device.parse(options.device or "cpu")
-        make_context(place)
+        runtime_of(place)
         self._device = str(place)
         make_case(0, options.device, options.net_type)
         self._tried: Counter[str] = Counter()

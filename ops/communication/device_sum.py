@@ -43,7 +43,7 @@ class DeviceSum(Operator):
 
     def output(self, index: int) -> Tensor:
         """Output `index`, made where its input is."""
-        return self.output_blobs[index].tensor(self.input(index).context)
+        return self.output_blobs[index].tensor(self.input(index).device)
 
 
 @operator(DEVICE_SUM)

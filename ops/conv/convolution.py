@@ -55,7 +55,7 @@ class ConvOperator(ImageOperator):
         """See `Operator`; it looks up the shared buffer that it is to use."""
         super().__init__(definition, workspace, index=index, net=net)
         if self.arguments.bool("shared_buffer") or shared_buffer_forced():
-            self.shared_buffer = find_shared_buffer(workspace, self.context.device)
+            self.shared_buffer = find_shared_buffer(workspace, self.runtime.device)
 
     @property
     def channels_last(self) -> bool:

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.choices import choices
-from dagexec.core.device import CPU, make_context
+from dagexec.core.device import CPU
 from dagexec.core.operator import Step, in_sequence
+from dagexec.core.runtime import runtime_of
 from dagexec.core.tensor import Constant
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
@@ -109,7 +110,7 @@ def measure(steps: dict[str, Step]) -> dict[str, float]:
 def _allocate(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
     """Memory as operators get it, aligned to a cache line."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return make_context(CPU).allocate(nbytes).view(dtype).reshape(tuple(shape))
+    return runtime_of(CPU).allocate(nbytes).view(dtype).reshape(tuple(shape))
 
 
 def _trial(problem: ConvProblem) -> ConvProblem:

@@ -107,7 +107,7 @@ class Dropout(Operator):
     def _generator(self) -> Callable[[], Callable[[int], Array]]:
         """What gives, in each run, the function that draws so many random words of 64 bits."""
         if len(self.input_blobs) == 1:
-            generator = self.context.random.bit_generator
+            generator = self.random.bit_generator
             return lambda: generator.random_raw
         option = self.definition.device_option
         seed = option.random_seed if option.HasField("random_seed") else secrets.randbits(64)

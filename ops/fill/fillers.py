@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, FLOAT64, INT16, INT32, INT64, STRING, UINT8, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.shapes import element_count
 from dagexec.errors import ArgumentError
 from dagexec.ops.fill.fill_values import fill_type, fill_value, given_count, given_type, given_values
 from dagexec.ops.shape.reshaping import integers_of
@@ -283,7 +283,7 @@ class XavierFill(Operator):
         """Draw into the output and scale it there."""
         y = self.y(0)
         bound = math.sqrt(3.0 / max(1, fan_in(self.call(), y.shape)))
-        return partial(_uniform, self.context.random, y, -bound, bound)
+        return partial(_uniform, self.random, y, -bound, bound)
 
 
 @operator(
@@ -303,7 +303,7 @@ class MSRAFill(Operator):
         """Draw into the output and scale it there."""
         y = self.y(0)
         std = math.sqrt(2.0 / max(1, fan_out(self.call(), y.shape)))
-        return partial(_normal, self.context.random, y, 0.0, std)
+        return partial(_normal, self.random, y, 0.0, std)
 
 
 def _check_gaussian(call: OperatorCall, _shape: tuple[int, ...]) -> None:
@@ -328,7 +328,7 @@ class GaussianFill(Operator):
     def prepare(self) -> Step:
         """Draw into the output, scale and shift it there."""
         mean, std = self.arguments.float("mean", 0.0), self.arguments.float("std", 1.0)
-        return partial(_normal, self.context.random, self.y(0), mean, std)
+        return partial(_normal, self.random, self.y(0), mean, std)
 
 
 def _check_uniform(meta: TypeMeta) -> Callable[[OperatorCall, tuple[int, ...]], None]:
@@ -395,7 +395,7 @@ class UniformFill(UniformBetween):
 
     def prepare(self) -> Step:
         """Draw into the output, scale and shift it there."""
-        y, random, bounds = self.y(0), self.context.random, self.bounds()
+        y, random, bounds = self.y(0), self.random, self.bounds()
         return lambda: _uniform(random, y, *bounds())
 
 
@@ -415,7 +415,7 @@ class UniformIntFill(UniformBetween):
 
     def prepare(self) -> Step:
         """Draw, which NumPy does into memory of its own, and copy."""
-        y, random, bounds = self.y(0), self.context.random, self.bounds()
+        y, random, bounds = self.y(0), self.random, self.bounds()
 
         def fill() -> None:
             low, high = bounds()

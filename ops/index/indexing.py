@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.shapes import element_count
 from dagexec.ops.shape.reshaping import copy_cost, integers_of
 
 Array = npt.NDArray[Any]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
@@ -28,6 +27,7 @@ from dagexec.core.schema import (
     memory_cost,
     same_as_input,
 )
+from dagexec.core.shapes import element_count
 from dagexec.core.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -432,7 +432,7 @@ class Copy(Operator):
 
     def x(self, index: int) -> npt.NDArray[Any]:
         """The array of the input, as the device that has it works on it."""
-        return self.input(index).context.host_view(super().x(index))
+        return self.input(index).runtime.host_view(super().x(index))
 
     def prepare(self) -> Step:
         """One copy."""

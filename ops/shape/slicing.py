@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.device import element_count
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.shapes import element_count
 from dagexec.ops.base.blocks import Index
 from dagexec.ops.base.pieces import is_same_memory, piece_offset
 from dagexec.ops.shape.reshaping import copy_cost, distinct_axes, integers_of

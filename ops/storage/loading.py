@@ -11,13 +11,14 @@ import numpy.typing as npt
 from dagexec.core import dtypes
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import DeviceOption
 from dagexec.core.registry import operator
+from dagexec.core.runtime import runtime_of
 from dagexec.core.schema import UNBOUNDED, OpSchema
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ArgumentError, StorageError
@@ -32,7 +33,7 @@ _MOST_READERS = 64
 
 def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
     """Make a copy of `array` the value of output `index`, on the operator's device; in place where it fits."""
-    if op.context.device.kind in ("cpu", "sim"):
+    if op.runtime.device.kind in ("cpu", "sim"):
         op.output(index).resize(tuple(array.shape), dtypes.from_numpy(array.dtype))
         np.copyto(op.y(index), array)
     else:
@@ -71,7 +72,7 @@ class Load(StorageOperator):
 
     def prepare(self) -> Step:
         """Read all, then change blobs."""
-        wanted = _Selection(self.arguments, names_of_user(self.definition.output, self.context.device), self.label)
+        wanted = _Selection(self.arguments, names_of_user(self.definition.output, self.runtime.device), self.label)
         kind = db_type(self.arguments, self.label)
         paths = self.arguments.strings("dbs") or [path for path in [self.arguments.string("db", "")] if path]
         if bool(paths) == bool(self.input_blobs):
@@ -112,14 +113,14 @@ class Load(StorageOperator):
                 self._store_output(wanted.outputs.index(name), array, device)
             else:
                 blob = self.workspace.create_blob(name)
-                _feed(blob, array, device if wanted.keep_device else self.context.device)
+                _feed(blob, array, device if wanted.keep_device else self.runtime.device)
         for name, text in strings.items():
             place = wanted.outputs.index(name) if name in wanted.outputs else -1
             blob = self.output_blobs[place] if place >= 0 else self.workspace.create_blob(name)
             blob.value = text
 
     def _store_output(self, index: int, array: Array, device: Device | None) -> None:
-        if device is None or device == self.context.device:
+        if device is None or device == self.runtime.device:
             store(self, index, array)
         else:
             _feed(self.output_blobs[index], array, device)
@@ -168,7 +169,7 @@ def _read(kind: str, path: Path, wanted: Callable[[str], bool]) -> BlobFile:
 def _present(option: DeviceOption) -> Device:
     """The device of a record. Raises DeviceError when dagexec has none of its type, or it is not here."""
     device = Device.from_option(option)
-    make_context(device)
+    runtime_of(device)
     return device
 
 
@@ -176,7 +177,7 @@ def _feed(blob: Blob, array: Array, device: Device | None) -> None:
     """Give a blob that is no output a value, where it is already or, a new one, on `device`."""
     strings = dtypes.from_numpy(array.dtype) is STRING
     if not isinstance(blob.value, Tensor) or (device is not None and blob.value.device != device):
-        blob.value = Tensor(None if device is None or strings else make_context(device))
+        blob.value = Tensor(CPU if device is None or strings else device)
     blob.tensor().feed(array)
 
 

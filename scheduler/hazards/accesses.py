@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.device import CPU, Device, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.runtime import runtime_of
 from dagexec.core.shared_buffer import shared_buffer_forced
 from dagexec.core.tensor import Tensor
 from dagexec.devices.cuda.arrays import address, is_on_device
@@ -303,7 +304,7 @@ def turns_of(operator: Operator) -> list[str]:
     """Names of the working memories that `operator` shares with others."""
     names = []
     if operator.shared_buffer is not None:
-        names.append(f"shared buffer of {operator.context.device}")
+        names.append(f"shared buffer of {operator.runtime.device}")
     if operator.library_state is not None:
         names.append(operator.library_state.name)
     return names
@@ -321,7 +322,7 @@ def region_of(blob: Blob) -> Region | None:
         return _region_of_array(array)
     where: object = tensor.device if isinstance(array, np.ndarray) else array.device
     if isinstance(where, Device):
-        array = make_context(where).host_view(array)
+        array = runtime_of(where).host_view(array)
     if isinstance(array, np.ndarray):
         return _region_of_array(array)
     return Region(id(tensor.storage()), 0, max(1, tensor.capacity))

@@ -33,7 +33,7 @@ from dagexec.core.device import CPU
 from dagexec.core.exclusive import WatchedTurns, watch_turns
 from dagexec.core.graph import Hazard
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Event, Kernel, Stream
+from dagexec.core.stream import Event, Kernel, Stream
 from dagexec.core.tensor import binding_epoch
 from dagexec.errors import HazardError
 from dagexec.platform.threads import threads

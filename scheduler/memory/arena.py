@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Context
+from dagexec.core.device import CPU
+from dagexec.core.runtime import DeviceRuntime
 from dagexec.platform.host_memory import address_space_is_limited, check_fits, promise
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.offsets import Integers, aligned, best_fit
@@ -49,7 +50,7 @@ class Arena:
 
     def __init__(
         self,
-        context: Context,
+        runtime: DeviceRuntime,
         offsets: Integers,
         sizes: Sequence[int],
         lifetimes: Lifetimes | None = None,
@@ -60,7 +61,7 @@ class Arena:
         self.sizes = np.array([aligned(size) for size in sizes], np.int64)
         self.working: list[WorkingMemory] = []
         self._given = np.zeros((0, 4), np.int64)
-        self._context = context
+        self._runtime = runtime
         self._lifetimes = lifetimes
         self._members = np.array(members, np.intp)
         self._extents: list[int] = []
@@ -90,7 +91,7 @@ class Arena:
         grown = max(self._extents[block], offset + size) - self._extents[block]
         self._grow(block, grown, f"working memory of {nbytes:,} bytes in the arena of a memory plan")
         self._note(WorkingMemory(operator, block, offset, nbytes))
-        return self._context.host_view(self._blocks[block][offset : offset + nbytes])
+        return self._runtime.host_view(self._blocks[block][offset : offset + nbytes])
 
     def _grow(self, block: int, nbytes: int, what: str) -> None:
         """Use `nbytes` more bytes behind those that are used of a block."""
@@ -133,10 +134,10 @@ class Arena:
 
     def _add_block(self, nbytes: int) -> None:
         """One more block with room for `nbytes`, none of them used yet."""
-        reserved = reserve(nbytes) if self._context.device == CPU else None
+        reserved = reserve(nbytes) if self._runtime.device == CPU else None
         if reserved is not None:
             self._reserved.add(len(self._blocks))
-        self._blocks.append(self._context.allocate(nbytes) if reserved is None else reserved)
+        self._blocks.append(self._runtime.allocate(nbytes) if reserved is None else reserved)
         self._extents.append(0)
 
 
@@ -153,9 +154,9 @@ class _Region:
 class StripArena(Arena):
     """An arena where working memory is behind the buffers, in strips that operators pass on (`list_order_offsets`)."""
 
-    def __init__(self, context: Context, offsets: Integers, sizes: Sequence[int], strips: Sequence[int]) -> None:
+    def __init__(self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], strips: Sequence[int]) -> None:
         """`strips` are those of the operators. Raises ResourceError when there is no memory."""
-        super().__init__(context, offsets, sizes)
+        super().__init__(runtime, offsets, sizes)
         self._strips = strips
         self._regions: dict[int, list[_Region]] = {}
 

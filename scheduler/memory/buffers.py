@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dagexec.core.blob import Blob
-from dagexec.core.device import Context, Device
+from dagexec.core.device import Device
 from dagexec.core.dtypes import STRING
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
+from dagexec.core.runtime import DeviceRuntime
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.scheduler.memory.content import ByteRange, Content
@@ -48,19 +49,19 @@ class Buffer:
         nbytes: its size.
         users: the operators that touch it, ascending.
         kept: its content must survive the run.
-        context: of the device it is on.
+        runtime: of the device it is on.
     """
 
     name: str
     nbytes: int
     users: tuple[int, ...]
     kept: bool
-    context: Context
+    runtime: DeviceRuntime
 
     @property
     def device(self) -> Device:
         """Where it is."""
-        return self.context.device
+        return self.runtime.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,7 @@ class _Search:
                 users.update(uses.readers, uses.writers)
             first = self._uses[next(iter(root.members))]
             kept = self._is_kept(root.members)
-            buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first.blob).context))
+            buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first.blob).runtime))
             for key, offset in root.members.items():
                 places[key] = BufferSlice(len(buffers) - 1, offset, self._uses[key].types[0])
         own = {

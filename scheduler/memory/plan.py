@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import Context, Device, array_on
+from dagexec.core.device import Device
 from dagexec.core.operator import Operator
-from dagexec.core.tensor import Storage
+from dagexec.core.runtime import DeviceRuntime
+from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.memory.arena import Arena, StripArena
@@ -64,8 +65,8 @@ class MemoryPlan:
                 if device.kind != "cuda":  # which has memory of its own
                     check_fits(placed[device].extent + self.own_bytes, f"net {name!r}: {self._needs()}")
                 sizes = [self.buffers[number].nbytes for number in members]
-                context = self.buffers[members[0]].context
-                self._arenas[device] = self._new_arena(context, offsets, sizes, members)
+                runtime = self.buffers[members[0]].runtime
+                self._arenas[device] = self._new_arena(runtime, offsets, sizes, members)
         except ResourceError as error:
             raise ResourceError(f"net {name!r}: {self._needs()}: {error}") from None
 
@@ -86,21 +87,23 @@ class MemoryPlan:
 
     def working_memory(self, index: int, operator: Operator) -> MemorySource:
         """What gives working memory to operator `index`, while it is prepared."""
-        return partial(self._arena(operator.context).working_memory, index)
+        return partial(self._arena(operator.runtime).working_memory, index)
 
-    def _arena(self, context: Context) -> Arena:
-        arena = self._arenas.get(context.device)
+    def _arena(self, runtime: DeviceRuntime) -> Arena:
+        arena = self._arenas.get(runtime.device)
         if arena is None:
-            arena = self._new_arena(context, np.zeros(0, np.int64), (), ())
-            self._arenas[context.device] = arena
+            arena = self._new_arena(runtime, np.zeros(0, np.int64), (), ())
+            self._arenas[runtime.device] = arena
         return arena
 
-    def _new_arena(self, context: Context, offsets: Integers, sizes: Sequence[int], members: Sequence[int]) -> Arena:
+    def _new_arena(
+        self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
+    ) -> Arena:
         if not self._many:
-            return Arena(context, offsets, sizes, self.lifetimes, members)
-        if context.device not in self._strips:
-            self._strips[context.device] = place_in_list_order((), (), (), self._order).strips
-        return StripArena(context, offsets, sizes, self._strips[context.device])
+            return Arena(runtime, offsets, sizes, self.lifetimes, members)
+        if runtime.device not in self._strips:
+            self._strips[runtime.device] = place_in_list_order((), (), (), self._order).strips
+        return StripArena(runtime, offsets, sizes, self._strips[runtime.device])
 
     @property
     def peak_bytes(self) -> int:

@@ -24,7 +24,8 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import StreamMutex
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Array, Event, Kernel, Priority, Stream, runtime_of
+from dagexec.core.runtime import Array, runtime_of
+from dagexec.core.stream import Event, Kernel, Priority, Stream
 from dagexec.errors import DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.observe.observers import Observer

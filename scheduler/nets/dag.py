@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from dagexec.core.graph import Graph
 from dagexec.core.proto import NetDef
-from dagexec.core.runtime import Priority
+from dagexec.core.stream import Priority
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.platform import processor

@@ -22,7 +22,7 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_verified
-from dagexec.core.runtime import Kernel, Priority, at_work
+from dagexec.core.stream import Kernel, Priority, at_work
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
@@ -331,6 +331,8 @@ def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
             if id(blob) not in written:
                 found.setdefault(id(blob), blob)
                 if blob.value is None:
-                    blob.tensor(None if operator.crosses_devices else operator.context)  # a copy's is fed on the host
+                    blob.tensor(
+                        CPU if operator.crosses_devices else operator.runtime.device
+                    )  # a copy's is fed on the host
         written.update(id(blob) for blob in operator.output_blobs)
     return list(found.values())

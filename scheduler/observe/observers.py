@@ -25,7 +25,7 @@ from dagexec.scheduler.plan.culprit import stand_for
 from dagexec.scheduler.plan.preparation import CheckedStep
 
 if TYPE_CHECKING:
-    from dagexec.core.runtime import Event, Kernel, Stream
+    from dagexec.core.stream import Event, Kernel, Stream
     from dagexec.scheduler.plan.plan import Plan
     from dagexec.scheduler.run.run import Run
 

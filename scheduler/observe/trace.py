@@ -17,7 +17,7 @@ from dagexec.platform.threads import threads
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunsUnderWay
 
 if TYPE_CHECKING:
-    from dagexec.core.runtime import Event, Kernel, Stream
+    from dagexec.core.stream import Event, Kernel, Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunsUnderWay
 
 if TYPE_CHECKING:
-    from dagexec.core.runtime import Kernel, Stream
+    from dagexec.core.stream import Kernel, Stream
 
 VARIABLE = "DAGEXEC_TRACE"
 

@@ -254,7 +254,7 @@ class Preparation:
         ):
             return False
         for binding in moved:
-            binding.tensor.context.copy_within(binding.array, binding.tensor.array)
+            binding.tensor.runtime.copy_now(binding.array, binding.tensor.array)
             binding.put_back()
         for binding in self.outputs:
             if not binding.holds():

@@ -13,7 +13,8 @@ from functools import partial
 
 from dagexec.core.exclusive import LibraryState
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Event, Stream, StreamFailure, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Event, Stream, StreamFailure
 from dagexec.errors import RunCancelledError
 from dagexec.platform.threads import Timer, threads
 from dagexec.scheduler.plan.culprit import operator_failure

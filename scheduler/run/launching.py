@@ -17,16 +17,8 @@ from functools import partial
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.operator import Operator, Step
-from dagexec.core.runtime import (
-    Event,
-    Kernel,
-    Priority,
-    Stream,
-    StreamFailure,
-    StreamObserver,
-    runtime_of,
-    wait_for,
-)
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver, wait_for
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.platform.threads import ThreadsEndedError, threads

@@ -1,25 +1,21 @@
-"""Devices by name and number, the host's context, and a second kind of device registered by the test."""
+"""Devices by name and number, the host as a device, and a kind of device that the test registers."""
 
-from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from dagexec.core import device as device_module
-from dagexec.core.device import (
-    CPU,
-    CPUContext,
-    Device,
-    element_count,
-    make_context,
-    register_context,
-    register_copy,
-)
+from dagexec.core import runtime as runtime_module
+from dagexec.core.device import CPU, Device, DeviceKind, register_kind
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.proto import DeviceOption
+from dagexec.core.runtime import runtime_of
 from dagexec.core.tensor import Tensor, copy_tensor
+from dagexec.devices.host import HostRuntime
+from dagexec.devices.sim import simulated
 from dagexec.errors import DeviceError, ResourceError
 
 
@@ -45,114 +41,95 @@ def test_an_unknown_device_number_is_refused() -> None:
 
 
 def test_an_unavailable_device_names_the_available_ones() -> None:
-    with pytest.raises(DeviceError, match=r"device vulkan:2 is not available here; available kinds: .*cpu"):
-        make_context(Device("vulkan", 2))
+    with pytest.raises(DeviceError, match=r"device vulkan:2 is not available here; available kinds: cpu, cuda, sim"):
+        runtime_of(Device("vulkan", 2))
 
 
 def test_the_host_allocates_aligned_memory_and_copies() -> None:
-    context = make_context(CPU)
+    host = runtime_of(CPU)
     for nbytes in (0, 1, 100):
-        buffer = context.allocate(nbytes)
+        buffer = host.allocate(nbytes)
         assert (buffer.dtype, buffer.size) == (np.dtype(np.uint8), nbytes)
         assert buffer.ctypes.data % 64 == 0 or nbytes == 0
     target = np.zeros(3)
-    context.copy_within(target, np.arange(3.0))
+    host.copy_now(target, np.arange(3.0))
     assert target.tolist() == [0, 1, 2]
-    context.free(context.allocate(8))
-    context.finish()
 
 
-def test_the_host_has_one_stream() -> None:
-    context = make_context(CPU)
-    context.switch(0)
-    with pytest.raises(DeviceError, match="stream 1 asked for; cpu has stream 0 only"):
-        context.switch(1)
-
-
-def test_a_seed_repeats_the_random_numbers_of_a_context() -> None:
-    first = make_context(CPU, 5).random.random(4).tolist()
-    assert make_context(CPU, 5).random.random(4).tolist() == first
-    assert make_context(CPU, 6).random.random(4).tolist() != first
-    assert make_context(CPU).random.random(4).tolist() != make_context(CPU).random.random(4).tolist()
-    context = make_context(CPU, 5)
-    assert context.random is context.random
+def test_the_host_has_no_streams() -> None:
+    host, array = runtime_of(CPU), np.zeros(1)
+    with simulated("sim:0") as other:
+        stream = other.lease()
+        for use in (host.lease, host.current_stream, partial(host.give_back, stream), partial(host.event, "it"),
+                    partial(host.copy, array, array, stream), partial(host.capture, [])):  # fmt: skip
+            with pytest.raises(DeviceError, match=r"cpu has no (streams|events): its work is done when a call returns"):
+                use()
+    host.synchronize()
+    assert (host.streams(), host.stream_in_use(), host.statistics().streams) == ((), None, 0)
 
 
 def test_more_than_any_machine_has_is_refused() -> None:
     with pytest.raises(ResourceError):
-        make_context(CPU).allocate(2**60)
+        runtime_of(CPU).allocate(2**60)
 
 
-def test_element_count_refuses_what_no_array_can_have() -> None:
-    assert element_count(()) == 1
-    assert element_count((3, 0, 2)) == 0
-    assert element_count((2**31, 2**31)) == 2**62
-    for shape, message in (((2**32, 2**31), "overflows"), ((2**62, 0, 4), "overflows"), ((0, -1), "negative size")):
-        with pytest.raises(ResourceError, match=message):
-            element_count(shape)
+class CountedMemory(HostRuntime):
+    """A pretended device in host memory. Its arrays count what was asked of it and tell which way data crossed."""
 
-
-class SlowMemory(CPUContext):
-    """A pretended device: host memory that counts what was asked of it."""
-
-    def __init__(self, device: Device, seed: int | None) -> None:
-        super().__init__(device, seed)
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self.allocations: list[int] = []
+        self.copies = 0
 
-    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def allocate(self, nbytes: int) -> npt.NDArray[Any]:
         self.allocations.append(nbytes)
         return super().allocate(nbytes)
 
+    def copy_now(self, destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        self.copies += 1
+        super().copy_now(destination, source)
+
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
-    """A device kind `sim` with copies to and from the host; the list tells which way data crossed."""
-    monkeypatch.setattr(device_module, "_contexts", dict(device_module._contexts))
-    monkeypatch.setattr(device_module, "_copies", {})
-    crossings: list[tuple[str, str]] = []
-
-    def crossing(to: str, source: str) -> Any:
-        def copy(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-            crossings.append((to, source))
-            np.copyto(destination, values)
-
-        return copy
-
-    register_context("sim", SlowMemory)
-    for pair in (("sim", "cpu"), ("cpu", "sim"), ("sim", "sim")):
-        register_copy(*pair, crossing(*pair))
-    return crossings
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[CountedMemory]:
+    """Devices 0 and 1 of a kind that the test registers."""
+    monkeypatch.setattr(device_module, "_kinds", dict(device_module._kinds))
+    monkeypatch.setattr(runtime_module, "_runtimes", {})
+    register_kind(DeviceKind("counted", 4711, CountedMemory))
+    found = [runtime_of(Device.parse(name)) for name in ("counted", "counted:1")]
+    assert all(isinstance(runtime, CountedMemory) for runtime in found)
+    return cast(list[CountedMemory], found)
 
 
-def test_a_tensor_is_copied_across_devices_by_the_registered_function(fake: list[tuple[str, str]]) -> None:
-    host, near, far = Tensor(), Tensor(make_context(Device("sim", 0))), Tensor(make_context(Device("sim", 1)))
+def test_a_kind_of_device_is_registered_once(devices: list[CountedMemory]) -> None:
+    one = Device("counted", 1)
+    assert [Device.parse("counted:1"), Device.from_option(one.to_option())] == [one, one]
+    assert runtime_of(one) is devices[1]
+    with pytest.raises(DeviceError, match="expected one of cpu, cuda:N, sim:N, counted:N"):
+        Device.parse("other")
+
+
+def test_a_tensor_is_copied_across_devices_by_the_one_that_is_not_the_host(devices: list[CountedMemory]) -> None:
+    near, far = devices
+    host, one, two, back = Tensor(), Tensor(near.device), Tensor(far.device), Tensor()
     host.feed(np.arange(6, dtype=np.float32).reshape(2, 3))
-    copy_tensor(near, host)
-    copy_tensor(far, near)
-    back = Tensor()
-    copy_tensor(back, far)
-    assert fake == [("sim", "cpu"), ("sim", "sim"), ("cpu", "sim")]
+    for target, source in ((one, host), (two, one), (back, two)):
+        copy_tensor(target, source)
+    assert (near.copies, far.copies) == (1, 2)
     assert (back.shape, back.meta, back.device) == ((2, 3), FLOAT32, CPU)
     assert back.fetch().tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert isinstance(near.context, SlowMemory)
-    assert near.context.allocations == [24]
+    assert one.runtime is near
+    assert near.allocations == [24]
 
 
-def test_a_copy_within_a_device_does_not_cross(fake: list[tuple[str, str]]) -> None:
-    one, two = (Tensor(make_context(Device("sim", 1))) for _ in range(2))
-    one.feed(np.array([1, 2], np.int32))
-    copy_tensor(two, one)
-    assert fake == [("sim", "cpu")]  # feeding it
-    assert two.fetch().tolist() == [1, 2]
-    assert fake == [("sim", "cpu"), ("cpu", "sim")]
-
-
-def test_a_copy_nobody_registered_is_refused(fake: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "_copies", {})
-    host = Tensor()
-    host.feed(np.zeros(1))
-    with pytest.raises(DeviceError, match="no copy from cpu to sim:0 is registered"):
-        copy_tensor(Tensor(make_context(Device("sim"))), host)
+def test_nothing_copies_between_two_kinds_of_devices(devices: list[CountedMemory]) -> None:
+    tensor = Tensor(devices[0].device)
+    tensor.feed(np.zeros(1))
+    with (
+        simulated("sim:0"),
+        pytest.raises(DeviceError, match="nothing copies from counted:0 to sim:0; copy to the host"),
+    ):
+        copy_tensor(Tensor(Device("sim")), tensor)
 
 
 def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +138,4 @@ def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.
 
     monkeypatch.setattr(np, "empty", refuse)
     with pytest.raises(ResourceError, match="1,000 bytes: the system refuses it"):
-        make_context(CPU).allocate(1000)
+        runtime_of(CPU).allocate(1000)

@@ -15,8 +15,9 @@ from dagexec import NetDef, OperatorDef, Workspace, create_shared_buffer
 from dagexec.core.device import Device
 from dagexec.core.exclusive import StreamMutex
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.runtime import Kernel, Stream, runtime_of
+from dagexec.core.runtime import runtime_of
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
+from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.cuda.cublas import LARGE_WORKSPACE, WORKSPACE
 from dagexec.ops.cuda.base.copy import copy_step
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet

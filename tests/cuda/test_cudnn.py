@@ -17,11 +17,11 @@ from dagexec.core.choices import choices
 from dagexec.core.device import Device
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.graph import build_graph
-from dagexec.core.runtime import Kernel
-from dagexec.devices.cuda.context import cuda_runtime
+from dagexec.core.stream import Kernel
 from dagexec.devices.cuda.cudnn_graph import FORWARD, ConvGraph, ConvParameters, TensorLayout, aligned
 from dagexec.devices.cuda.cudnn_handle import CudnnHandle, thread_handles
 from dagexec.devices.cuda.cudnn_plans import PlanOptions, plan_cache
+from dagexec.devices.cuda.runtime import cuda_runtime
 from dagexec.errors import DeviceError, UnsupportedFeatureError
 from dagexec.scheduler.hazards import check_net, named_accesses
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet

@@ -22,7 +22,8 @@ from dagexec import NetDef
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.runtime import Kernel, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Kernel
 from dagexec.errors import (
     ClosedError,
     DagexecError,

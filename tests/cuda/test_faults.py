@@ -167,7 +167,7 @@ def test_words_are_given_back_with_the_steps() -> None:
             gc.collect()
             [gather] = [one for one in net.operators if isinstance(one, CheckedOperator)]
             assert sum(known() is not None for known in gather._faults) <= 4
-            words = gather.context.runtime.once("host words", PinnedFlags)  # type: ignore[attr-defined]
+            words = gather.runtime.once("host words", PinnedFlags)  # type: ignore[arg-type]
             taken = PAGE_WORDS - len(words._free)
             assert 1 <= taken <= 4
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
-from dagexec.devices.cuda.context import cuda_runtime
+from dagexec.devices.cuda.runtime import cuda_runtime
 from dagexec.errors import OperatorError, ShapeError
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.cuda.base import indices as indices_module

@@ -11,7 +11,8 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.operator import Step
-from dagexec.core.runtime import Kernel, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Kernel
 from dagexec.devices.cuda import cublas
 from dagexec.devices.cuda.cublas import matrix_product
 from dagexec.devices.cuda.kernels import Function, Launch

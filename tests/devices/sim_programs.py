@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from dagexec.core.runtime import Event, Kernel, Stream
+from dagexec.core.stream import Event, Kernel, Stream
 from dagexec.devices.sim import SimRuntime
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.device import Device, make_context
-from dagexec.core.runtime import Kernel
+from dagexec.core.device import Device
+from dagexec.core.stream import Kernel
 from dagexec.core.tensor import Tensor
 from dagexec.devices.cuda import copies, staging
-from dagexec.devices.cuda.context import copy_blocking
 from dagexec.devices.cuda.copies import runtime_at
 from dagexec.devices.cuda.in_flight import staged_downloads
 from dagexec.errors import DeviceError, ShapeError
@@ -34,14 +33,14 @@ def on_device(values: Any, index: int = 0) -> Any:
     """A packed device array of these values."""
     host = np.ascontiguousarray(values)
     array = cuda(index).allocate(host.nbytes).view(host.dtype).reshape(host.shape)
-    copy_blocking(array, host)
+    cuda().copy_now(array, host)
     return array
 
 
 def fetched(array: Any) -> Any:
     """The values of a device array."""
     found = np.empty(array.shape, array.dtype)
-    copy_blocking(found, array)
+    cuda().copy_now(found, array)
     return found
 
 
@@ -56,7 +55,7 @@ def test_strided_arrays_are_copied_between_all_places(way: str, dtype: type, pee
         target: Any = np.zeros((5, 3, 4), dtype)
         if way != "from":
             target = on_device(target, int(way == "across"))
-        copy_blocking(target[::2, :, 1:], source[1].transpose(2, 0, 1)[1:4, :, 1:])
+        cuda().copy_now(target[::2, :, 1:], source[1].transpose(2, 0, 1)[1:4, :, 1:])
         found = target if way == "from" else fetched(target)
     expected = np.zeros((5, 3, 4), dtype)
     expected[::2, :, 1:] = values[1].transpose(2, 0, 1)[1:4, :, 1:]
@@ -211,7 +210,7 @@ def test_a_fetch_comes_after_what_is_on_the_current_stream_and_gives_its_failure
         stream.launch(Kernel(lambda: 1 / 0, "division"))
         for pair in ((np.zeros(4), array), (array, np.zeros(4))):
             with pytest.raises(ZeroDivisionError):
-                copy_blocking(*pair)
+                runtime.copy_now(*pair)
     timer.join()
 
 
@@ -227,23 +226,22 @@ def test_a_fetch_without_a_current_stream_waits_for_its_own_copy_only(machine: M
 
 
 @pytest.mark.slow
-def test_shapes_are_broadcast_for_a_context_and_otherwise_equal(machine: Machine) -> None:
+def test_shapes_are_broadcast_by_a_blocking_copy_and_otherwise_equal(machine: Machine) -> None:
     runtime = cuda()
     array = on_device(np.zeros((2, 3)))
-    context = make_context(Device("cuda", 0))
-    context.copy_within(array, np.arange(3.0))
+    runtime.copy_now(array, np.arange(3.0))
     np.testing.assert_array_equal(fetched(array), [[0, 1, 2]] * 2)
-    context.copy_within(array, on_device(np.array([[5.0], [6.0]])))
+    runtime.copy_now(array, on_device(np.array([[5.0], [6.0]])))
     np.testing.assert_array_equal(fetched(array), [[5] * 3, [6] * 3])
     for wrong in (np.zeros(4), on_device(np.zeros(4)), np.zeros((2, 3), np.float32)):
         with pytest.raises((ShapeError, ValueError)):
-            context.copy_within(array, wrong)
+            runtime.copy_now(array, wrong)
     with pytest.raises(ShapeError, match="expected the same"):
         runtime.copy(array, np.zeros(3), runtime.lease())
 
 
 def test_tensors_are_fed_and_fetched_with_any_strides(machine: Machine) -> None:
-    tensor = Tensor(make_context(Device("cuda", 1)))
+    tensor = Tensor(Device("cuda", 1))
     values = np.arange(24.0).reshape(2, 3, 4)
     for view in (values, values[:, ::2], values.T, values[..., 0], np.float32(3)[None], np.zeros((0, 3))):
         tensor.feed(view)
@@ -261,7 +259,7 @@ def test_axes_that_one_step_runs_through_are_one(machine: Machine) -> None:
 def test_peers_are_enabled_once(machine: Machine) -> None:
     array, target = on_device(np.arange(4.0)), on_device(np.zeros(4), 1)
     for _ in range(2):
-        copy_blocking(target, array)
+        cuda().copy_now(target, array)
     np.testing.assert_array_equal(fetched(target), np.arange(4.0))
     assert machine.devices[0].peers == {1}
     assert copies.enable_peers(runtime_at(0), 1, 0)

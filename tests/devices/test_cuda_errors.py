@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import Device
 from dagexec.core.runtime import install_runtime, runtime_of
 from dagexec.devices.cuda.binding import installed
 from dagexec.devices.cuda.errors import device_error, is_sticky
@@ -82,7 +82,7 @@ def test_a_device_that_does_not_exist_is_named_beside_those_that_do() -> None:
         listed = "list them with: nvidia-smi --list-gpus"
         assert message("cuda:7") == f"device cuda:7 does not exist; this machine has 2: {there}; {listed}"
         with pytest.raises(DeviceError, match="cuda:2 does not exist"):
-            make_context(Device("cuda", 2))
+            runtime_of(Device("cuda", 2))
     with emulated():
         assert f"has 2: cuda:0 (emulated device), cuda:1 (emulated device); {listed}" in message("cuda:2")
 

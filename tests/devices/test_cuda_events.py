@@ -16,11 +16,10 @@ import pytest
 
 import dagexec
 from dagexec.core.device import Device
-from dagexec.core.event import EventState, HostEvent
-from dagexec.core.runtime import Capture, Event, Kernel, Stream
+from dagexec.core.stream import Capture, Event, EventState, Kernel, Stream
 from dagexec.devices.cuda import completion
 from dagexec.devices.cuda.event import CudaEvent
-from dagexec.devices.sim import simulated
+from dagexec.devices.sim import SimEvent, simulated
 from dagexec.errors import DeviceError
 from tests.cuda.emulated import emulated
 from tests.cuda.emulated.machine import Fault, Machine
@@ -217,9 +216,9 @@ def test_a_stream_waits_for_events_of_another_device_and_of_the_host(machine: Ma
     cuda(1).copy(target, source, other)
     assert other.synchronize()
     np.testing.assert_array_equal(fetched(target), np.arange(4.0))
-    host = HostEvent("host")
-    host.record()
-    other.wait(host)
+    simulated = SimEvent("of another kind of device")
+    simulated.record(None)
+    other.wait(simulated)
     assert machine.races == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagexec.core.runtime import Kernel
+from dagexec.core.stream import Kernel
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.memory import size_class
 from dagexec.errors import ResourceError

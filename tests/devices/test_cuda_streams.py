@@ -6,13 +6,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dagexec.core.device import Device
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Kernel, KernelFailedError, Priority, runtime_of
-from dagexec.devices.cuda.context import CudaContext
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import EventState, Kernel, KernelFailedError, Priority
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.runtime import CudaRuntime
 from dagexec.errors import DeviceError, ResourceError
@@ -253,23 +251,3 @@ def test_a_stream_has_things_of_its_own(machine: Machine) -> None:
     one, two = cuda().lease(), cuda().lease()
     assert one.once("handle", object) is one.once("handle", object)
     assert one.once("handle", object) is not two.once("handle", object)
-
-
-@pytest.mark.slow
-def test_the_work_of_a_context_goes_to_its_own_stream(machine: Machine) -> None:
-    context = CudaContext(Device("cuda", 0), seed=3)
-    context.switch(1)
-    mine = cuda().stream_in_use()
-    context.switch(0)
-    assert cuda().stream_in_use() is not mine
-    array = context.allocate(8)
-    context.copy_within(array, np.arange(8, dtype=np.uint8))
-    found = np.zeros(8, np.uint8)
-    context.copy_within(found, array)
-    context.finish()
-    np.testing.assert_array_equal(found, np.arange(8))
-    cuda().current_stream().launch(Kernel(lambda: 1 / 0, "division"))
-    with pytest.raises(DeviceError, match="division failed"):
-        context.finish()
-    assert context.random.integers(1 << 30) == np.random.default_rng(3).integers(1 << 30)
-    cuda().clear_current()

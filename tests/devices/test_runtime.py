@@ -1,4 +1,4 @@
-"""What holds of the runtime of every device: leases, current streams, captures; and what is the host's own way."""
+"""What holds of the runtime of every device that has streams: leases, current streams, captures."""
 
 from __future__ import annotations
 
@@ -10,18 +10,8 @@ import numpy as np
 import pytest
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.event import EventState, HostEvent
-from dagexec.core.runtime import (
-    DeviceRuntime,
-    Kernel,
-    Priority,
-    install_runtime,
-    installed_runtime,
-    register_runtime,
-    runtime_of,
-    wait_for,
-)
-from dagexec.devices.host import HostRuntime
+from dagexec.core.runtime import DeviceRuntime, install_runtime, installed_runtime, runtime_of
+from dagexec.core.stream import EventState, Kernel, Priority
 from dagexec.devices.sim import SimRuntime, SimSettings, configure, sim_runtime, simulated
 from dagexec.errors import DeviceError, ShapeError
 from tests.cuda.emulated import emulated
@@ -31,15 +21,13 @@ def nothing() -> None:
     """A kernel that does nothing."""
 
 
-KINDS = ["cpu", "sim:0", "sim:0 seeded", "cuda:0", "cuda:0 seeded", "cuda:0 at once"]
+KINDS = ["sim:0", "sim:0 seeded", "cuda:0", "cuda:0 seeded", "cuda:0 at once"]
 """Of CUDA devices, emulated ones: with threads, with a seed, and doing at once what they are asked for."""
 
 
 @pytest.fixture(params=KINDS)
 def runtime(request: pytest.FixtureRequest) -> Iterator[DeviceRuntime]:
-    if request.param == "cpu":
-        yield HostRuntime(CPU)
-    elif "cuda" in request.param:
+    if "cuda" in request.param:
         seed = 1 if "seeded" in request.param else None
         with emulated(asynchronous="at once" not in request.param, seed=seed):
             yield runtime_of(Device("cuda", 0))
@@ -203,69 +191,6 @@ def test_a_capture_is_replayed(runtime: DeviceRuntime) -> None:
 def test_memory_of_a_device_is_bytes(runtime: DeviceRuntime) -> None:
     buffer = runtime.allocate(100)
     assert (buffer.shape, buffer.dtype) == ((100,), np.dtype(np.uint8))
-
-
-def test_a_host_stream_works_at_once_and_is_always_idle() -> None:
-    runtime = runtime_of(CPU)
-    assert runtime is runtime_of(CPU)
-    stream, log = runtime.lease(), list[str]()
-    try:
-        stream.launch(Kernel(lambda: log.append("now"), "k"))
-        assert log == ["now"]
-        assert stream.is_idle
-        stream.abandon(TimeoutError())
-        assert stream.failure is None
-    finally:
-        runtime.give_back(stream)
-
-
-def test_what_interrupts_the_host_is_not_taken_for_a_failure_of_its_stream() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    stream = HostRuntime(CPU).lease()
-    with pytest.raises(KeyboardInterrupt):
-        stream.launch(Kernel(interrupt, "k"))
-
-
-def test_a_host_event_is_done_as_it_is_recorded() -> None:
-    event = HostEvent("chain 2")
-    for use in (event.finish, lambda: event.when_done(nothing)):
-        with pytest.raises(DeviceError, match="event of chain 2 is waited for in state INITIALIZED; expected SUCCESS"):
-            use()
-    event.record()
-    with pytest.raises(DeviceError, match="event of chain 2 is recorded twice in one run"):
-        event.record()
-    called: list[int] = []
-    event.when_done(lambda: called.append(1))
-    assert called == [1]
-    assert event.finish()
-    with simulated("sim:0") as runtime:
-        wait_for(event, runtime.lease())
-        with pytest.raises(DeviceError, match="event of sim's is a simulated device's; it cannot be recorded on cpu"):
-            runtime.event("sim's").record(HostRuntime(CPU).lease())
-
-
-def test_a_device_without_a_runtime_is_named_with_those_that_have_one() -> None:
-    with pytest.raises(DeviceError, match=r"device vulkan:9 has no runtime here; kinds that have one: .*cpu, .*sim"):
-        runtime_of(Device("vulkan", 9))
-
-
-def test_a_kind_of_device_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagexec.core import runtime as module
-
-    monkeypatch.setattr(module, "_factories", dict(module._factories))
-    monkeypatch.setattr(module, "_runtimes", {})
-    made: list[Device] = []
-
-    def make(device: Device) -> DeviceRuntime:
-        made.append(device)
-        return HostRuntime(device)
-
-    register_runtime("cuda", make)
-    first = runtime_of(Device("cuda", 1))
-    assert runtime_of(Device("cuda", 1)) is first
-    assert made == [Device("cuda", 1)]
 
 
 def test_settings_hold_for_a_while_or_for_good() -> None:

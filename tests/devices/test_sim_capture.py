@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.device import Device, make_context
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Kernel
+from dagexec.core.device import Device
+from dagexec.core.stream import EventState, Kernel
 from dagexec.core.tensor import Tensor
 from dagexec.devices.sim import Fault, host_time, simulated
 from dagexec.errors import DeviceError
@@ -68,7 +67,7 @@ def test_a_replay_costs_one_launch() -> None:
 
 def test_copies_are_captured_too() -> None:
     with simulated("sim:0", seed=1) as runtime:
-        stream, tensor, source = runtime.lease(), Tensor(make_context(Device("sim", 0))), np.zeros(3)
+        stream, tensor, source = runtime.lease(), Tensor(Device("sim", 0)), np.zeros(3)
         tensor.feed(source)
         with runtime.capture([stream]) as capture:
             runtime.copy(tensor.array, source, stream)
@@ -108,7 +107,7 @@ def test_captures_do_not_nest_and_are_not_replayed_inside() -> None:
                 pass
             with pytest.raises(DeviceError, match="a capture is replayed after its end"):
                 capture.replay()
-            with pytest.raises(DeviceError, match="sim:0 stream 0 is given back while it is captured"):
+            with pytest.raises(DeviceError, match="sim:0 stream 0 is captured: it cannot be given back"):
                 runtime.give_back(stream)
         stream.launch(Kernel(nothing, "k"))
         stream.synchronize()

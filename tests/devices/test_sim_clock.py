@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.device import Device, make_context
-from dagexec.core.runtime import Event, Kernel, Stream, StreamObserver
+from dagexec.core.device import Device
+from dagexec.core.stream import Event, Kernel, Stream, StreamObserver
 from dagexec.core.tensor import Tensor
 from dagexec.devices.sim import SeededDriver, SimSettings, host_time, set_host_time, simulated
 from dagexec.errors import DeviceError
@@ -141,7 +141,7 @@ def test_each_host_thread_has_a_time_of_its_own() -> None:
 
 def test_copies_take_time_by_their_bytes() -> None:
     with simulated("sim:0", copy_seconds=1, copy_seconds_per_byte=0.5, kernel_seconds=100) as runtime:
-        tensor = Tensor(make_context(Device("sim", 0)))
+        tensor = Tensor(Device("sim", 0))
         tensor.feed(np.arange(4, dtype=np.float32))
         assert host_time() == 1 + 0.5 * 16
         stream = runtime.lease()
@@ -155,9 +155,9 @@ def test_copies_take_time_by_their_bytes() -> None:
 
 def test_a_blocking_copy_on_a_current_stream_comes_after_its_work() -> None:
     with simulated("sim:0", seed=0, copy_seconds=1, kernel_seconds=10) as runtime:
-        tensor = Tensor(make_context(Device("sim", 0)))
+        tensor = Tensor(Device("sim", 0))
         tensor.feed(np.zeros(3))
-        inside = tensor.context.host_view(tensor.array)
+        inside = tensor.runtime.host_view(tensor.array)
         stream = runtime.lease()
         stream.launch(Kernel(lambda: inside.fill(7), "fill"))
         assert tensor.fetch().tolist() == [0, 0, 0]  # nobody has waited

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.device import Device, make_context
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Kernel
+from dagexec.core.device import Device
+from dagexec.core.stream import EventState, Kernel
 from dagexec.core.tensor import Tensor
 from dagexec.devices.sim import Fault, RandomFaults, simulated
 from dagexec.errors import DeviceError, ResourceError
@@ -56,7 +55,7 @@ def test_a_kernel_fails_on_its_stream(driver: dict[str, Any]) -> None:
 
 def test_a_copy_fails_on_its_stream_and_a_blocking_one_at_the_host() -> None:
     with simulated("sim:0", seed=0, faults=[Fault("copy", "to sim:0", times=2)]) as runtime:
-        tensor = Tensor(make_context(Device("sim", 0)))
+        tensor = Tensor(Device("sim", 0))
         with pytest.raises(DeviceError, match="sim:0: copy from cpu to sim:0 failed: a fault of kind 'copy'"):
             tensor.feed(np.zeros(3))
         stream = runtime.lease()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dagexec.core.runtime import Kernel
+from dagexec.core.stream import Kernel
 from dagexec.devices.sim import LibraryHandle, SimRuntime, simulated
 from dagexec.errors import DeviceError
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import Device, make_context
+from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
 from dagexec.core.tensor import Tensor, copy_tensor
 from dagexec.devices.sim import SimArray, SimRuntime, simulated, unwrapped
@@ -28,7 +28,7 @@ def runtime() -> Iterator[SimRuntime]:
 
 
 def tensor_of(values: Any, device: Device = SIM) -> Tensor:
-    tensor = Tensor(make_context(device))
+    tensor = Tensor(device)
     tensor.feed(np.asarray(values))
     return tensor
 
@@ -128,26 +128,26 @@ def test_metadata_and_views_are_the_hosts_to_see(runtime: SimRuntime) -> None:
 
 def test_values_go_to_the_device_across_devices_and_back(runtime: SimRuntime) -> None:
     with simulated("sim:1"):
-        near, far, host = tensor_of(VALUES), Tensor(make_context(Device("sim", 1))), Tensor()
+        near, far, host = tensor_of(VALUES), Tensor(Device("sim", 1)), Tensor()
         copy_tensor(far, near)
         copy_tensor(host, far)
         assert host.array.tolist() == far.fetch().tolist() == VALUES.tolist()
         far.feed(VALUES + 1)
         assert near.fetch().tolist() == VALUES.tolist()
-        twin = Tensor(make_context(SIM))
+        twin = Tensor(SIM)
         copy_tensor(twin, near)
         assert twin.fetch().tolist() == VALUES.tolist()
 
 
 def test_a_strided_tensor_keeps_its_layout_on_the_device(runtime: SimRuntime) -> None:
-    tensor = Tensor(make_context(SIM))
+    tensor = Tensor(SIM)
     tensor.feed(VALUES, TensorDescriptor((3, 4), (1, 3)))
     assert tensor.array.strides == (4, 12)
     assert tensor.fetch().tolist() == VALUES.tolist()
 
 
 def test_device_arrays_keep_their_bytes_when_the_tensor_grows_in_place(runtime: SimRuntime) -> None:
-    tensor, other = tensor_of(VALUES), Tensor(make_context(SIM))
+    tensor, other = tensor_of(VALUES), Tensor(SIM)
     other.share(tensor)
     other.resize((12,), other.meta)  # leaves the shared memory, with its values
     assert other.fetch().tolist() == VALUES.reshape(-1).tolist()
@@ -201,10 +201,9 @@ def test_memory_that_only_a_reference_cycle_holds_is_no_reason_to_fail() -> None
 
 
 def test_there_are_64_simulated_devices() -> None:
-    assert make_context(Device("sim", 63)).device == Device("sim", 63)
-    for attempt in (make_context, runtime_of):
-        with pytest.raises(DeviceError, match="device sim:64 does not exist; simulated devices are sim:0 to sim:63"):
-            attempt(Device("sim", 64))
+    assert runtime_of(Device("sim", 63)).device == Device("sim", 63)
+    with pytest.raises(DeviceError, match="device sim:64 does not exist; simulated devices are sim:0 to sim:63"):
+        runtime_of(Device("sim", 64))
 
 
 def test_arrays_of_another_shape_or_dtype_are_not_copied(runtime: SimRuntime) -> None:
@@ -216,18 +215,10 @@ def test_arrays_of_another_shape_or_dtype_are_not_copied(runtime: SimRuntime) ->
         runtime.copy(array, np.zeros(3, np.float32), stream)
 
 
-def test_a_context_has_streams_of_its_own_to_switch_between(runtime: SimRuntime) -> None:
-    context = make_context(SIM)
-    context.switch(1)
-    first = runtime.current_stream()
-    context.switch(2)
-    assert runtime.current_stream() is not first
-    context.switch(1)
-    assert runtime.current_stream() is first
-    target = context.allocate(4)
-    context.copy_within(target, np.arange(4, dtype=np.uint8))
-    context.finish()
+def test_a_blocking_copy_is_made_on_the_current_stream(runtime: SimRuntime) -> None:
+    stream, target = runtime.lease(), runtime.allocate(4)
+    with runtime.using(stream):
+        runtime.copy_now(target, np.arange(4, dtype=np.uint8))
     assert unwrapped(target).tolist() == [0, 1, 2, 3]
-    assert first.is_idle
+    assert stream.is_idle
     assert runtime.statistics().launches == 1
-    runtime.clear_current()

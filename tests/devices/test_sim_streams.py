@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.device import Device
-from dagexec.core.event import EventState, HostEvent
-from dagexec.core.runtime import Kernel, Priority, wait_for
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import EventState, Kernel, Priority, wait_for
 from dagexec.devices.sim import Fault, SimRuntime, SimSettings, sim_runtime, simulated
 from dagexec.errors import DeviceError
+from tests.cuda.emulated import emulated
 from tests.devices.sim_programs import Await, Launch, Program, Record, predecessors, programs, put
 
 DRIVERS: list[dict[str, Any]] = [{}, {"seed": 0}, {"seed": 7}, {"kernel_seconds": 1}, {"seed": 3, "kernel_seconds": 1}]
@@ -509,13 +510,17 @@ def test_waiting_blocks_the_host_only_for_another_kind_of_device(runtime: SimRun
     wait_for(event, other)
     wait_for(event, None)
     assert log == ["k"]
-    host = HostEvent("the host's")
-    with pytest.raises(DeviceError, match="event of the host's is waited for in state INITIALIZED"):
-        stream.wait(host)
-    host.record()
-    stream.wait(host)
-    with pytest.raises(DeviceError, match="one of the host; it cannot be recorded on sim:0 stream 0"):
-        HostEvent("h").record(stream)
+    with emulated():
+        device = runtime_of(Device("cuda", 0))
+        foreign, foreign_stream = device.event("cuda's"), device.lease()
+        with pytest.raises(DeviceError, match="event of cuda's is waited for but was never recorded"):
+            stream.wait(foreign)
+        foreign.record(foreign_stream)
+        stream.wait(foreign)
+        with pytest.raises(DeviceError, match="is a CUDA device's; it cannot be recorded on sim:0 stream 0"):
+            device.event("cuda's").record(stream)
+        with pytest.raises(DeviceError, match="is a simulated device's; it cannot be recorded on cuda:0 stream 0"):
+            runtime.event("sim's").record(foreign_stream)
 
 
 def test_a_wait_for_its_own_past_costs_a_stream_nothing() -> None:

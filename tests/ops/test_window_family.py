@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dagexec import Workspace
-from dagexec.core.device import CPUContext
 from dagexec.core.registry import registered_operators, schema_of
+from dagexec.devices.host import HostRuntime
 from dagexec.errors import ArgumentError, DagexecError, ResourceError
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_conv import Named, cost_of
@@ -171,7 +171,7 @@ def refuse(op_type: str, inputs: Sequence[Array], arguments: Named, error: type[
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs_of(op_type))], **arguments)
     allocated = AssertionError("something was allocated before")
     with (
-        patch.object(CPUContext, "allocate", side_effect=allocated),
+        patch.object(HostRuntime, "allocate", side_effect=allocated),
         pytest.raises(error, match=f"(?s){op_type} 'y0'.*({message})"),
     ):
         workspace.run_operator_once(definition)

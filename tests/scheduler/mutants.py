@@ -20,7 +20,8 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.operator import Operator, nothing_to_do
-from dagexec.core.runtime import Event, Priority, Stream, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Event, Priority, Stream
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError
 from dagexec.scheduler.hazards import Detector, Proof, check_plan, prepared_accesses
@@ -137,7 +138,7 @@ def _meet(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _host(tensor: Tensor) -> npt.NDArray[Any]:
-    return tensor.context.host_view(tensor.array)
+    return tensor.runtime.host_view(tensor.array)
 
 
 def _controls(net: BaseNet, earlier: int, later: int) -> bool:

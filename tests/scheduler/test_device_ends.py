@@ -15,7 +15,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import LibraryState, StreamMutex, library_state
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Event, Kernel, Priority, Stream
+from dagexec.core.stream import Event, Kernel, Priority, Stream
 from dagexec.devices.sim import simulated
 from dagexec.devices.sim.faults import Fault
 from dagexec.errors import DeviceError, OperatorError, ResourceError, RunTimeoutError

@@ -18,7 +18,8 @@ from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Event, Stream, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Event, Stream
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import DagexecError, DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet

@@ -10,7 +10,8 @@ import pytest
 
 from dagexec import NetDef
 from dagexec.core.device import Device
-from dagexec.core.runtime import Kernel, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Kernel
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import DagexecError, DeviceError, OperatorError, RunTimeoutError
 from dagexec.platform.threads import threads

@@ -12,7 +12,8 @@ import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Hazard
-from dagexec.core.runtime import Event, Kernel, Stream, runtime_of
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Event, Kernel, Stream
 from dagexec.devices.sim import simulated
 from dagexec.errors import HazardError
 from dagexec.platform.threads import new_gate

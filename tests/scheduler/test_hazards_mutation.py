@@ -15,7 +15,7 @@ import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import StreamMutex, TurnLock
-from dagexec.core.runtime import Priority, Stream
+from dagexec.core.stream import Priority, Stream
 from dagexec.devices.sim import SimStream, simulated
 from dagexec.errors import DagexecError, DeviceError, OperatorError
 from dagexec.scheduler.hazards import Detector, check_net

@@ -12,7 +12,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Kernel, Stream
+from dagexec.core.stream import Kernel, Stream
 from dagexec.errors import OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet

@@ -8,9 +8,9 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.conversion import Conversion
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.event import HostEvent
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Event, Kernel
+from dagexec.core.stream import Event, Kernel
+from dagexec.devices.sim import SimEvent
 from dagexec.errors import ModelFormatError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
@@ -179,7 +179,7 @@ def kernel(label: str, operator: Operator | None = None) -> Kernel:
 
 
 def event(owner: str) -> Event:
-    return HostEvent(owner)  # type: ignore[return-value]
+    return SimEvent(owner)
 
 
 def test_streams_are_tracks_of_a_process_of_their_own_on_the_clock_of_the_device(tmp_path: Path) -> None:

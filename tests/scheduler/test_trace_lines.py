@@ -7,7 +7,7 @@ import pytest
 import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Kernel
+from dagexec.core.stream import Kernel
 from dagexec.errors import OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet

@@ -18,7 +18,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import library_state
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
-from dagexec.core.runtime import Kernel, Stream
+from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import DagexecError, OperatorError, RunTimeoutError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet

@@ -25,9 +25,9 @@ from dagexec.binding.replicas import NetOptions, Replica, build_replicas
 from dagexec.compiler.tuning.machine_load import free_share
 from dagexec.compiler.tuning.runner import Runner, Trial, feed, kept
 from dagexec.core.choices import measuring, postponed
-from dagexec.core.device import element_count
 from dagexec.core.dtypes import FLOAT32, STRING
 from dagexec.core.model import Model
+from dagexec.core.shapes import element_count
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError
 from dagexec.platform.deadline import Deadline, held_to

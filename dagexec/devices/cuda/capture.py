@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Event, Kernel
+from dagexec.core.stream import Event, EventState, Kernel
 from dagexec.devices.cuda.event import CudaEvent, NativeEvent
 from dagexec.devices.cuda.memory import captures
 from dagexec.errors import DeviceError

@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import Kernel
+from dagexec.core.runtime import runtime_of
+from dagexec.core.stream import Kernel
 from dagexec.devices.cuda.arrays import address, is_on_device
 from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.errors import PEER_ACCESS_ALREADY_ENABLED, device_error, status_of
 from dagexec.devices.cuda.in_flight import staged_downloads
 from dagexec.devices.cuda.kernels import Launch, compiled
@@ -80,8 +82,6 @@ def issue(runtime: CudaRuntime, destination: Array, source: Array) -> None:
 
     Raises DeviceError for one that needs the host, on a stream that is captured.
     """
-    from dagexec.devices.cuda.current import current
-
     stream = cast("CudaStream", current.stream)
     if not source.nbytes:
         return
@@ -165,9 +165,7 @@ def _packed_like(runtime: CudaRuntime, array: Array) -> Array:
 
 def runtime_at(index: int) -> CudaRuntime:
     """The runtime of `cuda:index`."""
-    from dagexec.devices.cuda.context import cuda_runtime
-
-    return cuda_runtime(Device("cuda", index))
+    return cast("CudaRuntime", runtime_of(Device("cuda", index)))
 
 
 def _from_host(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:

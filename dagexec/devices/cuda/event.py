@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Event, Stream, StreamFailure
+from dagexec.core.stream import Event, EventState, Stream, StreamFailure
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.errors import DeviceError

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import DeviceRuntime, Stream, runtime_of
+from dagexec.core.runtime import DeviceRuntime, runtime_of
+from dagexec.core.stream import Stream
 from dagexec.devices.cuda.arrays import address
 from dagexec.devices.cuda.binding import nccl
 from dagexec.errors import DeviceError

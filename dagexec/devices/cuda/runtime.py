@@ -10,31 +10,34 @@ errors         what CUDA says is wrong, and what mends it
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import DeviceRuntime, Priority, RuntimeStatistics, Stream, StreamFailure
-from dagexec.devices.cuda.arrays import is_on_device
+from dagexec.core.runtime import DeviceRuntime, RuntimeStatistics, runtime_of
+from dagexec.core.stream import Priority, Stream, StreamFailure, new_failure
+from dagexec.devices.cuda.arrays import is_on_device, stand_in
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.capture import CudaCapture
 from dagexec.devices.cuda.completion import Completions
 from dagexec.devices.cuda.copies import broadcast_to, check_copy, copy_kernel, fetch, forget_peers, issue
+from dagexec.devices.cuda.cudnn_handle import CudnnHandle
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.errors import NOT_READY, check_device, device_error, is_sticky, status_of
 from dagexec.devices.cuda.event import CudaEvent, NativeEvent, NativeEvents
 from dagexec.devices.cuda.in_flight import ArraysInFlight, staged_downloads
 from dagexec.devices.cuda.memory import CudaMemory, captures
 from dagexec.devices.cuda.staging import Staging
-from dagexec.devices.cuda.stream import CudaStream, new_failure
+from dagexec.devices.cuda.stream import CudaStream
 from dagexec.devices.cuda.timing import DeviceTimes
+from dagexec.devices.stream_pool import StreamPool
 from dagexec.errors import DeviceError
 from dagexec.platform.forking import reset_after_fork
 
@@ -89,10 +92,7 @@ class CudaRuntime(DeviceRuntime):
         self.completions = Completions(self)
         self.land = staged_downloads.land
         self._in_flight = ArraysInFlight()
-        self._lock = threading.Lock()
-        self._streams: list[CudaStream] = []
-        self._pools: dict[Priority, list[CudaStream]] = {priority: [] for priority in Priority}
-        self._leased: set[CudaStream] = set()
+        self._streams = StreamPool(device, self._new_stream)
         self._to_give_back: deque[CudaStream] = deque()
         self._graphs: deque[tuple[int, int]] = deque()
         reset_after_fork(self, CudaRuntime._forked)
@@ -100,7 +100,6 @@ class CudaRuntime(DeviceRuntime):
 
     def _forked(self) -> None:
         """In a child made by `os.fork` CUDA does not work."""
-        self._lock = threading.Lock()
         error = DeviceError(
             f"{self.device}: CUDA does not work in a process made by os.fork; start it with: "
             "multiprocessing.get_context('spawn')"
@@ -127,27 +126,15 @@ class CudaRuntime(DeviceRuntime):
         """An idle stream of that priority; the one given back last, or a new one. Raises DeviceError after a loss."""
         self._check_works()
         self._take_back()
-        with self._lock:
-            pool = self._pools[priority]
-            if pool:
-                stream = pool.pop()
-            else:
-                with self.guard():
-                    stream = CudaStream(self, len(self._streams), priority)
-                self._streams.append(stream)
-            self._leased.add(stream)
-            return stream
+        return self._streams.lease(priority)
+
+    def _new_stream(self, number: int, priority: Priority) -> CudaStream:
+        with self.guard():
+            return CudaStream(self, number, priority)
 
     def give_back(self, stream: Stream) -> None:
         """Return a leased stream. Raises DeviceError for one that is not leased, captured, or not idle."""
-        with self._lock:
-            if not isinstance(stream, CudaStream) or stream not in self._leased:
-                raise DeviceError(f"{stream.name} is not leased from {self.device}")
-            stream.check_not_captured("given back")
-            stream.reset()
-            stream.observer = None
-            self._leased.remove(stream)
-            self._pools[stream.priority].append(stream)
+        self._streams.give_back(stream)
 
     def give_back_later(self, stream: CudaStream) -> None:
         """As `give_back`, once the stream is idle: some later lease sees to it."""
@@ -165,31 +152,15 @@ class CudaRuntime(DeviceRuntime):
                 self._to_give_back.append(stream)
 
     def streams(self) -> tuple[CudaStream, ...]:
-        """Every stream made so far, in order of their numbers."""
-        with self._lock:
-            return tuple(self._streams)
+        """Every stream made so far."""
+        return self._streams.all()
 
     def event(self, owner: str) -> CudaEvent:
         """A new event."""
         return CudaEvent(owner, self)
 
-    def stream_in_use(self) -> Stream | None:
-        """The stream the calling thread made its current one, None when it did not."""
-        found: Stream | None = getattr(self._thread, "current", None)
-        return found
-
-    def set_current(self, stream: Stream) -> None:
-        """Make `stream` the calling thread's current one from now on; `using` does so for a block."""
-        self._thread.current = self._own(stream)
-
-    def clear_current(self) -> None:
-        """The calling thread has no current stream any more; the stream stays leased."""
-        self._thread.current = None
-
     def library_handle(self, name: str) -> AbstractContextManager[object]:
         """A new handle of cuDNN. Raises DeviceError, with the command that mends it, where none serves."""
-        from dagexec.devices.cuda.cudnn_handle import CudnnHandle
-
         return CudnnHandle(self, name)
 
     # Failures
@@ -207,7 +178,7 @@ class CudaRuntime(DeviceRuntime):
     def _lose(self, failure: StreamFailure) -> None:
         if self.lost is None:
             self.lost = failure
-        for stream in tuple(self._streams):
+        for stream in self.streams():
             stream.fail(self.lost)
 
     def _check_works(self) -> None:
@@ -221,6 +192,10 @@ class CudaRuntime(DeviceRuntime):
         self._check_works()
         return self.memory.allocate(nbytes)
 
+    def stand_in(self, nbytes: int) -> Array:
+        """See DeviceRuntime: of an address that no memory of a device has."""
+        return cast(Array, stand_in(nbytes, self.device.index))
+
     def pinned(self, nbytes: int) -> Array:
         """Bytes of the host that do not move: copies from and to them can be captured, and need no staging."""
         return self.staging.pinned(nbytes)
@@ -231,7 +206,7 @@ class CudaRuntime(DeviceRuntime):
         for runtime in tuple(_runtimes):
             if runtime.lost is None:
                 with runtime.guard():
-                    pointers = [0, *(stream.pointer for stream in tuple(runtime._streams))]
+                    pointers = [0, *(stream.pointer for stream in runtime.streams())]
                     marks += [runtime._mark(p) for p in pointers if runtime.api.streamQuery(p) == NOT_READY]
         return marks
 
@@ -259,6 +234,9 @@ class CudaRuntime(DeviceRuntime):
         check_copy(destination, source)
         if current.stream is not None:
             issue(self, destination, source)
+            return
+        if not (is_on_device(destination) or is_on_device(source)):  # strings stay on the host
+            np.copyto(destination, source)
             return
         stream = self.stream_in_use()
         if stream is not None:
@@ -345,24 +323,9 @@ class CudaRuntime(DeviceRuntime):
 
     # The whole device
 
-    def synchronize(self) -> None:
-        """Block until every stream is idle. Raises nothing for failed work."""
-        for stream in self.streams():
-            stream.synchronize()
-
     def statistics(self) -> RuntimeStatistics:
         """Counts at this moment."""
-        with self._lock:
-            streams, leased = list(self._streams), len(self._leased)
-        return RuntimeStatistics(
-            streams=len(streams),
-            leased=leased,
-            busy=sum(not stream.is_idle for stream in streams),
-            launches=sum(stream.launches for stream in streams),
-            allocated_bytes=self.memory.held,
-            peak_bytes=self.memory.peak,
-            limit_bytes=self.memory.limit,
-        )
+        return self._streams.statistics(self.memory)
 
     def close(self) -> None:
         """Wait for what is under way, end the threads, and close what `once` has made, here and for streams."""
@@ -389,3 +352,11 @@ class CudaRuntime(DeviceRuntime):
         if not isinstance(stream, CudaStream) or stream.device != self.device:
             raise DeviceError(f"{stream.name} is not a stream of {self.device}")
         return stream
+
+
+def cuda_runtime(device: Device) -> CudaRuntime:
+    """The runtime of a CUDA device. Raises DeviceError when there is no such device here."""
+    runtime = runtime_of(device)
+    if not isinstance(runtime, CudaRuntime):
+        raise DeviceError(f"{device} is not a CUDA device")
+    return runtime

@@ -7,10 +7,17 @@ stream's failure at once, and later launches are passed over. An error that CUDA
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import count
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from dagexec.core.runtime import Event, Kernel, KernelFailedError, Priority, Stream, StreamFailure, StreamObserver
+from dagexec.core.stream import (
+    Event,
+    Kernel,
+    Priority,
+    Stream,
+    StreamFailure,
+    StreamObserver,
+    new_failure,
+)
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.errors import NOT_READY, device_error, is_sticky, status_of
@@ -27,14 +34,6 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 _PRIORITIES = {Priority.NORMAL: 0, Priority.HIGH: -1}  # to CUDA the lower number is the higher priority
-_failures = count(1)
-
-
-def new_failure(label: str, error: BaseException) -> StreamFailure:
-    """A failure with the next number."""
-    if isinstance(error, KernelFailedError):
-        label, error = error.label, error.error
-    return StreamFailure(label, error, next(_failures))
 
 
 class CudaStream(Stream):
@@ -44,7 +43,6 @@ class CudaStream(Stream):
         runtime: the device's.
         native: the `cupy.cuda.Stream`.
         pointer: its cudaStream_t.
-        launches: kernels and copies asked for since the stream was made.
         times: what an observer is to be told of when it is done.
     """
 
@@ -56,7 +54,7 @@ class CudaStream(Stream):
         self.priority = priority
         self.native = cupy().cuda.Stream(non_blocking=True, priority=_PRIORITIES[priority])
         self.pointer: int = self.native.ptr
-        self.launches = 0
+        self._launches = 0
         self.times = StreamTimes()
         self._index = self.device.index
         self._get_device = runtime.api.getDevice
@@ -76,7 +74,7 @@ class CudaStream(Stream):
 
         It is written without calls of ours, as every operator of a run comes through here.
         """
-        self.launches += 1
+        self._launches += 1
         if not self._is_plain:
             self._launch_watched(kernel)
             return
@@ -218,7 +216,7 @@ class CudaStream(Stream):
         except Exception as error:
             failure = self.runtime.device_failed(error, f"{self.name}: the recording of an event")
             raise failure.error from error
-        self._tail = (self.launches, self._waits, native)
+        self._tail = (self._launches, self._waits, native)
         return native
 
     def _mark_unless_lost(self) -> NativeEvent | None:
@@ -290,12 +288,22 @@ class CudaStream(Stream):
         self._is_plain = capture is None and self._observer is None
 
     @property
+    def launches(self) -> int:
+        """Kernels and copies asked for since the stream was made."""
+        return self._launches
+
+    @property
+    def is_captured(self) -> bool:
+        """True while what is asked of it goes into a graph."""
+        return self._capture is not None
+
+    @property
     def is_idle(self) -> bool:
         """True when all that was asked for is done; of a stream that is captured, when nothing was before."""
         if self._capture is not None:
             return True
         tail = self._tail
-        if tail is not None and tail[:2] == (self.launches, self._waits):
+        if tail is not None and tail[:2] == (self._launches, self._waits):
             return self._is_done(self._api.eventQuery(tail[2].pointer))
         return self._is_done(self._api.streamQuery(self.pointer))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dagexec.core.runtime import Event, Kernel, StreamObserver
+from dagexec.core.stream import Event, Kernel, StreamObserver
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.platform.forking import reset_after_fork

@@ -7,7 +7,6 @@ Memory cannot be touched by the host, a virtual clock models latencies, and faul
 """
 
 from dagexec.devices.sim.clock import host_time, set_host_time
-from dagexec.devices.sim.context import SimContext, copy_blocking, sim_runtime
 from dagexec.devices.sim.driver import (
     Driver,
     SeededDriver,
@@ -19,9 +18,9 @@ from dagexec.devices.sim.driver import (
 from dagexec.devices.sim.event import SimEvent
 from dagexec.devices.sim.faults import Fault, RandomFaults
 from dagexec.devices.sim.handle import LibraryHandle
-from dagexec.devices.sim.installation import configure, new_runtime, simulated
+from dagexec.devices.sim.installation import configure, simulated
 from dagexec.devices.sim.memory import SimArray, unwrapped
-from dagexec.devices.sim.runtime import SimRuntime
+from dagexec.devices.sim.runtime import SimRuntime, sim_runtime
 from dagexec.devices.sim.settings import SimSettings
 from dagexec.devices.sim.stream import SimStream
 
@@ -32,19 +31,16 @@ __all__ = [
     "RandomFaults",
     "SeededDriver",
     "SimArray",
-    "SimContext",
     "SimEvent",
     "SimRuntime",
     "SimSettings",
     "SimStream",
     "ThreadDriver",
     "configure",
-    "copy_blocking",
     "enter_device",
     "host_time",
     "is_device_thread",
     "leave_device",
-    "new_runtime",
     "set_host_time",
     "sim_runtime",
     "simulated",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagexec.core.runtime import Event, Kernel
+from dagexec.core.stream import Event, Kernel
 from dagexec.devices.sim.event import SimEvent
 from dagexec.devices.sim.stream import SimStream
 from dagexec.errors import DeviceError

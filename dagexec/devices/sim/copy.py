@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.runtime import Kernel
+from dagexec.core.stream import Kernel
 from dagexec.devices.sim.memory import device_of, unwrapped
 from dagexec.errors import ShapeError
 

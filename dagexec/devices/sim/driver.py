@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dagexec.core.runtime import Priority
+from dagexec.core.stream import Priority
 from dagexec.errors import ClosedError, DeviceError, ResourceError
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.forking import reset_after_fork

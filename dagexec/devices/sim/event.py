@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dagexec.core.event import EventState
-from dagexec.core.runtime import Event, Stream, StreamFailure
+from dagexec.core.stream import Event, EventState, Stream, StreamFailure
 from dagexec.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class SimEvent(Event):
             self.position = 0
             return
         place = getattr(stream, "place", None)
-        if place is None:
+        if place is None or stream.device.kind != "sim":
             raise DeviceError(f"event of {self.owner} is a simulated device's; it cannot be recorded on {stream.name}")
         place(self)
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dagexec.core.runtime import Kernel, Stream
+from dagexec.core.stream import Kernel, Stream
 from dagexec.errors import DeviceError
 from dagexec.platform.forking import ProcessLock
 

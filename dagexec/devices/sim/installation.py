@@ -10,16 +10,9 @@ from typing import Any
 from dagexec.core.device import Device
 from dagexec.core.runtime import install_runtime, installed_runtime
 from dagexec.devices.sim.clock import set_host_time
-from dagexec.devices.sim.context import check_index
 from dagexec.devices.sim.runtime import SimRuntime
 from dagexec.devices.sim.settings import SimSettings
 from dagexec.errors import DeviceError
-
-
-def new_runtime(device: Device) -> SimRuntime:
-    """A simulated device with default settings. Raises DeviceError for an index it cannot have."""
-    check_index(device)
-    return SimRuntime(device)
 
 
 def configure(device: Device | str, settings: SimSettings) -> SimRuntime:
@@ -72,5 +65,4 @@ def _simulated_device(device: Device | str) -> Device:
     place = Device.parse(device) if isinstance(device, str) else device
     if place.kind != "sim":
         raise DeviceError(f"{place} is not a simulated device")
-    check_index(place)
     return place

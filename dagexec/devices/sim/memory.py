@@ -16,13 +16,13 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, CPUContext, Device
+from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, ResourceError
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.host_memory import aligned_bytes
 
 Array = npt.NDArray[Any]
 
-_HOST = CPUContext(CPU)
 _METADATA: frozenset[object] = frozenset({np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory})
 _NOT_OFFERED = frozenset({"__array_interface__", "__array_struct__"})
 
@@ -224,7 +224,7 @@ class DeviceMemory:
                     f"{self.held:,} of {self.limit:,} bytes"
                 )
         try:
-            buffer = _HOST.allocate(nbytes)
+            buffer = aligned_bytes(nbytes, "an allocation")
         except BaseException:
             self._released.append(nbytes)
             raise

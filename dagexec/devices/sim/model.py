@@ -5,7 +5,7 @@ See `dagexec.devices.sim.clock` for the times.
 
 from __future__ import annotations
 
-from dagexec.core.runtime import Event, Kernel, StreamObserver
+from dagexec.core.stream import Event, Kernel, StreamObserver
 from dagexec.devices.sim.clock import host_time, host_waited_until, spend_host_time
 from dagexec.devices.sim.event import NEVER, Mark, Outcome, SimEvent
 from dagexec.devices.sim.faults import Fault, FaultPlan, fault_error

@@ -1,4 +1,4 @@
-"""SimRuntime: one simulated device - its pools of streams, its memory, its copies and captures."""
+"""SimRuntime: one simulated device - its streams, its memory, its copies and captures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.runtime import DeviceRuntime, Priority, RuntimeStatistics, Stream
+from dagexec.core.runtime import DeviceRuntime, RuntimeStatistics, runtime_of
+from dagexec.core.stream import Priority, Stream
 from dagexec.devices.sim.capture import SimCapture
 from dagexec.devices.sim.clock import spend_host_time
 from dagexec.devices.sim.copy import copy_kernel
@@ -17,14 +19,16 @@ from dagexec.devices.sim.driver import is_device_thread
 from dagexec.devices.sim.event import SimEvent
 from dagexec.devices.sim.faults import FaultPlan, fault_error
 from dagexec.devices.sim.handle import LibraryHandle
-from dagexec.devices.sim.memory import DeviceMemory, device_of
+from dagexec.devices.sim.memory import DeviceMemory, device_of, unwrapped
 from dagexec.devices.sim.model import StreamModel
 from dagexec.devices.sim.settings import SimSettings
 from dagexec.devices.sim.stream import SimStream
+from dagexec.devices.stream_pool import StreamPool
 from dagexec.errors import DeviceError, ResourceError
-from dagexec.platform.forking import ProcessLock
 
 Array = npt.NDArray[Any]
+
+MOST_DEVICES = 64
 
 
 class SimRuntime(DeviceRuntime):
@@ -37,44 +41,32 @@ class SimRuntime(DeviceRuntime):
     """
 
     def __init__(self, device: Device, settings: SimSettings | None = None) -> None:
+        """Raises DeviceError for an index of 64 or more."""
+        if not 0 <= device.index < MOST_DEVICES:
+            raise DeviceError(f"device {device} does not exist; simulated devices are sim:0 to sim:{MOST_DEVICES - 1}")
         super().__init__(device)
         self.settings = settings or SimSettings()
         self.driver = self.settings.new_driver(str(device))
         self.faults = FaultPlan(self.settings.faults)
         self._memory = DeviceMemory(device, self.settings.memory_limit)
         self._model = StreamModel(self.settings, self.faults, self.settings.observer)
-        self._lock = ProcessLock()
-        self._streams: list[SimStream] = []
-        self._pools: dict[Priority, list[SimStream]] = {priority: [] for priority in Priority}
-        self._leased: set[SimStream] = set()
+        self._streams = StreamPool(device, self._new_stream)
 
     def lease(self, priority: Priority = Priority.NORMAL) -> SimStream:
         """An idle stream of that priority; the one given back last, or a new one."""
-        with self._lock.own:
-            pool = self._pools[priority]
-            is_new = not pool
-            stream = self._new_stream(priority) if is_new else pool.pop()
-            self._leased.add(stream)
-        if is_new:
-            self.driver.attach(stream)  # with no lock held: a driver may have its own
-        return stream
+        return self._streams.lease(priority)
 
     def give_back(self, stream: Stream) -> None:
         """Return a leased stream. Raises DeviceError for one that is not leased, captured, or not idle."""
-        with self._lock.own:
-            if not isinstance(stream, SimStream) or stream not in self._leased:
-                raise DeviceError(f"{stream.name} is not leased from {self.device}")
-            if stream.capture is not None:
-                raise DeviceError(f"{stream.name} is given back while it is captured")
-            stream.reset()
-            stream.observer = self.settings.observer
-            self._leased.remove(stream)
-            self._pools[stream.priority].append(stream)
+        self._streams.give_back(stream)
 
-    def _new_stream(self, priority: Priority) -> SimStream:
-        number = len(self._streams)
+    def streams(self) -> tuple[SimStream, ...]:
+        """Every stream made so far."""
+        return self._streams.all()
+
+    def _new_stream(self, number: int, priority: Priority) -> SimStream:
         stream = SimStream(self.device, number, priority, self.driver, self._model)
-        self._streams.append(stream)
+        self.driver.attach(stream)
         return stream
 
     def event(self, owner: str) -> SimEvent:
@@ -101,6 +93,11 @@ class SimRuntime(DeviceRuntime):
         one, nothing orders it after other work: the calling thread copies what is there, as it also does inside a
         kernel. Whoever has not waited for the work before gets its old bytes.
         """
+        if device_of(destination) == device_of(source) == CPU:  # strings stay on the host
+            np.copyto(destination, source)
+            return
+        if destination.shape != source.shape:
+            source = np.broadcast_to(unwrapped(source), destination.shape)
         kernel = copy_kernel(destination, source)
         stream = None if is_device_thread() else self.stream_in_use()
         if stream is None:
@@ -113,24 +110,15 @@ class SimRuntime(DeviceRuntime):
         event.record(stream)
         event.finish()
 
+    def host_view(self, array: Array) -> Array:
+        """The NumPy array inside a `SimArray`, for steps that run as kernels."""
+        return unwrapped(array)
+
     def _copy_on_host(self, label: str, nbytes: int) -> None:
         fault = self.faults.find("copy", label) if self.settings.faults else None
         if fault is not None:
             raise fault_error(fault, f"{self.device}: {label}")
         spend_host_time(self.settings.copy_seconds + self.settings.copy_seconds_per_byte * nbytes)
-
-    def stream_in_use(self) -> Stream | None:
-        """The stream the calling thread made its current one, None when it did not."""
-        found: Stream | None = getattr(self._thread, "current", None)
-        return found
-
-    def set_current(self, stream: Stream) -> None:
-        """Make `stream` the calling thread's current one from now on; `using` does so for a block."""
-        self._thread.current = self._own(stream)
-
-    def clear_current(self) -> None:
-        """The calling thread has no current stream any more; the stream stays leased."""
-        self._thread.current = None
 
     def library_handle(self, name: str) -> LibraryHandle:
         """A new handle that notices when two use it at once."""
@@ -146,29 +134,9 @@ class SimRuntime(DeviceRuntime):
         finally:
             capture.end()
 
-    def synchronize(self) -> None:
-        """Block until every stream is idle. Raises nothing for failed work."""
-        for stream in self.streams():
-            stream.synchronize()
-
-    def streams(self) -> tuple[SimStream, ...]:
-        """Every stream made so far, in order of their numbers."""
-        with self._lock.own:
-            return tuple(self._streams)
-
     def statistics(self) -> RuntimeStatistics:
         """Counts at this moment."""
-        with self._lock.own:
-            streams, leased = list(self._streams), len(self._leased)
-        return RuntimeStatistics(
-            streams=len(streams),
-            leased=leased,
-            busy=sum(not stream.is_idle for stream in streams),
-            launches=sum(stream.launches for stream in streams),
-            allocated_bytes=self._memory.held,
-            peak_bytes=self._memory.peak,
-            limit_bytes=self._memory.limit,
-        )
+        return self._streams.statistics(self._memory)
 
     def abandon_all(self, error: BaseException | None = None) -> None:
         """Abandon every stream, for `error` or because the device is closed."""
@@ -192,7 +160,9 @@ class SimRuntime(DeviceRuntime):
         return stream
 
 
-def place_of(destination: Array, source: Array) -> Device:
-    """The simulated device that copies between the two: the destination's if it is one, else the source's."""
-    device = device_of(destination)
-    return device_of(source) if device == CPU else device
+def sim_runtime(device: Device) -> SimRuntime:
+    """The runtime of the simulated `device` now in force. Raises DeviceError for another kind."""
+    runtime = runtime_of(device)
+    if not isinstance(runtime, SimRuntime):
+        raise DeviceError(f"{device} is not a simulated device")
+    return runtime

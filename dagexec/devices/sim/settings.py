@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagexec.core.runtime import Kernel, StreamObserver
+from dagexec.core.stream import Kernel, StreamObserver
 from dagexec.devices.sim.driver import Driver, SeededDriver, ThreadDriver
 from dagexec.devices.sim.faults import Fault, RandomFaults
 from dagexec.errors import DeviceError

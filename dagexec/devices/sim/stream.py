@@ -15,19 +15,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import (
+from dagexec.core.stream import (
     Event,
     Kernel,
-    KernelFailedError,
     Priority,
     Stream,
     StreamFailure,
     StreamObserver,
     at_work,
+    new_failure,
 )
 from dagexec.devices.sim.clock import set_host_time
 from dagexec.devices.sim.driver import Driver
@@ -41,15 +40,6 @@ if TYPE_CHECKING:
     from dagexec.devices.sim.model import StreamModel
 
 logger = logging.getLogger("dagexec")
-
-_failures = count(1)
-
-
-def next_failure(label: str, error: BaseException) -> StreamFailure:
-    """A failure with the next number."""
-    if isinstance(error, KernelFailedError):
-        label, error = error.label, error.error
-    return StreamFailure(label, error, next(_failures))
 
 
 class Wait:
@@ -267,6 +257,11 @@ class SimStream(Stream):
         return self.launched - self._not_launches
 
     @property
+    def is_captured(self) -> bool:
+        """True while commands are kept, not done."""
+        return self._capture is not None
+
+    @property
     def is_idle(self) -> bool:
         """True when all commands are done or passed over."""
         return self.done >= self.launched
@@ -280,7 +275,7 @@ class SimStream(Stream):
         """Fail with `error`, unless the stream is idle or has failed. Waits and hangs end now, a kernel in its time."""
         with self._lock.own:
             if self.outcome.failure is None and self._abandoned is None:
-                self._abandoned = next_failure(self.name, error)
+                self._abandoned = new_failure(self.name, error)
                 self.failing = True
             self._next_watch = -1
             if self.is_idle:  # asked last, as it may have become so just now
@@ -383,7 +378,7 @@ class SimStream(Stream):
                 try:
                     command.step()
                 except BaseException as error:  # whatever a kernel raises belongs to the stream
-                    self._fail(next_failure(command.label, error))
+                    self._fail(new_failure(command.label, error))
             self.done += 1
             if self.done >= self._next_watch:
                 self._attend()
@@ -402,7 +397,7 @@ class SimStream(Stream):
             try:
                 wait.reached(self)
             except BaseException as error:  # an observer's
-                self._fail(next_failure(self.name, error))
+                self._fail(new_failure(self.name, error))
         mark = wait.mark
         if not wait.order_only and mark.outcome.failed_after < mark.position and mark.outcome.failure is not None:
             self._fail(mark.outcome.failure)
@@ -415,7 +410,7 @@ class SimStream(Stream):
         try:
             command.step()
         except BaseException as error:  # whatever a kernel raises belongs to the stream
-            self._fail(next_failure(command.label, error))
+            self._fail(new_failure(command.label, error))
 
     def _fail(self, failure: StreamFailure) -> None:
         """What is after `done` commands has failed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagexec.core.device import CPU, Device, make_context
+from dagexec.core.device import CPU, Device
 from dagexec.core.proto import OperatorDef
 from dagexec.core.runtime import runtime_of
 from dagexec.devices.cuda.nccl import has_nccl
@@ -70,7 +70,6 @@ def find_replica_devices(devices: Sequence[str | Device]) -> tuple[ReplicaDevice
         if device != CPU and any(place.device == device for place in places):
             raise DeviceError(f"device {device} is listed twice in {[str(name) for name in devices]}")
         try:
-            make_context(device)
             runtime_of(device)
         except DeviceError as error:
             raise DeviceError(f"entry {number} of the devices, {device}, is missing here: {error}") from None

@@ -18,7 +18,7 @@ def uploaded(operator: CudaOperator, table: npt.ArrayLike) -> Array:
     host = np.ascontiguousarray(table)
     device = operator.scratch(host.shape, host.dtype)
     if host.size:
-        operator.context.copy_within(device, host)
+        operator.runtime.copy_now(device, host)
     return device
 
 

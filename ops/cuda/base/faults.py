@@ -17,8 +17,8 @@ import numpy as np
 
 from dagexec.core import dtypes
 from dagexec.core.operator import Step
-from dagexec.devices.cuda.context import CudaContext
 from dagexec.devices.cuda.pinned_flags import PinnedFlag, PinnedFlags
+from dagexec.devices.cuda.runtime import CudaRuntime
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.index.indexing import check_indices
 
@@ -64,8 +64,8 @@ class CheckedOperator(CudaOperator):
 
     def fault_word(self, explain: Callable[[], object], otherwise: Exception) -> Array:
         """The word, an int32 that is 0, for kernels of the step that is prepared. See Fault for the arguments."""
-        assert isinstance(self.context, CudaContext)
-        runtime = self.context.runtime
+        runtime = self.runtime
+        assert isinstance(runtime, CudaRuntime)
         fault = Fault(runtime.once("host words", partial(PinnedFlags, runtime)).take(), explain, otherwise)
         self._faults = (*(known for known in self._faults if known() is not None), weakref.ref(fault))
         return fault.word.on_device(fault)
@@ -93,8 +93,8 @@ class CheckedOperator(CudaOperator):
             fault = known()
             if fault is not None and fault.word.value:
                 if error is None:
-                    assert isinstance(self.context, CudaContext)
-                    with self.context.runtime.guard():
+                    assert isinstance(self.runtime, CudaRuntime)
+                    with self.runtime.guard():
                         error = fault.error()
                 fault.word.clear()
         return error

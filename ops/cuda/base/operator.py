@@ -14,10 +14,10 @@ import numpy.typing as npt
 from dagexec.core import dtypes
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import TensorType
-from dagexec.devices.cuda.context import CudaContext
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.kernels import BLOCK, Launch, compiled
 from dagexec.devices.cuda.prelude import c_type
+from dagexec.devices.cuda.runtime import CudaRuntime
 
 Array = npt.NDArray[Any]
 
@@ -33,12 +33,12 @@ class CudaOperator(Operator):
     @property
     def device_index(self) -> int:
         """N of `cuda:N`."""
-        return self.context.device.index
+        return self.runtime.device.index
 
     def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
         """See Operator."""
-        assert isinstance(self.context, CudaContext)
-        with self.context.runtime.guard():
+        assert isinstance(self.runtime, CudaRuntime)
+        with self.runtime.guard():
             return super().bind(types, as_view=as_view, placed=placed)
 
     def host_value(self, index: int) -> Array:
@@ -50,7 +50,7 @@ class CudaOperator(Operator):
 
     def fetch_now(self, destination: Array, source: Array) -> None:
         """Copy an array of the device to one of the host; within a run the host waits for its stream."""
-        self.context.copy_within(destination, source)
+        self.runtime.copy_now(destination, source)
         if current.stream is not None:
             current.stream.synchronize()
 

@@ -12,7 +12,6 @@ from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import operator_label
 from dagexec.devices.cuda.arrays import address
-from dagexec.devices.cuda.context import cuda_runtime
 from dagexec.devices.cuda.cudnn_graph import (
     DATA_GRADIENT,
     FILTER,
@@ -28,6 +27,7 @@ from dagexec.devices.cuda.cudnn_graph import (
 )
 from dagexec.devices.cuda.cudnn_handle import require_cudnn, thread_handles
 from dagexec.devices.cuda.cudnn_plans import PlanOptions, plan_cache
+from dagexec.devices.cuda.runtime import cuda_runtime
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Array, ConvProblem
@@ -58,9 +58,9 @@ class CudnnConvOperator(CudaConvOperator):
             _say_once(str(reason.__cause__))
             raise
         super().__init__(definition, workspace, index=index, net=net)
-        self._runtime = cuda_runtime(self.context.device)
+        self._runtime = cuda_runtime(self.runtime.device)
         if not self.arguments.bool("cudnn_inline", "cudnn_state" not in self.arguments):
-            self.library_state = library_state(self.context.device, self.arguments.int("cudnn_state", 0))
+            self.library_state = library_state(self.runtime.device, self.arguments.int("cudnn_state", 0))
 
     @property
     def plan_options(self) -> PlanOptions:

@@ -61,9 +61,7 @@ class CudaDropout(CudaOperator):
         """The step that draws the mask: true where a word of 32 bits is at most `last`."""
         if len(self.input_blobs) == 1:
             drawn = np.empty(mask.shape, np.bool_)
-            return upload_step(
-                mask, drawn, draw_step(drawn, last, lambda: self.context.random.bit_generator.random_raw)
-            )
+            return upload_step(mask, drawn, draw_step(drawn, last, lambda: self.random.bit_generator.random_raw))
         option = self.definition.device_option
         seed = option.random_seed if option.HasField("random_seed") else secrets.randbits(64)
         key = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))

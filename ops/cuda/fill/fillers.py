@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.device import element_count
 from dagexec.core.operator import Step, in_sequence
+from dagexec.core.shapes import element_count
 from dagexec.devices.cuda.arrays import address
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.current import current

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import Kernel, Priority
+from dagexec.core.stream import Kernel, Priority
 from dagexec.devices.sim import SimRuntime, SimSettings, is_device_thread
 from dagexec.devices.sim.clock import host_time, set_host_time
 from dagexec.devices.sim.event import SimEvent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dagexec.core.dtypes import FLOAT64, INT32
-from dagexec.core.runtime import Kernel, Stream
+from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.sim import simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
