@@ -31,10 +31,10 @@ from onnx_export import to_onnx
 
 import dagexec
 from dagexec import NetDef, OperatorDef, Workspace, zoo
-from dagexec.compiler.compilation import Precision
 from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
 from dagexec.errors import DagexecError, DeviceError
+from dagexec.options import Precision
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 
 Array = npt.NDArray[Any]

@@ -38,6 +38,7 @@ from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.kernels import Launch
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
+from dagexec.scheduler.nets.options import RunOptions
 from tests.cuda.emulated import emulated
 
 CUDA = Device("cuda", 0)
@@ -97,7 +98,7 @@ def net_of(net_class: type[AsyncDAGNet], definition: NetDef, streams: int) -> As
     """A net that has run: all is prepared, and captured where it is to be."""
     workspace = Workspace()
     workspace.feed_blob("b0", np.zeros(64, np.float32))
-    net = net_class(definition, workspace, num_workers=1, streams_per_worker=streams)
+    net = net_class(definition, workspace, num_workers=1, options=RunOptions(streams_per_worker=streams))
     for _ in range(5):
         net.run()
     return net

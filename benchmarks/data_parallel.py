@@ -35,6 +35,7 @@ from dagexec.devices.sim import simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.training.data_parallel import ParallelModel, parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
@@ -205,7 +206,9 @@ def measure(workload: Workload, workers: int, streams: int) -> tuple[Row, dict[s
             parameters = model.parameters()
             operators = model.step_net.graph.operators
             rest = NetDef(name="rest", op=[definition for definition in operators if bucket_of(definition) is None])
-            with AsyncDAGNet(rest, model.workspace, num_workers=workers, streams_per_worker=streams) as net:
+            with AsyncDAGNet(
+                rest, model.workspace, num_workers=workers, options=RunOptions(streams_per_worker=streams)
+            ) as net:
                 net.run()
                 net.run(trace=plain)
             row = Row(

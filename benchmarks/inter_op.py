@@ -17,6 +17,7 @@ from pathlib import Path
 from environment import describe
 
 from dagexec.analysis.comparison import Comparison, RuntimeResult, compare
+from dagexec.options import CompileOptions
 
 MODELS = ("zoo:googlenet", "zoo:squeezenet_towers", "zoo:vgg19")
 
@@ -33,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     results = {}
     for model in options.models:
-        comparison = compare(model, repeat=options.repeat, optimize=False)
+        comparison = compare(model, CompileOptions(optimize=False), repeat=options.repeat)
         if not comparison.agrees:
             raise SystemExit(f"{model}: results differ from SimpleNet's; nothing is reported")
         print(model)

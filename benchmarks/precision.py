@@ -18,6 +18,7 @@ from dagexec.analysis.comparison import random_feeds
 from dagexec.analysis.precision_report import LowPrecision, PrecisionReport, precision_report
 from dagexec.binding.parameters import initialized
 from dagexec.core.model import Model
+from dagexec.options import CompileOptions
 from dagexec.serving.model_source import load_model
 from tests.models import LIGHT_MODELS, he_normal_light_model
 
@@ -46,8 +47,7 @@ def main() -> None:
                 options.inputs,
                 calibration=calibration if dtype == "int8" else (),
                 repeat=options.repeat,
-                intra_op_threads=options.threads,
-                tuning_seconds=options.seconds,
+                options=CompileOptions(intra_op_threads=options.threads, tuning_seconds=options.seconds),
             )
             print(row(name, report), flush=True)
 

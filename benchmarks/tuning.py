@@ -24,8 +24,9 @@ from environment import describe
 
 import dagexec
 from dagexec.binding.parameters import initialized
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
+from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
 from dagexec.serving.model_source import load_model
 from dagexec.training.model_helper import ModelHelper

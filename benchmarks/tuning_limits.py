@@ -43,8 +43,9 @@ def compile_once(source: str, seconds: float) -> dict[str, Any]:
     """Seconds that compilation takes, and a run of what comes out."""
     from dagexec.analysis.comparison import random_feeds
     from dagexec.binding.parameters import initialized
-    from dagexec.compiler.compilation import CompileOptions, compile_model
-    from dagexec.serving.executor import compile as compile_executor
+    from dagexec.compiler.compilation import compile_model
+    from dagexec.options import CompileOptions
+    from dagexec.serving.compile import compile as compile_executor
     from dagexec.serving.model_source import load_model
 
     model = initialized(load_model(f"zoo:{source}"))

@@ -21,7 +21,9 @@ from dagexec.analysis.comparison import compare, random_feeds
 from dagexec.binding.parameters import initialized
 from dagexec.core.device import Device
 from dagexec.devices.sim import simulated
+from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.simulate import Machine, machine_bound, predict_device, retimed
 from dagexec.serving.model_source import load_model
@@ -45,7 +47,7 @@ def on_streams(source: str, streams: int) -> dict[str, float]:
         workspace = Workspace()
         for name, array in {**model.parameters, **random_feeds(model)}.items():
             workspace.feed_blob(name, array, device=device)
-        with AsyncDAGNet(definition, workspace, num_workers=1, streams_per_worker=streams) as net:
+        with AsyncDAGNet(definition, workspace, num_workers=1, options=RunOptions(streams_per_worker=streams)) as net:
             net.run(trace=trace)
             plan = net.plan
     kernels = [kernel for track in trace.tracks for kernel in track.kernels]
@@ -70,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     report: dict[str, object] = {"environment": describe(), "repeat": options.repeat}
     for model in options.models:
-        comparison = compare(model, repeat=options.repeat, what_if_workers=WORKERS, optimize=False)
+        comparison = compare(model, CompileOptions(optimize=False), repeat=options.repeat, what_if_workers=WORKERS)
         if not comparison.agrees:
             raise SystemExit(f"{model}: results differ from SimpleNet's; nothing is reported")
         print(model)

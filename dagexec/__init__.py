@@ -6,13 +6,17 @@ from dagexec import devices as _devices
 from dagexec import ops as _ops
 from dagexec import scheduler as _scheduler
 from dagexec.core.choices import load_choices, save_choices
+from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
+from dagexec.options import CompileOptions
 from dagexec.platform.lazy import LazyModule
-from dagexec.serving.executor import Executor, compile
+from dagexec.serving.compile import compile
+from dagexec.serving.executor import Executor
+from dagexec.serving.model_source import load_model
 from dagexec.storage.net_file import load_net, save_net
 
 if TYPE_CHECKING:
@@ -24,8 +28,11 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CompileOptions",
     "DagexecError",
     "Executor",
+    "InputInfo",
+    "Model",
     "NetDef",
     "OperatorDef",
     "PrecisionReport",
@@ -34,6 +41,7 @@ __all__ = [
     "create_shared_buffer",
     "force_shared_buffer",
     "load_choices",
+    "load_model",
     "load_net",
     "op",
     "precision_report",

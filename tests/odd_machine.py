@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 import dagexec
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.ops.onednn.binding import library
+from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import load_model
@@ -101,7 +102,7 @@ def chosen_for(source: str) -> dict[str, int]:
     compiled = compile_model(load_model(source), CompileOptions(tuning_seconds=0.0))
     assert compiled.report is not None
     assert compiled.report.schedule is not None
-    return {"workers": compiled.num_workers, "threads": max(compiled.report.schedule.schedule.threads)}
+    return {"workers": compiled.options.num_workers, "threads": max(compiled.report.schedule.schedule.threads)}
 
 
 def report(ways: list[str], then: Callable[[], object] = lambda: None) -> None:

@@ -13,13 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.cli.train import _processes
-from dagexec.compiler.compilation import CompileOptions
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import FeedError, ModelFormatError, ResourceError, SchemaError, SettingError, ShapeError
+from dagexec.options import CompileOptions
 from dagexec.scheduler.run.run import waiting_time
-from dagexec.serving.dispatch_state import Admission
 from dagexec.serving.executor import Executor
 from dagexec.storage.net_file import load_net
 from tests.ops.running import operator_def
@@ -100,8 +99,8 @@ def test_a_timeout_is_a_number() -> None:
         lambda: CompileOptions(tuning_seconds="1"),  # type: ignore[arg-type]
         lambda: CompileOptions(dtype="float8"),  # type: ignore[arg-type]
         lambda: CompileOptions(layout="CHWN"),
-        lambda: Admission(max_queued="many"),  # type: ignore[arg-type]
-        lambda: Admission(when_full="drop"),  # type: ignore[arg-type]
+        lambda: CompileOptions(max_queued="many"),  # type: ignore[arg-type]
+        lambda: CompileOptions(when_full="drop"),  # type: ignore[arg-type]
     ],
 )
 def test_an_option_out_of_range_is_told_and_is_a_value_error_too(make: Callable[[], object]) -> None:

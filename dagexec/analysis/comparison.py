@@ -21,18 +21,19 @@ import numpy.typing as npt
 
 from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, WhatIf, what_if
 from dagexec.binding.parameters import initialized
-from dagexec.compiler.compilation import CompileOptions, compile_model
-from dagexec.core.arguments import ArgumentValue
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.shapes import element_count
 from dagexec.errors import FeedError
+from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.simulate import predict_makespan, retimed
-from dagexec.serving.executor import Executor, compile
+from dagexec.serving.compile import compile
+from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import ModelSource, load_model
 
 Array = npt.NDArray[Any]
@@ -142,14 +143,12 @@ def require_inputs(model: Model, names: Iterable[str]) -> None:
 
 def compare(
     source: ModelSource,
+    options: CompileOptions = DEFAULT_OPTIONS,
     *,
     net_types: Sequence[str] = ("dag", "async_dag"),
     workers: Sequence[int] = (1, 2),
     repeat: int = 15,
     feeds: Mapping[str, Array] | None = None,
-    operator_arguments: Mapping[str, ArgumentValue] | None = None,
-    optimize: bool = True,
-    tuning_seconds: float | None = None,
     what_if_workers: Sequence[int] = (),
     what_if_streams: Sequence[int] = (),
     launch_seconds: float = LAUNCH_SECONDS,
@@ -158,21 +157,18 @@ def compare(
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
-    One thread an operator everywhere. `operator_arguments`, `optimize` and `tuning_seconds` are those of `compile`;
-    all run the same net, as it is rewritten for one thread. Predict the times of
-    `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an operator.
-    `progress` is called after every run with the share that is done, up to 1, and `tell` before with what is done
-    next. Raises what `compile` and `run` raise.
+    One thread an operator everywhere; all run the same net, as it is rewritten for one thread by `options`. Predict the
+    times of `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an
+    operator. `progress` is called after every run with the share that is done, up to 1, and `tell` before with what is
+    done next. Raises what `compile` and `run` raise.
     """
     model = initialized(load_model(source))
-    if operator_arguments:
-        model = replace(model, net=with_arguments(model.net, operator_arguments))
+    if options.operator_arguments:
+        model = replace(model, net=with_arguments(model.net, options.operator_arguments))
     origin = AS_GIVEN
-    if optimize:
-        options = CompileOptions(
-            net_type="simple", num_workers=1, intra_op_threads=1, tuning_seconds=tuning_seconds, progress=tell
-        )
-        compiled_model = compile_model(model, options)
+    if options.optimize:
+        alone = replace(options, net_type="simple", num_workers=1, intra_op_threads=1, progress=tell)
+        compiled_model = compile_model(model, alone)
         model = compiled_model.model
         if compiled_model.report is not None:
             origin = _CHOICES[compiled_model.report.origin]

@@ -25,8 +25,9 @@ from dagexec.compiler.passes.rewriting import run_passes
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError
+from dagexec.options import DEFAULT_OPTIONS, CompileOptions
+from dagexec.serving.compile import compile
 from dagexec.serving.executor import Executor
-from dagexec.serving.executor import compile as compile_model
 from dagexec.serving.model_source import ModelSource, load_model
 
 Array = npt.NDArray[Any]
@@ -91,12 +92,11 @@ def precision_report(
     dtype: LowPrecision,
     feeds: Sequence[Feeds] | int = RANDOM_INPUTS,
     *,
+    options: CompileOptions = DEFAULT_OPTIONS,
     calibration: Sequence[Feeds] = (),
     repeat: int = 15,
     per_layer: bool = False,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-    intra_op_threads: int | None = None,
-    tuning_seconds: float | None = None,
     tell: Callable[[str], object] = lambda _stage: None,
 ) -> PrecisionReport:
     """Compare a model in `dtype` with itself in float32.
@@ -105,10 +105,10 @@ def precision_report(
         source: what `dagexec.compile` takes.
         dtype: "bfloat16" or "int8".
         feeds: inputs to compare on, or how many random ones (of `shapes`, see `comparison.random_feeds`).
+        options: how both are compiled otherwise.
         calibration: inputs that int8 is calibrated with; none for a model that says itself what is quantized.
         repeat: timed runs of each, in turns.
         per_layer: tell what each layer loses alone, too.
-        intra_op_threads, tuning_seconds: as for `compile`.
         tell: called with what is done next.
 
     Raises ArgumentError for another dtype, and what `compile` and `run` raise.
@@ -122,13 +122,12 @@ def precision_report(
     with ExitStack() as stack:
         executors = []
         for kind in ("float32", dtype):
-            executor = compile_model(
+            executor = compile(
                 model,
+                options,
                 dtype=kind,
                 calibration=list(calibration) if kind == "int8" else (),
                 shapes={name: np.shape(array) for name, array in samples[0].items()},
-                intra_op_threads=intra_op_threads,
-                tuning_seconds=tuning_seconds,
                 progress=lambda stage, kind=kind: tell(f"{kind}: {stage}"),  # type: ignore[misc]
             )
             executors.append(stack.enter_context(executor))

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import Device
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
 from dagexec.core.runtime import runtime_of
 from dagexec.devices.sim import simulated
-from dagexec.errors import DagexecError, DeviceError, SchemaError
+from dagexec.errors import DagexecError, DeviceError
+from dagexec.options import CompileOptions
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import Schedule, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.shrink import shrink
 from dagexec.scheduler.exploration.strategies import ReplayStrategy, Strategy
-from dagexec.serving.executor import Executor, compile
+from dagexec.serving.compile import compile
+from dagexec.serving.executor import Executor
 
 Array = npt.NDArray[Any]
 Digest = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -37,42 +37,36 @@ class ModelScenario:
     """Makes an executor, has `callers` threads run it at the same time, and compares each result with SimpleNet's.
 
     Attributes:
-        model: what is run; its parameters are arrays (`dagexec.serving.executor.initialized`).
+        model: what is run; its parameters are arrays (`dagexec.binding.parameters.initialized`).
         feeds: an array for every input.
-        net_type, num_workers, replicas, device, operator_arguments, optimize: as `dagexec.compile` takes them.
+        options: how it is compiled.
         callers: threads that each run the model once.
     """
 
     model: Model
     feeds: Mapping[str, Array]
-    net_type: str = "dag"
-    num_workers: int = 2
-    replicas: int = 1
-    device: str = "cpu"
+    options: CompileOptions
     callers: int = 1
-    operator_arguments: Mapping[str, ArgumentValue] = field(default_factory=dict)
-    optimize: bool = False
 
     def __post_init__(self) -> None:
-        if self.net_type not in ("simple", "dag", "async_dag"):
-            raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of simple, dag, async_dag")
-        place = Device.parse(self.device)
-        if place.kind not in ("cpu", "sim"):
-            raise DeviceError(f"{place} cannot be explored: what it does is not under the schedule's control")
-        runtime_of(place)  # raises DeviceError for one that does not exist: no schedule is to blame for that
+        device = self.options.default_device
+        if device.kind not in ("cpu", "sim"):
+            raise DeviceError(f"{device} cannot be explored: what it does is not under the schedule's control")
+        runtime_of(device)  # raises DeviceError for one that does not exist: no schedule is to blame for that
 
     def reference(self) -> Digest:
         """What SimpleNet returns on the host, by output name. Not to be called in a schedule."""
-        with self._compiled("simple", 1, 1, "cpu") as executor:
+        options = replace(self.options, net_type="simple", num_workers=1, replicas=1, device="cpu")
+        with compile(self.model, options) as executor:
             return _digest(executor.run(self.feeds))
 
     def run(self, expected: Digest) -> None:
         """The scenario. Raises DifferentResultError, or what a run raises. To be called in a controlled schedule."""
-        place = Device.parse(self.device)
+        device = self.options.default_device
         with ExitStack() as stack:
-            if place.kind == "sim":
-                stack.enter_context(simulated(place, driver=ControlledDriver()))
-            executor = stack.enter_context(self._compiled(self.net_type, self.num_workers, self.replicas, self.device))
+            if device.kind == "sim":
+                stack.enter_context(simulated(device, driver=ControlledDriver()))
+            executor = stack.enter_context(compile(self.model, self.options))
             results: dict[int, Digest | BaseException] = {}
             call = partial(_call, executor, self.feeds, results)
             callers = [threads().start(partial(call, number), f"caller {number}") for number in range(self.callers)]
@@ -80,18 +74,6 @@ class ModelScenario:
                 caller.join()
         for number in range(self.callers):
             _compare(self.model.name, number, results[number], expected)
-
-    def _compiled(self, net_type: str, num_workers: int, replicas: int, device: str) -> Executor:
-        return compile(
-            self.model,
-            optimize=self.optimize,
-            net_type=net_type,
-            num_workers=num_workers,
-            intra_op_threads=1,
-            replicas=replicas,
-            device=device,
-            operator_arguments=self.operator_arguments,
-        )
 
 
 def shrink_model(scenario: ModelScenario, failed: Schedule[None], seeds: Iterable[int], limit: int = 200) -> NetDef:

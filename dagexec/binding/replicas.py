@@ -17,7 +17,6 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
 from dagexec.core.shared_buffer import create_shared_buffer
-from dagexec.core.stream import Priority
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ResourceError
@@ -26,33 +25,11 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.plan.copies import insert_copies
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.pool import WorkerPool
-
-
-@dataclass(frozen=True)
-class NetOptions:
-    """What kind of net each replica is.
-
-    Attributes:
-        net_type: `simple`, `dag` or `async_dag`.
-        device: where operators run that name no device.
-        intra_op_threads: BLAS threads inside one operator.
-        streams_per_worker: streams of each device that a worker uses for one replica.
-        stream_priority: what a device prefers among the streams of several executors.
-        keep: blobs of which the values are there when a run is over; None for all. The others may share memory.
-        capture: runs are captured once a shape, and replayed.
-    """
-
-    net_type: str = "dag"
-    device: Device = CPU
-    intra_op_threads: int = 1
-    streams_per_worker: int = 1
-    stream_priority: Priority = Priority.NORMAL
-    keep: frozenset[str] | None = None
-    capture: bool = False
 
 
 class Replica:
@@ -138,17 +115,22 @@ class Replicas:
 
 
 def build_replicas(
-    model: Model, options: NetOptions, count: int, pool: WorkerPool, parameters: Workspace | None = None
+    model: Model,
+    options: RunOptions,
+    pool: WorkerPool,
+    keep: frozenset[str] | None = None,
+    parameters: Workspace | None = None,
 ) -> Replicas:
-    """`count` nets for `model`, whose runs `pool` executes.
+    """The nets for `model` that `options` ask for, whose runs `pool` executes.
 
+    `keep` names the blobs whose values are there when a run is over; others may share memory. None keeps all.
     `parameters` is a workspace with the model's parameters, and what was derived from them, of other replicas of the
     same parameters. Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open
     then.
     """
     if parameters is None:
         parameters = parameter_workspace(model)
-    net_def = _placed_net(model, options.device, parameters)
+    net_def = _placed_net(model, options.default_device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
     written = {name for definition in graph.operators for name in definition.output}
@@ -162,9 +144,9 @@ def build_replicas(
             blob.value.freeze()
     members: list[Replica] = []
     try:
-        for number in range(count):
+        for number in range(options.replicas):
             workspace = _child(parameters, model.inputs, written)
-            net = _make_net(options, net_def, workspace, pool, graph, constants)
+            net = _make_net(options, net_def, workspace, pool, graph, constants, keep)
             members.append(Replica(number, workspace, net, model.outputs))
     except BaseException:
         for replica in members:
@@ -208,32 +190,15 @@ def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str
 
 
 def _make_net(
-    options: NetOptions,
+    options: RunOptions,
     definition: NetDef,
     workspace: Workspace,
     pool: WorkerPool,
     graph: Graph,
     constants: frozenset[str],
+    keep: frozenset[str] | None,
 ) -> BaseNet:
     if options.net_type == "simple":
-        return SimpleNet(
-            definition,
-            workspace,
-            graph=graph,
-            constants=constants,
-            keep=options.keep,
-            intra_op_threads=options.intra_op_threads,
-            stream_priority=options.stream_priority,
-        )
+        return SimpleNet(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
     net_class = DAGNet if options.net_type == "dag" else CapturedNet if options.capture else AsyncDAGNet
-    return net_class(
-        definition,
-        workspace,
-        pool=pool,
-        graph=graph,
-        constants=constants,
-        keep=options.keep,
-        intra_op_threads=options.intra_op_threads,
-        streams_per_worker=options.streams_per_worker,
-        stream_priority=options.stream_priority,
-    )
+    return net_class(definition, workspace, pool=pool, graph=graph, constants=constants, keep=keep, options=options)

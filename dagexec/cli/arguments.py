@@ -1,4 +1,4 @@
-"""The options `--set` and `--choices`: arguments for the operators, and a file of convolution algorithms."""
+"""Options that several commands have, and what is read from them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ TuningSecondsOption = Annotated[
         help="Time limit for measuring layouts, kernels and schedules; 0 uses rules. "
         "Default: $DAGEXEC_TUNING_SECONDS, or 0.",
     ),
+]
+NetTypeOption = Annotated[str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")]
+NumWorkersOption = Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")]
+IntraOpThreadsOption = Annotated[
+    int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")
 ]
 OptimizeOption = Annotated[
     bool,

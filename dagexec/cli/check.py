@@ -16,7 +16,7 @@ from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
-from dagexec.serving.executor import compile
+from dagexec.serving.compile import compile
 
 _NOT_PROVEN = 1
 

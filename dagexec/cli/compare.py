@@ -37,6 +37,7 @@ from dagexec.cli.plot import check_picture, plot_comparison
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
 from dagexec.cli.progress import shown
 from dagexec.errors import SchemaError
+from dagexec.options import CompileOptions
 
 
 def compare_command(
@@ -86,18 +87,17 @@ def compare_command(
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
     arguments = parse_arguments(settings)
+    options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
     with kept_choices(choices), shown(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
             loaded,
+            options,
             net_types=net_types,
             workers=workers,
             repeat=repeat,
             feeds=feeds,
-            operator_arguments=arguments,
-            optimize=optimize,
-            tuning_seconds=tuning_seconds,
             what_if_workers=other_workers,
             what_if_streams=other_streams,
             launch_seconds=launch_us / 1e6,

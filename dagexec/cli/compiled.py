@@ -8,21 +8,22 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.progress import shown
-from dagexec.compiler.compilation import Compiled, CompileOptions, compile_model
+from dagexec.compiler.compilation import Compiled, compile_model
 from dagexec.core.arguments import Arguments
-from dagexec.core.device import Device
 from dagexec.core.model import Model
 from dagexec.core.runtime import runtime_of
+from dagexec.options import CompileOptions
 
 
-def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]], device: Device) -> Compiled:
+def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]], device: str) -> Compiled:
     """The model as `compile` makes it for `device`, using rules and known choices.
 
     Raises what compiling raises, and DeviceError if there is no such device.
     """
-    runtime_of(device)
     with shown(f"Compiling {model.name}") as line:
-        return compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes, device=device, progress=line))
+        options = CompileOptions(tuning_seconds=0, shapes=shapes, device=device, progress=line)
+        runtime_of(options.default_device)
+        return compile_model(model, options)
 
 
 def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:

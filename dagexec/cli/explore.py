@@ -19,6 +19,7 @@ from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.errors import SchemaError
+from dagexec.options import CompileOptions
 from dagexec.scheduler.exploration import (
     Exploration,
     RandomStrategy,
@@ -64,13 +65,21 @@ def explore_command(
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under controlled schedules; exit with status 1 if one fails or differs from SimpleNet, and show it."""
-    arguments = parse_arguments(settings)
     single = _single(seed, replay)
     if single is not None and search:
         raise SchemaError("--systematic runs many schedules; it cannot be combined with --seed or --replay")
     loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, input_seed)
-    scenario = ModelScenario(loaded, feeds, net_type, num_workers, replicas, device, callers, arguments, optimize)
+    options = CompileOptions(
+        net_type=net_type,
+        num_workers=num_workers,
+        intra_op_threads=1,
+        replicas=replicas,
+        device=device,
+        optimize=optimize,
+        operator_arguments=parse_arguments(settings),
+    )
+    scenario = ModelScenario(loaded, feeds, options, callers)
     run = partial(scenario.run, scenario.reference())
     result: Exploration[None]
     if search:
@@ -84,16 +93,11 @@ def explore_command(
         )
     command = _command(
         model,
-        net_type,
-        device,
-        num_workers,
-        replicas,
-        callers,
+        scenario,
         input_file,
         shape,
         input_seed,
         settings,
-        optimize,
         allow_io,
         result,
     )
@@ -127,16 +131,11 @@ def _single(seed: int | None, replay: str | None) -> Strategy | None:
 
 def _command(
     model: str,
-    net_type: str,
-    device: str,
-    num_workers: int,
-    replicas: int,
-    callers: int,
+    scenario: ModelScenario,
     input_file: Path | None,
     shape: Sequence[str] | None,
     input_seed: int,
     settings: Sequence[str] | None,
-    optimize: bool,
     allow_io: bool,
     result: Exploration[None],
 ) -> str:
@@ -144,14 +143,16 @@ def _command(
     failed = result.failed
     if failed is None:
         return ""
-    words = ["dagexec", "explore", model, "--net-type", net_type, "--device", device]
-    words += ["--num-workers", str(num_workers), "--replicas", str(replicas), "--callers", str(callers)]
+    options = scenario.options
+    words = ["dagexec", "explore", model, "--net-type", str(options.net_type), "--device", str(options.device)]
+    words += ["--num-workers", str(options.num_workers), "--replicas", str(options.replicas)]
+    words += ["--callers", str(scenario.callers)]
     words += [] if input_file is None else ["--input", str(input_file)]
     words += [word for text in shape or () for word in ("--shape", text)]
     words += [word for text in settings or () for word in ("--set", text)]
     words += ["--allow-io"] if allow_io else []
     words += ["--input-seed", str(input_seed)] if input_seed else []
-    words += ["--optimize"] if optimize else []
+    words += ["--optimize"] if options.optimize else []
     words += ["--replay", compact(failed.decisions)] if failed.seed is None else ["--seed", str(failed.seed)]
     return shlex.join(words)
 

@@ -19,7 +19,6 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
 from dagexec.cli.plot import check_drawing, draw_graph
-from dagexec.core.device import Device
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
@@ -72,7 +71,7 @@ def inspect_command(
     rows = memory_rows(loaded, shapes) if memory else []
     wants_passes = passes or without_pass
     outcomes = pass_outcomes(loaded, shapes, without_pass or ()) if wants_passes else []
-    result = compiled_without_measuring(loaded, shapes, Device.parse(device)) if compiled else None
+    result = compiled_without_measuring(loaded, shapes, device) if compiled else None
     parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
         found = _as_dict(loaded, graph, plan, types, parameters)

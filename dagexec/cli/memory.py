@@ -10,10 +10,11 @@ from rich.table import Table
 
 from dagexec.analysis.comparison import random_feeds, require_inputs
 from dagexec.binding.parameters import parameter_workspace
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ArgumentError
+from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.passes import PassOutcome
 from dagexec.core.model import Model
+from dagexec.options import CompileOptions
 
 _MOST_CHANGES = 4  # of one pass in the table; --json has all
 
@@ -19,7 +20,7 @@ def pass_outcomes(model: Model, shapes: Mapping[str, Sequence[int]], without: Co
 
     Raises ArgumentError, with the list of passes, for an unknown name, and what compiling raises.
     """
-    options = CompileOptions(tuning_seconds=0, shapes=shapes, without_passes=frozenset(without))
+    options = CompileOptions(tuning_seconds=0, shapes=shapes, without_passes=without)
     report = compile_model(model, options).report
     return () if report is None else report.passes
 

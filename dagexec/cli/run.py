@@ -21,6 +21,9 @@ from rich.text import Text
 from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
+    IntraOpThreadsOption,
+    NetTypeOption,
+    NumWorkersOption,
     OptimizeOption,
     SetOption,
     TuningSecondsOption,
@@ -44,18 +47,14 @@ from dagexec.devices.sim import simulated
 from dagexec.errors import FeedError
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_lines import line_observer
-from dagexec.serving.executor import compile as compile_model
+from dagexec.serving.compile import compile
 
 
 def run_command(
     model: ModelArgument,
-    net_type: Annotated[
-        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")
-    ] = None,
-    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")] = None,
-    intra_op_threads: Annotated[
-        int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")
-    ] = None,
+    net_type: NetTypeOption = None,
+    num_workers: NumWorkersOption = None,
+    intra_op_threads: IntraOpThreadsOption = None,
     optimize: OptimizeOption = True,
     tuning_seconds: TuningSecondsOption = None,
     device: Annotated[
@@ -89,7 +88,7 @@ def run_command(
     with kept_choices(choices), _modeled(device) if record is not None else nullcontext(), ExitStack() as stack:
         with shown(f"Compiling {loaded.name}", quiet=quiet) as line:
             executor = stack.enter_context(
-                compile_model(
+                compile(
                     loaded,
                     optimize=optimize,
                     tuning_seconds=tuning_seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -12,16 +13,17 @@ from rich.console import Console
 
 from dagexec.analysis.comparison import random_feeds
 from dagexec.binding.io_binding import Array
-from dagexec.cli.arguments import ChoicesOption, kept_choices
+from dagexec.cli.arguments import ChoicesOption, IntraOpThreadsOption, NetTypeOption, NumWorkersOption, kept_choices
 from dagexec.cli.compiled import choices_in_words
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import shown
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.choices import cache_file
 from dagexec.ops.onednn.binding import library
+from dagexec.options import CompileOptions
+from dagexec.serving.compile import compile
 from dagexec.serving.executor import Executor
-from dagexec.serving.executor import compile as compile_executor
 
 _ROUNDS = 15
 
@@ -30,30 +32,31 @@ def tune_command(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option("--seconds", min=0, help="Time limit, including preparation.")] = 30.0,
     shape: ShapeOption = None,
-    net_type: Annotated[
-        str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")
-    ] = None,
-    num_workers: Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")] = None,
-    intra_op_threads: Annotated[
-        int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")
-    ] = None,
+    net_type: NetTypeOption = None,
+    num_workers: NumWorkersOption = None,
+    intra_op_threads: IntraOpThreadsOption = None,
     choices: ChoicesOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure how MODEL runs fastest on this machine; later compilations with the same options use the result."""
     loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
-    options = {"net_type": net_type, "num_workers": num_workers, "intra_op_threads": intra_op_threads, "shapes": shapes}
+    options = CompileOptions(
+        net_type=net_type,
+        num_workers=num_workers,
+        intra_op_threads=intra_op_threads,
+        shapes=shapes,
+        tuning_seconds=0,
+    )
     feeds = random_feeds(loaded, shapes)
     with kept_choices(choices):
         start = time.perf_counter()
-        with compile_executor(loaded, tuning_seconds=0, **options) as before:  # type: ignore[arg-type]
+        with compile(loaded, options) as before:
             before.run(feeds)
             with shown(f"Tuning {loaded.name}", quiet=as_json) as tell:
-                wanted = CompileOptions(tuning_seconds=seconds, progress=tell, **options)  # type: ignore[arg-type]
-                tuned = compile_model(loaded, wanted)
+                tuned = compile_model(loaded, replace(options, tuning_seconds=seconds, progress=tell))
             took = time.perf_counter() - start
-            with compile_executor(loaded, tuning_seconds=0, **options) as after:  # type: ignore[arg-type]
+            with compile(loaded, options) as after:
                 times = _interleaved([before, after], feeds)
     found = library()
     lines = choices_in_words(tuned)

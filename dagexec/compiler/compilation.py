@@ -12,18 +12,16 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
-from typing import Literal, get_args
 
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.passes.any_nan import ANY_NAN
 from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
 from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
-from dagexec.compiler.passes.layout import LAYOUT, LAYOUTS, layout_pass, layouts
+from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_precision
 from dagexec.compiler.passes.purity import is_known
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
@@ -34,29 +32,24 @@ from dagexec.compiler.tuning.choosing import (
     choose_schedule,
     from_text,
     to_text,
+    with_schedule,
     with_threads,
 )
 from dagexec.compiler.tuning.layouts import estimated_layout, fastest_layout, fingerprint
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.choices import choices
-from dagexec.core.device import CPU, Device
-from dagexec.core.feeds import Feeds
+from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
-from dagexec.errors import DeadlineExceededError, DeviceError, ResourceError, SchemaError, SettingError
-from dagexec.ops.base.layout import NCHW, NHWC
+from dagexec.errors import DeadlineExceededError, ResourceError, SettingError
+from dagexec.ops.base.layout import LAYOUTS, NCHW
 from dagexec.ops.onednn.binding import library
+from dagexec.options import CompileOptions
 from dagexec.platform import processor, teams
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.garbage_collection import garbage_collection_paused
-from dagexec.scheduler.run.pool import MOST_WORKERS
 
 logger = logging.getLogger("dagexec")
-
-Precision = Literal["float32", "bfloat16", "float16", "int8"]
-Nan = Literal["kept", "any"]
-
-NET_TYPES = ("simple", "dag", "async_dag")
 
 PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
 """All passes, in order."""
@@ -67,82 +60,12 @@ _LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds 
 
 
 @dataclass(frozen=True)
-class CompileOptions:
-    """How a model is to be compiled; `dagexec.compile` says what each option does. None: to be chosen.
-
-    Attributes:
-        replicas: how many runs may be in flight at once.
-        keep: blobs that can be asked for beside the model's outputs.
-        calibration: inputs, each for one run, that ranges for int8 are taken from.
-        capture: runs on the device are captured and replayed.
-        library_states: operators of cuDNN take turns at the device's library states.
-        layout: of images, one of `passes.layout.LAYOUTS`; on a device NCHW where it is left open.
-        nan: "any" where operators may give a number for NaN.
-        progress: called with a few words on what comes next.
-    """
-
-    optimize: bool = True
-    net_type: str | None = None
-    num_workers: int | None = None
-    intra_op_threads: int | None = None
-    replicas: int = 1
-    device: Device = CPU
-    without_passes: frozenset[str] = frozenset()
-    keep: frozenset[str] = frozenset()
-    shapes: Mapping[str, Sequence[int]] | None = None
-    tuning_seconds: float | None = None
-    dtype: Precision = "float32"
-    calibration: tuple[Feeds, ...] = ()
-    capture: bool = False
-    layout: str | None = None
-    library_states: bool = False
-    nan: Nan = "kept"
-    progress: Callable[[str], object] | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        """Raises SchemaError for an unknown net type, DeviceError for a device that captures nothing.
-
-        SettingError is for anything else that is out of range.
-        """
-        if self.net_type is not None and self.net_type not in NET_TYPES:
-            raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
-        counts = (("replica", self.replicas), ("intra-op thread", self.intra_op_threads), ("worker", self.num_workers))
-        for what, count in counts:
-            if count is not None and (not isinstance(count, Integral) or count < 1):
-                raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
-            if count is not None and count > MOST_WORKERS:
-                raise SettingError(f"at most {MOST_WORKERS} {what}s are made, not {count}")
-        if self.dtype not in get_args(Precision):
-            raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
-        if self.nan not in get_args(Nan):
-            raise SettingError(f"nan is one of {', '.join(get_args(Nan))}, not {self.nan!r}")
-        if self.dtype == "float16" and self.device == CPU:
-            raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
-        if self.layout is not None and self.layout not in (LAYOUTS if self.device == CPU else (NHWC, NCHW)):
-            known = LAYOUTS if self.device == CPU else (NHWC, NCHW)
-            raise SettingError(f"layout is one of {', '.join(known)} on {self.device}, not {self.layout!r}")
-        if self.capture and self.device == CPU:
-            raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
-        if self.capture and self.net_type not in (None, "async_dag"):
-            raise SettingError(f"capture is for net type 'async_dag', not {self.net_type!r}")
-        seconds = self.tuning_seconds
-        if seconds is not None and (not isinstance(seconds, Real) or not seconds >= 0):
-            raise SettingError(f"tuning_seconds must be 0 or more, not {seconds!r:.80}")
-
-    def tell(self, stage: str) -> None:
-        """Say what comes next: to the log, and to `progress`."""
-        logger.debug("compilation: %s", stage)
-        if self.progress is not None:
-            self.progress(stage)
-
-
-@dataclass(frozen=True)
 class CompilationReport:
     """What was done to a model.
 
     Attributes:
         passes: what each pass changed, in order.
-        layout: of images, one of `passes.layout.LAYOUTS`.
+        layout: of images, one of `ops.layout.LAYOUTS`.
         schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
         origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated" by rules.
         seconds: what each stage of compilation took.
@@ -177,17 +100,16 @@ class CompilationReport:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A model as it is going to run, and with what.
+    """A model as it is going to run.
 
     Attributes:
+        options: how; net type and workers are no longer open.
         report: what was done to the model; None when nothing was.
         parameters: a workspace with the model's parameters and what measuring derived from them; None: there is none.
     """
 
     model: Model
-    net_type: str
-    num_workers: int
-    intra_op_threads: int
+    options: CompileOptions
     report: CompilationReport | None = None
     parameters: Workspace | None = None
 
@@ -200,11 +122,11 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, *PRECISION_PASSES))
     if not options.optimize:
         return _as_given(model, options)
-    if options.device != CPU:
+    if options.default_device != CPU:
         return _for_device(model, options)
     try:
         compilation = _Compilation(model, options)
-        if options.calibration or _tuning_seconds(options):  # nets are run, and let go of
+        if options.calibration_runs or _tuning_seconds(options):  # nets are run, and let go of
             return compilation.result()
         with garbage_collection_paused():
             return compilation.result()
@@ -216,11 +138,10 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
     net_type = options.net_type or ("async_dag" if options.capture else "dag")
-    threads = options.intra_op_threads or 1
-    workers = options.num_workers or max(1, processor.available_cores() // threads)
+    workers = options.num_workers or max(1, processor.available_cores() // options.operator_threads)
     if options.num_workers is None and net_type == "simple":
         workers = min(workers, options.replicas)
-    return Compiled(model, net_type, workers, threads, report)
+    return Compiled(model, replace(options, net_type=net_type, num_workers=workers), report)
 
 
 def _for_device(model: Model, options: CompileOptions) -> Compiled:
@@ -229,8 +150,8 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
     layout = options.layout or NCHW
     states = (CUDNN_STATES,) if options.library_states else ()
     any_nan = (ANY_NAN,) if options.nan == "any" else ()
-    of_device = (CUDNN_ENGINE, *states, *any_nan, layout_pass(layout)) if options.device.kind == "cuda" else ()
-    passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration)
+    of_device = (CUDNN_ENGINE, *states, *any_nan, layout_pass(layout)) if options.default_device.kind == "cuda" else ()
+    passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration_runs)
     passed = _run(_with_kept(initialized(model), options), passes, options)
     seconds = {"passes": time.perf_counter() - start}
     report = CompilationReport(passed.outcomes, layout, None, "estimated", seconds)
@@ -239,12 +160,12 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
 
 def _with_kept(model: Model, options: CompileOptions) -> Model:
     """The model with all blobs as outputs that may be asked for: passes leave those alone."""
-    return replace(model, outputs=(*model.outputs, *sorted(options.keep - set(model.outputs))))
+    return replace(model, outputs=(*model.outputs, *sorted(set(options.keep).difference(model.outputs))))
 
 
 def _run(model: Model, passes: Sequence[Pass], options: CompileOptions) -> PassReport:
     known = {one.name for one in passes}
-    return run_passes(model, passes, options.without_passes & known)
+    return run_passes(model, passes, known.intersection(options.without_passes))
 
 
 class _Compilation:
@@ -265,7 +186,7 @@ class _Compilation:
 
     def result(self) -> Compiled:
         """The compiled model."""
-        passes = with_precision(PASSES, self._options.dtype, self._options.calibration)
+        passes = with_precision(PASSES, self._options.dtype, self._options.calibration_runs)
         place = passes.index(LAYOUT)
         before, after = passes[:place], passes[place + 1 :]
         if self._options.nan == "any":
@@ -284,9 +205,7 @@ class _Compilation:
             logger.debug("net %r: %s", self._model.name, line)
         return Compiled(
             replace(schedule.applied(late.model), outputs=self._outputs),
-            schedule.net_type,
-            schedule.workers,
-            self._options.intra_op_threads or 1,
+            with_schedule(self._options, schedule),
             report,
             None if self._bench is None else self._bench.parameters(late.model),
         )
@@ -351,11 +270,9 @@ class _Compilation:
 
     def _schedule(self, model: Model) -> Choice:
         options = self._options
-        cores = processor.available_cores()
-        constraints = ScheduleConstraints(
-            cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads
-        )
-        key = self._key("schedule", model, constraints)
+        constraints = ScheduleConstraints(processor.available_cores(), options)
+        asked = (constraints.cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads)
+        key = self._key("schedule", model, asked)
         known = choices.find(key) if options.replicas == 1 else None
         schedule = None if known is None else from_text(known, model.net)
         if schedule is not None:

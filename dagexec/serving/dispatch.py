@@ -18,13 +18,14 @@ from dagexec.binding.replicas import Replica
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.core.stream import at_work
 from dagexec.errors import ClosedError, DagexecError, QueueFullError
+from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
-from dagexec.serving.dispatch_state import Admission, DispatchState
+from dagexec.serving.dispatch_state import DispatchState
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics, Latencies
 from dagexec.serving.telemetry import Telemetry
@@ -38,12 +39,12 @@ class Dispatcher:
         name: str,
         replicas: Iterable[Replica],
         pool: WorkerPool,
-        admission: Admission,
+        options: CompileOptions,
         telemetry: Telemetry | None,
     ) -> None:
         """`name` is the model's, for messages; the workers of `pool` serve."""
         self.name = name
-        self.state = DispatchState(name, tuple(replicas), admission)
+        self.state = DispatchState(name, tuple(replicas), options)
         self.forked = False
         self._pool = pool
         self._telemetry = telemetry

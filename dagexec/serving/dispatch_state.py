@@ -11,32 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Integral
-from typing import Literal
 
 from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
-from dagexec.errors import ClosedError, QueueFullError, SettingError
+from dagexec.errors import ClosedError, QueueFullError
+from dagexec.options import CompileOptions
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import Tally
-
-WhenFull = Literal["wait", "reject"]
-
-
-@dataclass(frozen=True)
-class Admission:
-    """How many requests may wait in the queue (None: any number), and what happens to one more."""
-
-    max_queued: int | None = None
-    when_full: WhenFull = "wait"
-
-    def __post_init__(self) -> None:
-        most = self.max_queued
-        if most is not None and (not isinstance(most, Integral) or most < 0):
-            raise SettingError(f"max_queued must be 0 or more, or None, not {most!r:.80}")
-        if self.when_full not in ("wait", "reject"):
-            raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
 
 
 class DispatchState:
@@ -57,10 +38,10 @@ class DispatchState:
         shut: no more requests are taken.
     """
 
-    def __init__(self, name: str, replicas: Sequence[Replica], admission: Admission) -> None:
+    def __init__(self, name: str, replicas: Sequence[Replica], options: CompileOptions) -> None:
         """`name` is the model's, for messages."""
         self._name = name
-        self._admission = admission
+        self._options = options
         self.replicas = tuple(replicas)
         self.idle = deque(replicas)
         self.begun = [0] * len(replicas)
@@ -91,10 +72,10 @@ class DispatchState:
             self.assign(self.idle[0], request, now)
             del self.idle[0]
             return True
-        limit = self._admission.max_queued
+        limit = self._options.max_queued
         if limit is None or len(self.queue) < limit:
             self.queue.push(request)
-        elif self._admission.when_full == "wait":
+        elif self._options.when_full == "wait":
             self.awaiting_admission.push(request)
         else:
             self.tally.count("rejected")
@@ -194,7 +175,7 @@ class DispatchState:
 
     def _admit(self) -> None:
         """Let the next one in, if there is room in the queue."""
-        if self.awaiting_admission and len(self.queue) < (self._admission.max_queued or 0):
+        if self.awaiting_admission and len(self.queue) < (self._options.max_queued or 0):
             request = self.awaiting_admission.pop()
             assert request is not None
             self.queue.push(request)

@@ -1,4 +1,4 @@
-"""Executor: a compiled model to embed in a larger application. `compile` makes one.
+"""Executor: a compiled model to embed in a larger application. `dagexec.compile` makes one.
 
 An executor owns a worker pool and `replicas` nets over shared parameters, so that many runs may be in flight. A request
 waits in a queue until a replica is free; `run` blocks its thread meanwhile, `run_async` only its task.
@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
-from dagexec.binding.parameters import check_operators
-from dagexec.binding.replicas import NetOptions, Replica, Replicas, build_replicas
-from dagexec.core.arguments import ArgumentValue
-from dagexec.core.device import CPU, Device
+from dagexec.binding.replicas import Replica, Replicas, build_replicas
+from dagexec.core.device import CPU
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
-from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import runtime_of
-from dagexec.core.stream import Priority
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, SettingError
+from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
+from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.garbage_collection import garbage_collection_paused
-from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
@@ -38,173 +32,13 @@ from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
-from dagexec.serving.dispatch_state import Admission, WhenFull
 from dagexec.serving.inline import InlineRuns
-from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
-from dagexec.serving.telemetry import Telemetry, require_telemetry
+from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.waiting import TaskWait
-from dagexec.serving.warm_up import Shapes, zero_feeds
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-
-    from dagexec.compiler import compilation
-    from dagexec.compiler.compilation import Precision
-else:
-    compilation = LazyModule("dagexec.compiler.compilation")
-
-
-def compile(
-    model: ModelSource,
-    *,
-    optimize: bool = True,
-    net_type: str | None = None,
-    num_workers: int | None = None,
-    intra_op_threads: int | None = None,
-    replicas: int = 1,
-    device: str | None = None,
-    dtype: Precision = "float32",
-    calibration: Feeds | Iterable[Feeds] | None = None,
-    without_passes: Collection[str] = (),
-    keep: Collection[str] = (),
-    shapes: Shapes | None = None,
-    tuning_seconds: float | None = None,
-    streams_per_worker: int = 1,
-    stream_priority: str = "normal",
-    capture: bool = False,
-    layout: str | None = None,
-    library_states: bool = False,
-    nan: compilation.Nan = "kept",
-    operator_arguments: Mapping[str, ArgumentValue] | None = None,
-    allow_io: bool = False,
-    max_queued: int | None = None,
-    when_full: WhenFull = "wait",
-    warm_start: bool | Shapes = False,
-    telemetry: bool | Tracer = False,
-    progress: Callable[[str], object] | None = None,
-) -> Executor:
-    """Load a model and make it ready to run.
-
-    Args:
-        model: what `dagexec.serving.model_source.load_model` takes: a file, a folder, a message, or "zoo:NAME".
-        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose what is left open. With False it
-        runs as it
-            is given, under "dag" unless `net_type` says otherwise, and every blob of it can be asked for.
-        net_type: `simple`, `dag` or `async_dag`; None to have it chosen.
-        num_workers: threads of the pool; None to have it chosen, without `optimize` the cores divided by
-            `intra_op_threads`, and for `simple` no more than `replicas`.
-        intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
-            results may differ in the last bits from those with 1.
-        replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
-        device: where operators run that name no device: "cpu", "cuda:N" or "sim:N". "cpu" puts all of them there,
-            whatever devices the file names. None: "cpu" for those that name none.
-        dtype: what the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
-        calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
-        without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
-        keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
-        shapes: of inputs, by name, to optimize for; by default the model's own, with 1 for an axis of any size.
-        tuning_seconds: how long layouts, kernels and schedules may be measured; by default DAGEXEC_TUNING_SECONDS, or
-            0: they follow from rules, or from what `dagexec tune` measured earlier (docs/tuning.md).
-        streams_per_worker: streams of each device on which a worker launches what one replica computes.
-        stream_priority: "normal", or "high" for streams that a device prefers where several have work.
-        capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
-            on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
-        layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes; None to have it
-            chosen on cpu, and NCHW on devices.
-        library_states: on CUDA, operators of cuDNN take turns at the four library states of the device, in place of
-            working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
-        nan: "kept", or "any": maxima that oneDNN and cuDNN compute may give a number for NaN, so that nobody looks
-            for one (docs/precision.md says what that costs).
-        operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
-            all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
-        allow_io: operators may read and write files and talk to other processes; without it they may only read
-            databases in the folder of the model's own files (docs/security.md).
-        max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
-        when_full: what a call does that finds so many: "wait" until there is room, or "reject" with QueueFullError.
-        warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
-            (see `Executor.warm_up`); or the shapes of those zeros by input name.
-        telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
-        progress: called, in this thread, with a few words on what compilation does next. `logging` has them, too, at
-            level DEBUG for "dagexec".
-
-    Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
-    an operator that reaches further than is allowed, ArgumentError for an argument that no operator knows, FeedError
-    for a blob to keep that the model has not, SettingError for an option out of range, and with `warm_start` what
-    `warm_up` raises.
-    """
-    loaded = load_model(model, allow_io=allow_io)
-    check_operators(loaded)
-    if device is not None and Device.parse(device) == CPU:
-        loaded = model_on_host(loaded)
-    options = compilation.CompileOptions(
-        optimize=optimize,
-        net_type=net_type,
-        num_workers=num_workers,
-        intra_op_threads=intra_op_threads,
-        replicas=replicas,
-        device=CPU if device is None else Device.parse(device),
-        without_passes=frozenset(without_passes),
-        keep=frozenset(keep),
-        shapes=shapes,
-        tuning_seconds=tuning_seconds,
-        dtype=dtype,
-        calibration=_calibration(calibration),
-        capture=capture,
-        layout=layout,
-        library_states=library_states,
-        nan=nan,
-        progress=progress,
-    )
-    runtime_of(options.device)
-    if telemetry is not False:
-        require_telemetry()  # before anything is measured
-    if stream_priority not in ("normal", "high"):
-        raise SettingError(f"stream_priority is 'normal' or 'high', not {stream_priority!r}")
-    if not isinstance(streams_per_worker, int) or streams_per_worker < 1:
-        raise SettingError(f"at least 1 stream a worker is needed, not {streams_per_worker}")
-    admission = Admission(max_queued, when_full)
-    if operator_arguments:
-        loaded = replace(loaded, net=with_arguments(loaded.net, operator_arguments))
-    _check_kept(loaded, options.keep)
-    compiled = compilation.compile_model(loaded, options)
-    tracing = None
-    if telemetry is not False:
-        tracing = Telemetry(loaded.name, compiled.net_type, None if telemetry is True else telemetry)
-    net_options = NetOptions(
-        compiled.net_type,
-        options.device,
-        compiled.intra_op_threads,
-        streams_per_worker,
-        Priority[stream_priority.upper()],
-        options.keep.union(compiled.model.outputs, compiled.model.inputs) if optimize else None,
-        capture,
-    )
-    workers, parameters = compiled.num_workers, compiled.parameters
-    given = loaded if isinstance(model, Model) else replace(loaded, parameters={})  # nobody needs those that are gone
-    executor = Executor(compiled.model, net_options, workers, replicas, admission, tracing, given, parameters)
-    if warm_start is not False:
-        try:
-            executor._warm_up_with_zeros(None if warm_start is True else warm_start)
-        except BaseException:
-            executor.close()
-            raise
-    return executor
-
-
-def _check_kept(model: Model, names: Iterable[str]) -> None:
-    written = {name for operator in model.net.op for name in operator.output}
-    unknown = sorted(set(names) - written - model.inputs.keys() - model.parameters.keys())
-    if unknown:
-        raise FeedError(f"net {model.name!r}: keep: {unknown} are no blobs that this net writes")
-
-
-def _calibration(feeds: Feeds | Iterable[Feeds] | None) -> tuple[Feeds, ...]:
-    if feeds is None:
-        return ()
-    return (feeds,) if isinstance(feeds, Mapping) else tuple(feeds)
+from dagexec.serving.warm_up import zero_feeds
 
 
 class Executor:
@@ -216,52 +50,61 @@ class Executor:
     def __init__(
         self,
         model: Model,
-        options: NetOptions,
-        num_workers: int,
-        replicas: int,
-        admission: Admission,
-        telemetry: Telemetry | None,
+        options: CompileOptions,
         given: Model | None = None,
         parameters: Workspace | None = None,
         pool: WorkerPool | None = None,
     ) -> None:
         """Use `compile`. `given` is the model before it was rewritten, None when it was not.
 
-        `parameters` holds the model's parameters and what was derived from them already; None when nothing was.
-        `pool` serves the executor, perhaps beside others, and is left open; None for one of its own, of `num_workers`.
+        `options` say how many workers there are, and which net type. `parameters` holds the model's parameters and what
+        was derived from them already; None when nothing was. `pool` serves the executor, perhaps beside others, and is
+        left open; None for one of its own. Raises what `warm_up` raises, if it is asked for.
         """
+        assert options.net_type is not None
+        assert options.num_workers is not None
         self.model = model
         self.net_type = options.net_type
-        self.num_workers = num_workers if pool is None else pool.num_workers
-        self._options, self._admission, self._telemetry = options, admission, telemetry
-        self._keep = options.keep
+        self.num_workers = options.num_workers if pool is None else pool.num_workers
+        self._options = options
+        self._telemetry = None
+        if options.telemetry is not False:
+            tracer = None if options.telemetry is True else options.telemetry
+            self._telemetry = Telemetry(model.name, options.net_type, tracer)
+        self._keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
         self._source = given or model
         self._needed = self._source.needed_inputs()
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
-        self._open(replicas, parameters, pool)
+        self._open(parameters, pool)
+        if options.warm_start is not False:
+            try:
+                self._warm_up_with_zeros(None if options.warm_start is True else options.warm_start)
+            except BaseException:
+                self.close()
+                raise
 
-    def _open(self, replicas: int, parameters: Workspace | None, pool: WorkerPool | None) -> None:
+    def _open(self, parameters: Workspace | None, pool: WorkerPool | None) -> None:
         """Start the workers, unless they are those of `pool`, and make the nets."""
         model, options = self.model, self._options
         self._owns_pool = pool is None
         self._pool = pool or WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
         try:
             with garbage_collection_paused():
-                self._replicas = build_replicas(model, options, replicas, self._pool, parameters)
+                self._replicas = build_replicas(model, options, self._pool, self._keep, parameters)
         except BaseException:
             if self._owns_pool:
                 self._pool.close()
             raise
         self._finalizer = weakref.finalize(self, _dropped, self._pool, self._owns_pool, self._replicas)
         self._finalizer.atexit = False
-        self._dispatcher = Dispatcher(model.name, self._replicas.members, self._pool, self._admission, self._telemetry)
+        self._dispatcher = Dispatcher(model.name, self._replicas.members, self._pool, options, self._telemetry)
         self._pooled = PooledRuns(self._dispatcher, self._pool)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
-        teams = options.intra_op_threads > 1
-        alone = replicas <= (1 if teams else self.num_workers)
+        teams = options.operator_threads > 1
+        alone = options.replicas <= (1 if teams else self.num_workers)
         if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
@@ -392,7 +235,7 @@ class Executor:
 
     def statistics(self) -> ExecutorStatistics:
         """What the executor is doing at this moment, and what it has done."""
-        device = self._options.device
+        device = self._options.default_device
         return self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -471,9 +314,9 @@ class Executor:
                 f"net {self.model.name!r}: reopen is for an executor of the parent, in a child made by os.fork; "
                 "this one is of this process"
             )
-        runtime_of(self._options.device)
+        runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
-        self._open(len(old.members), old.parameters, None)  # the threads of a pool it was given are the parent's too
+        self._open(old.parameters, None)  # the threads of a pool it was given are the parent's too
         finalizer.detach()
         old.close()
 

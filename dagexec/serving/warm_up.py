@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ from dagexec.core.dtypes import FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.shapes import element_count
 from dagexec.errors import FeedError
+from dagexec.options import Shapes
 from dagexec.platform.host_memory import check_fits
 
 Array = npt.NDArray[Any]
-Shapes = Mapping[str, Sequence[int]]
 
 
 def zero_feeds(model: Model, shapes: Shapes | None = None) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from typing import Literal
 from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core.device import Device
 from dagexec.errors import SchemaError
-from dagexec.serving.dispatch_state import WhenFull
+from dagexec.options import WhenFull
 from dagexec.stress.nets import RandomNet, RandomNetOptions, random_net
 from dagexec.stress.operators import Failure
 

@@ -30,6 +30,13 @@ BLOCKS: Mapping[str, int] = {NCHW8C: 8, NCHW16C: 16}
 """By blocked order, the channels of a block."""
 
 ORDERS = (NCHW, NHWC, *BLOCKS)
+
+PADDED: Mapping[str, str] = {f"{order} padded": order for order in BLOCKS}
+"""By layout of a net, the order of those that make channels more until they fill blocks."""
+
+LAYOUTS = (NHWC, *BLOCKS, *PADDED, NCHW)
+"""Of the images inside a net. In NHWC every engine computes."""
+
 KNOWN_ORDERS = f"{', '.join(ORDERS[:-1])} or {ORDERS[-1]}"
 """For messages."""
 

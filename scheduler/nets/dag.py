@@ -9,12 +9,12 @@ from typing import ClassVar, Self
 
 from dagexec.core.graph import Graph
 from dagexec.core.proto import NetDef
-from dagexec.core.stream import Priority
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.platform import processor
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
 from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.plan import Plan
@@ -45,23 +45,12 @@ class DAGNet(BaseNet):
         graph: Graph | None = None,
         constants: frozenset[str] = frozenset(),
         keep: frozenset[str] | None = None,
-        intra_op_threads: int = 1,
-        streams_per_worker: int = 1,
-        stream_priority: Priority = Priority.NORMAL,
+        options: RunOptions = DEFAULT_RUN_OPTIONS,
     ) -> None:
-        """`num_workers` defaults to the def's own, else to the cores divided by `intra_op_threads`."""
-        super().__init__(
-            definition,
-            workspace,
-            graph=graph,
-            constants=constants,
-            keep=keep,
-            intra_op_threads=intra_op_threads,
-            streams_per_worker=streams_per_worker,
-            stream_priority=stream_priority,
-        )
+        """`num_workers` defaults to the def's own, else to the cores divided by the threads of an operator."""
+        super().__init__(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
         cores = processor.available_cores()
-        chosen = num_workers or definition.num_workers or max(1, cores // intra_op_threads)
+        chosen = num_workers or definition.num_workers or max(1, cores // options.operator_threads)
         self.num_workers = chosen if pool is None else pool.num_workers
         self._pool = pool
         self._owns_pool = pool is None

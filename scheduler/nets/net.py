@@ -32,6 +32,7 @@ from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import acquire, threads
+from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
@@ -72,9 +73,7 @@ class BaseNet(ABC):
         graph: Graph | None = None,
         constants: frozenset[str] = frozenset(),
         keep: frozenset[str] | None = None,
-        intra_op_threads: int = 1,
-        streams_per_worker: int = 1,
-        stream_priority: Priority = Priority.NORMAL,
+        options: RunOptions = DEFAULT_RUN_OPTIONS,
     ) -> None:
         """Build the operators; nothing runs. Pass the `graph` of the same definition to share it between replicas.
 
@@ -82,8 +81,6 @@ class BaseNet(ABC):
         values never change while the net lives, so shapes may be taken from them.
         With `keep`, memory is planned: of the blobs that the net writes, those named in it have their values when a
         run is over, and others may share memory. None keeps them all.
-        `streams_per_worker` is how many streams of each device a thread that launches for this net uses;
-        they have `stream_priority`.
         Raises what `build_graph` and `create_operator` raise.
         """
         self.name = definition.name
@@ -107,10 +104,12 @@ class BaseNet(ABC):
         self._runner: threading.Thread | None = None
         self.has_teams = any(operator.arguments.int("threads", 1) > 1 for operator in self.operators)
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
-        self.streams = NetStreams(definition.name, streams_per_worker, stream_priority)
+        self.streams = NetStreams(
+            definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
+        )
         self._lines = line_observer()
         reset_after_fork(self, BaseNet._forked)
-        self._finalizer = weakref.finalize(self, intra_op.BlasThreadLimit(intra_op_threads).release)
+        self._finalizer = weakref.finalize(self, intra_op.BlasThreadLimit(options.operator_threads).release)
         self._finalizer.atexit = False  # with more threads, a product under way would keep OpenBLAS from ending
         self._run: Run | None = None
         if threads().concurrent:

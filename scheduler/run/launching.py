@@ -114,9 +114,7 @@ class NetStreams:
     """The streams that a net has leased of all its devices."""
 
     def __init__(self, net: str, per_worker: int, priority: Priority) -> None:
-        """`net` is its name, for messages. Raises ValueError unless `per_worker` is at least 1."""
-        if per_worker < 1:
-            raise ValueError(f"net {net!r}: at least 1 stream a worker is needed, not {per_worker}")
+        """`net` is its name, for messages."""
         self.net = net
         self.per_worker = per_worker
         self.stream_priority = priority

@@ -18,6 +18,7 @@ import dagexec
 from dagexec.analysis.comparison import random_feeds
 from dagexec.analysis.precision_report import _output_error, precision_report
 from dagexec.errors import ArgumentError, FeedError, SchemaError
+from dagexec.options import CompileOptions
 from dagexec.zoo import build
 from tests.command_line import Cli
 from tests.compiler.passes.models import model_of, normal, op
@@ -28,7 +29,9 @@ F32 = np.float32
 
 def report(dtype: Any, **options: Any) -> dagexec.PrecisionReport:
     samples = [random_feeds(build("lenet"), seed=100 + number) for number in range(3)] if dtype == "int8" else ()
-    return precision_report("zoo:lenet", dtype, 4, calibration=samples, repeat=3, tuning_seconds=0, **options)
+    return precision_report(
+        "zoo:lenet", dtype, 4, calibration=samples, repeat=3, options=CompileOptions(tuning_seconds=0), **options
+    )
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.02), ("int8", 0.1)])

@@ -11,6 +11,7 @@ import dagexec
 from dagexec.analysis.comparison import compare, measure, random_feeds
 from dagexec.analysis.what_if import CostModel, CostProfiler, slowdown_up_to, what_if
 from dagexec.core.graph import build_graph
+from dagexec.options import CompileOptions
 from dagexec.scheduler.observe.trace import Span, Trace
 from dagexec.scheduler.plan.plan import build_plan
 from tests.command_line import Cli
@@ -107,8 +108,8 @@ def test_each_round_of_a_comparison_begins_with_another_runtime_and_profiling_ro
 
 def test_compare_predicts_from_simple_nets_times_alone() -> None:
     done: list[float] = []
-    settings = {"repeat": 2, "workers": (1, 2), "what_if_workers": (1, 8), "optimize": False}
-    comparison = compare("zoo:lenet", progress=done.append, **settings)  # type: ignore[arg-type]
+    settings = {"repeat": 2, "workers": (1, 2), "what_if_workers": (1, 8), "progress": done.append}
+    comparison = compare("zoo:lenet", CompileOptions(optimize=False), **settings)  # type: ignore[arg-type]
     assert comparison.agrees
     cost_model = comparison.cost_model
     assert len(cost_model.operator_seconds) == comparison.operators == 8
@@ -127,7 +128,7 @@ def test_compare_predicts_from_simple_nets_times_alone() -> None:
 
 @pytest.mark.slow
 def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
-    comparison = compare("zoo:squeezenet", net_types=("dag",), workers=(1, 2), repeat=1, optimize=False)
+    comparison = compare("zoo:squeezenet", CompileOptions(optimize=False), net_types=("dag",), workers=(1, 2), repeat=1)
     with dagexec.compile("zoo:squeezenet", optimize=False, net_type="dag") as executor:
         executor.run(random_feeds(executor.model))
         plan = executor.net().plan

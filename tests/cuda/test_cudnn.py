@@ -26,6 +26,7 @@ from dagexec.errors import DeviceError, UnsupportedFeatureError
 from dagexec.scheduler.hazards import check_net, named_accesses
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
+from dagexec.scheduler.nets.options import RunOptions
 from tests.cuda.emulated.cudnn import CudnnModule, Engine, emulated_cudnn, numerical_note
 from tests.cuda.emulated.machine import Machine
 from tests.ops.running import Array, on_device, operator_def, run_operator
@@ -253,7 +254,7 @@ class Overlap:
 def test_operators_on_one_state_never_overlap_and_others_do(states: list[int | None], most: int) -> None:
     with emulated_cudnn(asynchronous=True) as (_, module):
         net, workspace = branches(states)
-        with AsyncDAGNet(net, workspace, num_workers=1, streams_per_worker=3) as running:
+        with AsyncDAGNet(net, workspace, num_workers=1, options=RunOptions(streams_per_worker=3)) as running:
             running.run(timeout=60)
             module.pause = overlap = Overlap(most)
             running.run(timeout=60)
@@ -266,7 +267,7 @@ def test_operators_on_one_state_never_overlap_and_others_do(states: list[int | N
 def test_results_are_those_of_the_host_whatever_the_order(states: list[int | None], seed: int) -> None:
     with emulated_cudnn(asynchronous=True, seed=seed):  # which raises at its end when memory is raced for
         net, workspace = branches(states)
-        with AsyncDAGNet(net, workspace, num_workers=2, streams_per_worker=2) as running:
+        with AsyncDAGNet(net, workspace, num_workers=2, options=RunOptions(streams_per_worker=2)) as running:
             for _ in range(2):
                 running.run(timeout=60)
         found = [workspace.fetch_blob(f"y{index}") for index in range(len(states))]

@@ -14,6 +14,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.scheduler.hazards import Detector, check_net
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.synchronization import Synchronization
 from tests.cuda.emulated import emulated
@@ -33,7 +34,7 @@ def net_of(net_class: type[AsyncDAGNet]) -> AsyncDAGNet:
     definition = NetDef()
     definition.CopyFrom(MODEL.net)
     definition.device_option.CopyFrom(CUDA.to_option())
-    return net_class(definition, workspace, num_workers=1, streams_per_worker=4)
+    return net_class(definition, workspace, num_workers=1, options=RunOptions(streams_per_worker=4))
 
 
 def without(chain: int, parent: int) -> type[AsyncDAGNet]:

@@ -23,6 +23,7 @@ from dagexec.scheduler.hazards import Detector, check_net
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import Plan
@@ -224,7 +225,7 @@ def test_branches_overlap_on_several_streams_in_a_trace_of_device_time(tmp_path:
         workspace = Workspace()
         workspace.feed_blob("x", X)
         trace = Trace()
-        with AsyncDAGNet(branches(), workspace, num_workers=1, streams_per_worker=4) as net:
+        with AsyncDAGNet(branches(), workspace, num_workers=1, options=RunOptions(streams_per_worker=4)) as net:
             net.run()
             net.run(trace=trace)
         trace.write(tmp_path / "trace.json")
@@ -278,7 +279,7 @@ def test_a_wait_that_is_left_out_is_found_by_the_proof_by_the_detector_and_in_th
         with emulated(asynchronous=True, seed=seed, kernel_seconds=1e-5) as machine:
             workspace = Workspace()
             workspace.feed_blob("x", X)
-            with LessOrdered(branches(), workspace, num_workers=1, streams_per_worker=4) as net:
+            with LessOrdered(branches(), workspace, num_workers=1, options=RunOptions(streams_per_worker=4)) as net:
                 detector = Detector()
                 net.run(trace=detector)
                 net.run()

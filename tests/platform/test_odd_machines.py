@@ -119,10 +119,11 @@ class TestFewCores:
     def test_on_one_core_tuning_measures_and_chooses_one_thread(self) -> None:
         program = """
 import dagexec
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
+from dagexec.options import CompileOptions
 from tests.odd_machine import branching_model
 compiled = compile_model(branching_model(), CompileOptions(tuning_seconds=2.0))
-print(compiled.num_workers, max(compiled.report.schedule.schedule.threads))
+print(compiled.options.num_workers, max(compiled.report.schedule.schedule.threads))
 """
         printed, _ = python(program, start=("taskset", "-c", str(min(os.sched_getaffinity(0)))))
         assert printed.split() == ["1", "1"]

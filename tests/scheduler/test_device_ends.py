@@ -23,6 +23,7 @@ from dagexec.platform.threads import SystemThreads, Timer, installed
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run import drain
 from dagexec.scheduler.run.launching import DeviceStreams
@@ -441,7 +442,7 @@ def test_a_chain_goes_behind_its_parent_where_nothing_else_is_behind_it() -> Non
     definition = on_devices(net_of([[], [0], [0]]), [SIM])
     with (
         simulated(SIM, seed=0),
-        AsyncDAGNet(definition, Workspace(), num_workers=1, streams_per_worker=2) as net,
+        AsyncDAGNet(definition, Workspace(), num_workers=1, options=RunOptions(streams_per_worker=2)) as net,
     ):
         net.run(trace=Places())
     assert placed["'b1'"] is placed["'b0'"]

@@ -25,6 +25,7 @@ from dagexec.errors import DagexecError, DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.plan import Plan
@@ -82,7 +83,7 @@ def test_every_blob_has_the_bytes_of_a_run_in_list_order_on_the_host(
         host = run_repeatedly(SimpleNet, definition, 1, 3)
     except DagexecError:
         return  # a net that SimpleNet refuses says nothing about the others
-    options: dict[str, Any] = {"streams_per_worker": streams}
+    options: dict[str, Any] = {"options": RunOptions(streams_per_worker=streams)}
     if net_class is not SimpleNet:
         options["num_workers"] = workers
     with simulated(SIM, seed=seed), simulated(Device("sim", 1), seed=seed):
@@ -164,7 +165,7 @@ def test_every_event_is_recorded_once_and_only_where_a_chain_depends_on_it() -> 
 
 
 def test_a_stream_never_waits_for_itself() -> None:
-    recorder = run_observed(DIAMONDS, workers=1, streams_per_worker=3)
+    recorder = run_observed(DIAMONDS, workers=1, options=RunOptions(streams_per_worker=3))
     assert recorder.recorded_on
     assert all(waited != waiting for waited, waiting in recorder.waits_of)
 
@@ -246,7 +247,9 @@ def test_an_operator_that_fails_on_the_device_is_named_and_the_net_runs_again() 
 
 def test_streams_are_leased_once_and_given_back() -> None:
     with simulated(SIM):
-        net = AsyncDAGNet(on_devices(net_of(DIAMONDS), [SIM]), Workspace(), num_workers=2, streams_per_worker=2)
+        net = AsyncDAGNet(
+            on_devices(net_of(DIAMONDS), [SIM]), Workspace(), num_workers=2, options=RunOptions(streams_per_worker=2)
+        )
         for _ in range(5):
             net.run()
         assert runtime_of(SIM).statistics().leased <= 4
@@ -339,7 +342,7 @@ def test_the_observer_of_a_device_is_told_of_runs_that_nobody_else_observes() ->
     always, once = Recorder(), Recorder()
     with simulated(SIM, observer=always):
         definition = on_devices(net_of(DIAMONDS), [SIM])
-        with AsyncDAGNet(definition, Workspace(), num_workers=1, streams_per_worker=2) as net:
+        with AsyncDAGNet(definition, Workspace(), num_workers=1, options=RunOptions(streams_per_worker=2)) as net:
             net.run()
             first = len(always.recorded_on)
             net.run(trace=once)
@@ -368,7 +371,7 @@ def test_the_end_of_a_run_that_is_announced_twice_comes_when_every_stream_is_don
     with (
         temporary_operator("HeldToo", lambda _operator: other_gate.wait(60)),
         simulated(SIM),
-        AsyncDAGNet(definition, Workspace(), num_workers=1, streams_per_worker=2) as net,
+        AsyncDAGNet(definition, Workspace(), num_workers=1, options=RunOptions(streams_per_worker=2)) as net,
     ):
         told, announced = threading.Semaphore(0), threading.Event()
         run = net.new_run(told.release)

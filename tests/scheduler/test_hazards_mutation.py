@@ -19,6 +19,7 @@ from dagexec.core.stream import Priority, Stream
 from dagexec.devices.sim import SimStream, simulated
 from dagexec.errors import DagexecError, DeviceError, OperatorError
 from dagexec.scheduler.hazards import Detector, check_net
+from dagexec.scheduler.nets.options import RunOptions
 from tests.nets import net_of, noop_nets
 from tests.scheduler.mutants import (
     Conflicts,
@@ -297,7 +298,10 @@ def test_a_missing_dependency_is_found_whatever_the_schedule_was(device: Device,
     with (
         simulated(seed=0),
         MutantNet(
-            on_devices(net_of(DIAMONDS), [device]), Workspace(), num_workers=workers, streams_per_worker=streams
+            on_devices(net_of(DIAMONDS), [device]),
+            Workspace(),
+            num_workers=workers,
+            options=RunOptions(streams_per_worker=streams),
         ) as net,
     ):
         for mutant in mutants_of(net):

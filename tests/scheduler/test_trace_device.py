@@ -17,6 +17,7 @@ from dagexec.core.operator import Operator
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.observers import TimeObserver
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_file import trace_events
@@ -40,7 +41,7 @@ def traced(net_def: NetDef, streams: int, runs: int = 1) -> tuple[Trace, AsyncDA
     trace = Trace()
     with (
         simulated(SIM, seed=3, launch_seconds=LAUNCH, kernel_seconds=KERNEL),
-        AsyncDAGNet(on_sim(net_def), Workspace(), num_workers=1, streams_per_worker=streams) as net,
+        AsyncDAGNet(on_sim(net_def), Workspace(), num_workers=1, options=RunOptions(streams_per_worker=streams)) as net,
     ):
         for _ in range(runs):
             net.run(trace=trace)
@@ -145,7 +146,7 @@ def test_a_run_that_fails_on_a_stream_has_a_trace_of_what_ran() -> None:
     trace = Trace()
     with (
         simulated(SIM, seed=1, faults=[Fault("kernel", "b5")]),
-        AsyncDAGNet(on_sim(net_of(WIDE)), Workspace(), num_workers=1, streams_per_worker=2) as net,
+        AsyncDAGNet(on_sim(net_of(WIDE)), Workspace(), num_workers=1, options=RunOptions(streams_per_worker=2)) as net,
     ):
         with pytest.raises(OperatorError) as raised:
             net.run(trace=trace)
@@ -166,7 +167,9 @@ def test_lines_and_mean_times_are_those_of_the_streams(
     times = TimeObserver()
     with (
         simulated(SIM, seed=0, launch_seconds=LAUNCH, kernel_seconds=KERNEL),
-        AsyncDAGNet(on_sim(net_of(WIDE, name="wide")), Workspace(), num_workers=1, streams_per_worker=2) as net,
+        AsyncDAGNet(
+            on_sim(net_of(WIDE, name="wide")), Workspace(), num_workers=1, options=RunOptions(streams_per_worker=2)
+        ) as net,
     ):
         net.run(trace=times)
     lines = capsys.readouterr().err.splitlines()

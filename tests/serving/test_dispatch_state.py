@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.errors import ClosedError, QueueFullError, RunCancelledError
-from dagexec.serving.dispatch_state import Admission, DispatchState
+from dagexec.options import CompileOptions
+from dagexec.serving.dispatch_state import DispatchState
 from dagexec.serving.requests import Request
 
 
@@ -25,7 +26,7 @@ def request(**options: Any) -> Request:
 
 
 def test_idle_replicas_are_given_in_turn_and_then_requests_wait() -> None:
-    state = DispatchState("net", replicas(2), Admission())
+    state = DispatchState("net", replicas(2), CompileOptions())
     first, second, third = request(), request(), request()
     assert [state.arrive(one, 1.0) for one in (first, second, third)] == [True, True, False]
     assert (first.replica, second.replica, third.queue) == (*state.replicas, state.queue)
@@ -37,7 +38,7 @@ def test_idle_replicas_are_given_in_turn_and_then_requests_wait() -> None:
 
 
 def test_who_leaves_the_queue_makes_room_for_who_awaits_admission() -> None:
-    state = DispatchState("net", replicas(1), Admission(max_queued=1))
+    state = DispatchState("net", replicas(1), CompileOptions(max_queued=1))
     served, queued, outside = request(), request(), request()
     for one in (served, queued, outside):
         state.arrive(one, 0.0)
@@ -47,7 +48,7 @@ def test_who_leaves_the_queue_makes_room_for_who_awaits_admission() -> None:
 
 
 def test_a_full_queue_refuses_with_its_numbers_where_it_was_told_to() -> None:
-    state = DispatchState("net", replicas(1), Admission(max_queued=0, when_full="reject"))
+    state = DispatchState("net", replicas(1), CompileOptions(max_queued=0, when_full="reject"))
     assert state.arrive(request(), 0.0)
     with pytest.raises(QueueFullError, match=r"1 run\(s\) in flight on 1 replica\(s\), 0 queued, limit 0"):
         state.arrive(request(), 0.0)
@@ -55,7 +56,7 @@ def test_a_full_queue_refuses_with_its_numbers_where_it_was_told_to() -> None:
 
 
 def test_a_pinned_request_waits_for_its_replica_and_goes_before_the_queue() -> None:
-    state = DispatchState("net", replicas(1), Admission())
+    state = DispatchState("net", replicas(1), CompileOptions())
     served, queued, pinned = request(), request(priority=9), request(pinned=state.replicas[0])
     for one in (served, queued, pinned):
         state.arrive(one, 0.0)
@@ -64,7 +65,7 @@ def test_a_pinned_request_waits_for_its_replica_and_goes_before_the_queue() -> N
 
 
 def test_an_inline_run_keeps_its_replica_for_a_worker_to_hand_on_while_somebody_waits() -> None:
-    state = DispatchState("net", replicas(1), Admission())
+    state = DispatchState("net", replicas(1), CompileOptions())
     binding = state.replicas[0].io_binding
     inline, queued = request(), request()
     assert binding is not None
@@ -78,7 +79,7 @@ def test_an_inline_run_keeps_its_replica_for_a_worker_to_hand_on_while_somebody_
 
 
 def test_nobody_comes_in_once_it_is_shut() -> None:
-    state = DispatchState("net", replicas(1), Admission())
+    state = DispatchState("net", replicas(1), CompileOptions())
     binding = state.replicas[0].io_binding
     state.shut = True
     assert binding is not None
@@ -94,7 +95,7 @@ events = st.lists(st.tuples(st.sampled_from(["arrive", "inline", "end", "withdra
 def test_after_any_events_each_request_is_in_one_place_and_no_replica_is_idle_while_one_waits(
     history: list[tuple[str, int]], count: int, limit: int | None
 ) -> None:
-    state = DispatchState("net", replicas(count), Admission(limit))
+    state = DispatchState("net", replicas(count), CompileOptions(max_queued=limit))
     binding = state.replicas[0].io_binding
     assert binding is not None
     known: list[Request] = []

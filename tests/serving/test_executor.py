@@ -13,7 +13,6 @@ import pytest
 
 import dagexec
 from dagexec import NetDef
-from dagexec.binding.replicas import NetOptions
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
@@ -25,11 +24,11 @@ from dagexec.errors import (
     RunTimeoutError,
     SchemaError,
 )
+from dagexec.options import CompileOptions
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.pool import WorkerPool
-from dagexec.serving.dispatch_state import Admission
 from dagexec.serving.executor import Executor
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 from tests.nets import temporary_operator
@@ -119,8 +118,7 @@ def test_a_blob_that_the_rewritten_net_alone_has_is_refused() -> None:
     given = doubled_model()
     net = NetDef(name="rewritten", op=[operator_def("Copy", ["x"], ["x/NHWC"]), *given.net.op])
     rewritten = dataclasses.replace(given, net=net)
-    options = NetOptions("simple", keep=frozenset({*given.inputs, *given.outputs}))
-    with Executor(rewritten, options, 1, 1, Admission(), None, given) as executor:
+    with Executor(rewritten, CompileOptions(net_type="simple", num_workers=1), given) as executor:
         for feeds in ({"x": rows(1)}, {"x": rows(1, 2)}):
             executor.run(feeds)
             with pytest.raises(FeedError, match="'x/NHWC' is not a blob"):
@@ -320,7 +318,7 @@ def test_a_closed_executor_refuses_runs_and_ends_queued_ones(held: Held) -> None
 
 def test_executors_on_one_pool_leave_it_open_and_each_other_alone(net_type: str) -> None:
     def executor() -> Executor:
-        return Executor(doubled_model(), NetOptions(net_type), 9, 1, Admission(), None, pool=pool)
+        return Executor(doubled_model(), CompileOptions(net_type=net_type, num_workers=9), pool=pool)
 
     with WorkerPool(2, name="shared") as pool:
         before = threading.active_count()

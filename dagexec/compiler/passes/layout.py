@@ -35,7 +35,7 @@ from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
-from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, image_shape
+from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
 
 logger = logging.getLogger("dagexec")
@@ -413,7 +413,7 @@ def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
 
 
 def layout_pass(name: str) -> Pass:
-    """The pass for one of LAYOUTS."""
+    """The pass for one of `ops.layout.LAYOUTS`; see `layouts` for what to try."""
     return Pass("layout", _DOC, lambda model: laid_out(model, name))
 
 
@@ -434,12 +434,6 @@ def laid_out(model: Model, name: str) -> Rewritten:
     padded = (f"channels padded to blocks of {BLOCKS[order]}",) if source is not model else ()
     return Rewritten(layout.model, (*padded, *layout.changes()))
 
-
-PADDED = {f"{order} padded": order for order in BLOCKS}
-"""By layout, the order of those that make channels more until they fill blocks."""
-
-LAYOUTS = (NHWC, *BLOCKS, *PADDED, NCHW)
-"""What `layout_pass` knows; see `layouts` for what to try. In NHWC every engine computes."""
 
 _DOC = "images in NHWC or in blocks where oneDNN computes, with a Reorder only where two orders meet"
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.parameters import parameter_workspace
-from dagexec.binding.replicas import NetOptions, Replica, build_replicas
+from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.compiler.tuning.machine_load import free_share
 from dagexec.compiler.tuning.runner import Runner, Trial, feed, kept
 from dagexec.core.choices import measuring, postponed
@@ -34,6 +34,7 @@ from dagexec.platform.deadline import Deadline, held_to
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import new_gate
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.run.overhead import SchedulingCosts, measure_costs
 from dagexec.scheduler.run.pool import WorkerPool
@@ -206,8 +207,8 @@ class Bench:
             return _UNMEASURED_SLOWDOWN
         self._tell(f"running on {cores} cores at once")
         with WorkerPool(cores, name="tuning") as pool:
-            options = NetOptions("simple", keep=kept(model))
-            replicas = build_replicas(model, options, cores, pool, self.parameters(model))
+            options = RunOptions(net_type="simple", replicas=cores)
+            replicas = build_replicas(model, options, pool, kept(model), self.parameters(model))
             try:
                 with held_to(self._deadline):
                     for replica in replicas.members:

@@ -10,7 +10,8 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 from dagexec.compiler.tuning.bench import Array, Measures
 from dagexec.compiler.tuning.runner import Trial
@@ -30,11 +31,14 @@ from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError
 from dagexec.ops.onednn.binding import usable_threads
+from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.plan.simulate import Machine
 from dagexec.scheduler.run.overhead import SchedulingCosts, slowdown_up_to
 
 logger = logging.getLogger("dagexec")
+
+Options = TypeVar("Options", bound=RunOptions)
 
 _MEASURED_CANDIDATES = 3
 _WORTH_RUNNING, _WORTH_RUNNING_SECONDS = 1.35, 50e-6  # times the best prediction, and beyond it
@@ -50,15 +54,11 @@ class ScheduleConstraints:
 
     Attributes:
         cores: how many there are.
-        replicas: how many runs may be in flight at once.
-        threads: at most so many for an operator.
+        options: its net type, workers, replicas, and the most threads for an operator.
     """
 
     cores: int
-    replicas: int = 1
-    net_type: str | None = None
-    workers: int | None = None
-    threads: int | None = None
+    options: RunOptions = DEFAULT_RUN_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def choose_schedule(
     """The schedule for `model`; without `measures` from what inference says of the cost of operators on `inputs`."""
     known = model.parameters.keys() | model.inputs.keys()
     graph = build_graph(model.net, known.__contains__)
-    if constraints.replicas > 1:
+    if constraints.options.replicas > 1:
         return Choice(_throughput(graph, constraints))
     widths = _widths(constraints)
     if measures is None:
@@ -114,7 +114,7 @@ def _by_prediction(
     predicted = _considered(_situation(graph, constraints, _scaled_times(graph, alone, _widths(constraints))))
     narrow = min(predicted, key=lambda one: max(one.schedule.threads))
     tried = [narrow, predicted[0]] if narrow is not predicted[0] else [narrow]
-    trials = [trial_of(model, one.schedule, constraints.threads or 1) for one in tried]
+    trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]
     found = measures.run_seconds(trials, 0.0)  # its operators choose how to compute
     hopeless = math.isinf(found[-1]) and math.isfinite(found[0])
     return Choice((narrow if hopeless else predicted[0]).schedule, tuple(predicted))
@@ -143,7 +143,7 @@ def _fastest(
     tried = [one for one in predicted[:_MEASURED_CANDIDATES] if one.predicted <= limit]
     if len(tried) == 1:
         return Choice(predicted[0].schedule, tuple(predicted))
-    trials = [trial_of(model, one.schedule, constraints.threads or 1) for one in tried]
+    trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]
     found = measures.run_seconds(trials, seconds)
     rows = [CandidateTimes(one.schedule, one.predicted, time) for one, time in zip(tried, found, strict=True)]
     for row, time in zip(rows, found, strict=True):
@@ -155,9 +155,9 @@ def _fastest(
     return Choice(rows[best].schedule, (*rows, *predicted[len(rows) :]))
 
 
-def trial_of(model: Model, schedule: Schedule, intra_op_threads: int = 1) -> Trial:
-    """How a bench runs `model` under `schedule`."""
-    return Trial(schedule.applied(model), schedule.net_type, schedule.workers, intra_op_threads)
+def with_schedule(options: Options, schedule: Schedule) -> Options:
+    """The options with nothing left open."""
+    return replace(options, net_type=schedule.net_type, num_workers=schedule.workers)
 
 
 def to_text(schedule: Schedule) -> str:
@@ -180,9 +180,10 @@ def from_text(text: str, net: NetDef) -> Schedule | None:
 
 
 def _throughput(graph: Graph, constraints: ScheduleConstraints) -> Schedule:
-    schedule = for_throughput(graph, constraints.cores, constraints.replicas, constraints.net_type)
-    threads = tuple(_threads_of(graph, index, constraints.threads or 1) for index in range(len(graph)))
-    workers = constraints.workers or max(1, schedule.workers // (constraints.threads or 1))
+    options = constraints.options
+    schedule = for_throughput(graph, constraints.cores, options.replicas, options.net_type)
+    threads = tuple(_threads_of(graph, index, options.operator_threads) for index in range(len(graph)))
+    workers = options.num_workers or max(1, schedule.workers // options.operator_threads)
     return Schedule(schedule.kind, schedule.net_type, workers, threads)
 
 
@@ -192,8 +193,9 @@ def _threads_of(graph: Graph, index: int, threads: int) -> int:
 
 def _widths(constraints: ScheduleConstraints) -> tuple[int, ...]:
     """The numbers of threads to try."""
-    most = usable_threads(constraints.threads or constraints.cores)
-    half = {most // 2} if most >= 4 and constraints.threads is None else set()
+    given = constraints.options.intra_op_threads
+    most = usable_threads(given or constraints.cores)
+    half = {most // 2} if most >= 4 and given is None else set()
     return tuple(sorted({1, most} | half))
 
 
@@ -209,15 +211,16 @@ def _situation(
         wake_seconds=costs.wake_seconds,
         slowdown=slowdown_up_to(constraints.cores, slowdown),
     )
-    single = constraints.cores == 1 and constraints.workers is None
+    options = constraints.options
+    single = constraints.cores == 1 and options.num_workers is None
     return ScheduleProblem(
         graph,
         times,
         machine,
         constraints.cores,
-        1 if single or constraints.net_type == "simple" else constraints.workers,
-        constraints.net_type or "simple",
-        constraints.net_type or "dag",
+        1 if single or options.net_type == "simple" else options.num_workers,
+        options.net_type or "simple",
+        options.net_type or "dag",
     )
 
 

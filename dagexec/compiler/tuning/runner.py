@@ -13,13 +13,14 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
-from dagexec.binding.replicas import NetOptions, Replica, build_replicas
+from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.workspace import Workspace
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.deadline import attempt
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.run.pool import WorkerPool
 
 Array = npt.NDArray[Any]
@@ -32,9 +33,7 @@ class Trial:
     """A model, and how it runs."""
 
     model: Model
-    net_type: str = "simple"
-    workers: int = 1
-    intra_op_threads: int = 1
+    options: RunOptions = RunOptions(net_type="simple", num_workers=1)  # noqa: RUF009 - it is frozen
 
 
 class Stopwatch:
@@ -116,7 +115,7 @@ class Runner:
     def timed(self, inputs: Mapping[str, Array]) -> float:
         """Seconds that a run takes; by the clock where several threads compute."""
         trial = self.trial
-        alone = trial.net_type == "simple" and all(_threads(one) == 1 for one in trial.model.net.op)
+        alone = trial.options.net_type == "simple" and all(_threads(one) == 1 for one in trial.model.net.op)
         watch = Stopwatch(1) if alone else _Clock()
         watch.start()
         self.run(inputs)
@@ -142,9 +141,9 @@ class Runner:
 
     def _build(self) -> Replica:
         trial = self.trial
-        self._pool = WorkerPool(trial.workers, name="tuning")
-        options = NetOptions(trial.net_type, intra_op_threads=trial.intra_op_threads, keep=kept(trial.model))
-        return build_replicas(trial.model, options, 1, self._pool, self._parameters).members[0]
+        self._pool = WorkerPool(trial.options.num_workers or 1, name="tuning")
+        replicas = build_replicas(trial.model, trial.options, self._pool, kept(trial.model), self._parameters)
+        return replicas.members[0]
 
     def close(self) -> None:
         """Close the net; where its first run is still going on, that does so at its end."""

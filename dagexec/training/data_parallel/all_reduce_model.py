@@ -11,6 +11,7 @@ from dagexec.errors import ArgumentError, ClosedError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.training.data_parallel.bucketing import fill_buckets
@@ -84,7 +85,7 @@ class AllReduceModel(ParallelModel):
                     definition,
                     self.workspace,
                     num_workers=self._num_workers,
-                    streams_per_worker=self._streams_per_worker,
+                    options=RunOptions(streams_per_worker=self._streams_per_worker),
                 )
             )
         return self._nets[name]

@@ -15,10 +15,11 @@ from collections.abc import Callable
 import dagexec.ops.onednn.measuring as measuring
 import dagexec.platform.processor as processor
 from dagexec.cli import main
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator, Step
 from dagexec.ops.onednn.problem import Assembled
+from dagexec.options import CompileOptions
 from dagexec.training.model_helper import ModelHelper
 
 _HALF_AN_HOUR = 2**31 - 1  # rounds of the hash; a second is about a million

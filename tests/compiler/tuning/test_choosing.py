@@ -12,6 +12,7 @@ from dagexec.compiler.tuning.runner import Trial
 from dagexec.compiler.tuning.schedule import Schedule
 from dagexec.core.model import Model
 from dagexec.platform.deadline import Deadline
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.run.overhead import SchedulingCosts
 from tests.compiler.tuning.nets import CHAIN, FORK, model_of
@@ -33,7 +34,7 @@ class Invented:
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         self.asked += trials
-        return [self.runs[trial.net_type, trial.workers] for trial in trials]
+        return [self.runs[trial.options.net_type, trial.options.num_workers] for trial in trials]
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         return [self.operators[max(_threads(model))] for model in models]
@@ -76,7 +77,7 @@ def test_what_was_measured_while_others_came_to_use_the_machine_does_not_count()
 
 def test_candidates_that_are_predicted_to_be_far_slower_are_not_run() -> None:
     measures = Invented({1: [4 * MS] * 4, 2: [2 * MS] * 4}, {})
-    choice = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2, workers=1), measures, 1.0, None)
+    choice = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2, RunOptions(num_workers=1)), measures, 1.0, None)
     assert (choice.schedule.net_type, choice.schedule.threads) == ("simple", (2, 2, 2, 2))
     assert not measures.asked
 
@@ -84,7 +85,9 @@ def test_candidates_that_are_predicted_to_be_far_slower_are_not_run() -> None:
 def test_the_nets_that_are_run_have_the_threads_of_their_schedules() -> None:
     measures = Invented({1: [1 * MS] * 4, 2: [0.6 * MS] * 4}, {("simple", 1): 2 * MS, ("dag", 2): 3 * MS})
     choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None)
-    seen = {(trial.net_type, trial.workers, tuple(_threads(trial.model))) for trial in measures.asked}
+    seen = {
+        (trial.options.net_type, trial.options.num_workers, tuple(_threads(trial.model))) for trial in measures.asked
+    }
     assert ("simple", 1, (2, 2, 2, 2)) in seen
     assert ("dag", 2, (1, 1, 1, 1)) in seen
 
@@ -92,22 +95,26 @@ def test_the_nets_that_are_run_have_the_threads_of_their_schedules() -> None:
 def test_a_small_net_may_be_fastest_on_one_thread() -> None:
     us = 1e-6
     measures = Invented({1: [20 * us] * 4, 2: [13 * us] * 4}, {("simple", 1): 0.0})
-    choice = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2, workers=1), measures, 1.0, None)
+    choice = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2, RunOptions(num_workers=1)), measures, 1.0, None)
     assert [row.schedule.kind for row in choice.considered] == ["one after another", "on one thread"]
     assert [_threads(trial.model) for trial in measures.asked] == [[2] * 4, [1] * 4]
 
 
 def test_several_runs_in_flight_are_not_measured() -> None:
     measures = Invented({}, {})
-    choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2, replicas=4), measures, 1.0, None)
+    choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2, RunOptions(replicas=4)), measures, 1.0, None)
     assert (choice.schedule.kind, choice.schedule.net_type, choice.schedule.workers) == ("for throughput", "simple", 2)
 
 
 def test_threads_that_the_caller_gave_are_the_most_an_operator_gets() -> None:
     measures = Invented({1: [1 * MS] * 4}, {("simple", 1): 4 * MS, ("dag", 2): 3 * MS})
-    choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2, threads=1), measures, 1.0, None)
+    choice = choose_schedule(
+        model_of(*FORK), ScheduleConstraints(2, RunOptions(intra_op_threads=1)), measures, 1.0, None
+    )
     assert set(choice.schedule.threads) == {1}
-    two = choose_schedule(model_of(*FORK), ScheduleConstraints(2, replicas=2, threads=2), measures, 1.0, None)
+    two = choose_schedule(
+        model_of(*FORK), ScheduleConstraints(2, RunOptions(replicas=2, intra_op_threads=2)), measures, 1.0, None
+    )
     assert (set(two.schedule.threads), two.schedule.workers) == ({2}, 1)
 
 

@@ -9,12 +9,11 @@ import pytest
 
 import dagexec
 from dagexec.binding.parameters import initialized
-from dagexec.compiler.compilation import CompileOptions, compile_model
+from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.passes.layout import layouts
 from dagexec.compiler.tuning.bench import Bench, random_inputs
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.choices import choices
-from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
@@ -24,6 +23,7 @@ from dagexec.core.schema import OpSchema
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import library
+from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.run.overhead import SchedulingCosts
@@ -93,7 +93,7 @@ class Invented:
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         self.trials += trials
-        return [self.runs.get(_order(trial.model), self.runs.get(trial.net_type, 1.0)) for trial in trials]
+        return [self.runs.get(_order(trial.model), self.runs.get(trial.options.net_type, 1.0)) for trial in trials]
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         return [[self.operators[_most_threads(model)]] * len(model.net.op) for model in models]
@@ -151,7 +151,7 @@ def test_the_second_compilation_of_a_net_measures_nothing(
     assert second.report is not None
     assert second.report.origin == "known"
     assert second.model.net == first.model.net
-    assert (second.net_type, second.num_workers) == (first.net_type, first.num_workers)
+    assert second.options == first.options
     compile_model(small_net(2), CompileOptions(tuning_seconds=1.0))
     assert invented.made  # another batch size is another geometry
 
@@ -227,13 +227,13 @@ def test_what_is_given_is_kept(
     for seconds in (0.0, 1.0):
         compiled = compile_model(small_net(), CompileOptions(tuning_seconds=seconds, **options))  # type: ignore[arg-type]
         net_type, workers = expected
-        assert net_type in (None, compiled.net_type)
-        assert workers in (None, compiled.num_workers)
+        assert net_type in (None, compiled.options.net_type)
+        assert workers in (None, compiled.options.num_workers)
 
 
 def test_one_thread_a_operator_is_kept_too(invented: type[Invented]) -> None:
     compiled = compile_model(small_net(), CompileOptions(tuning_seconds=1.0, intra_op_threads=1))
-    assert compiled.intra_op_threads == 1
+    assert compiled.options.operator_threads == 1
     assert _most_threads(compiled.model) == 1
 
 
@@ -288,7 +288,7 @@ def test_kept_blobs_survive_and_are_no_outputs() -> None:
 
 
 def test_on_a_device_only_what_suits_any_processor_is_done() -> None:
-    compiled = compile_model(small_net(), CompileOptions(device=Device.parse("sim:0")))
+    compiled = compile_model(small_net(), CompileOptions(device="sim:0"))
     assert not any(one.engine for one in compiled.model.net.op)
     assert compiled.report is not None
     assert compiled.report.schedule is None

@@ -1,0 +1,176 @@
+"""CompileOptions: everything that can be said to `dagexec.compile`, in one value that is checked once and passed whole.
+
+A field is declared here (or in `RunOptions`, for what nets themselves need), with its default and what it does, and
+nowhere else: `with_keywords_of` gives `compile` its signature and documentation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.device import CPU
+from dagexec.core.feeds import Feeds
+from dagexec.errors import SettingError
+from dagexec.ops.base.layout import LAYOUTS, NCHW, NHWC
+from dagexec.scheduler.nets.options import RunOptions
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+logger = logging.getLogger("dagexec")
+
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
+Nan = Literal["kept", "any"]
+WhenFull = Literal["wait", "reject"]
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions(RunOptions):
+    """How a model is compiled, run and embedded: the keywords of `dagexec.compile`.
+
+    How it is optimized:
+        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose what is left open. With False it
+            runs as it is given, under "dag" unless `net_type` says otherwise, and every blob of it can be asked for.
+        dtype: what the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
+        calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
+        layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes; None to have it
+            chosen on cpu, and NCHW on devices.
+        nan: "kept", or "any": maxima that oneDNN and cuDNN compute may give a number for NaN, so that nobody looks
+            for one (docs/precision.md says what that costs).
+        without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
+        keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
+        shapes: of inputs, by name, to optimize for; by default the model's own, with 1 for an axis of any size.
+        tuning_seconds: how long layouts, kernels and schedules may be measured; by default DAGEXEC_TUNING_SECONDS, or
+            0: they follow from rules, or from what `dagexec tune` measured earlier (docs/tuning.md).
+        library_states: on CUDA, operators of cuDNN take turns at the four library states of the device, in place of
+            working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
+        operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
+            all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
+        progress: called, in this thread, with a few words on what compilation does next. `logging` has them, too, at
+            level DEBUG for "dagexec".
+
+    How it is embedded:
+        allow_io: operators may read and write files and talk to other processes; without it they may only read
+            databases in the folder of the model's own files (docs/security.md).
+        max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
+        when_full: what a call does that finds so many: "wait" until there is room, or "reject" with QueueFullError.
+        warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
+            (see `Executor.warm_up`); or the shapes of those zeros by input name.
+        telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
+    """
+
+    optimize: bool = True
+    dtype: Precision = "float32"
+    calibration: Feeds | Iterable[Feeds] | None = None
+    layout: str | None = None
+    nan: Nan = "kept"
+    without_passes: Collection[str] = ()
+    keep: Collection[str] = ()
+    shapes: Shapes | None = None
+    tuning_seconds: float | None = None
+    library_states: bool = False
+    operator_arguments: Mapping[str, ArgumentValue] | None = None
+    progress: Callable[[str], object] | None = field(default=None, compare=False)
+
+    allow_io: bool = False
+    max_queued: int | None = None
+    when_full: WhenFull = "wait"
+    warm_start: bool | Shapes = False
+    telemetry: bool | Tracer = False
+
+    def __post_init__(self) -> None:
+        """As RunOptions."""
+        super().__post_init__()
+        object.__setattr__(self, "without_passes", frozenset(self.without_passes))
+        object.__setattr__(self, "keep", frozenset(self.keep))
+        object.__setattr__(self, "calibration", _runs(self.calibration))
+        device = self.default_device
+        if self.dtype not in get_args(Precision):
+            raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
+        if self.nan not in get_args(Nan):
+            raise SettingError(f"nan is one of {', '.join(get_args(Nan))}, not {self.nan!r}")
+        if self.dtype == "float16" and device == CPU:
+            raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
+        layouts = LAYOUTS if device == CPU else (NHWC, NCHW)
+        if self.layout is not None and self.layout not in layouts:
+            raise SettingError(f"layout is one of {', '.join(layouts)} on {device}, not {self.layout!r}")
+        seconds = self.tuning_seconds
+        if seconds is not None and (not isinstance(seconds, Real) or not seconds >= 0):
+            raise SettingError(f"tuning_seconds must be 0 or more, not {seconds!r:.80}")
+        most = self.max_queued
+        if most is not None and (not isinstance(most, Integral) or most < 0):
+            raise SettingError(f"max_queued must be 0 or more, or None, not {most!r:.80}")
+        if self.when_full not in get_args(WhenFull):
+            raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
+
+    @property
+    def calibration_runs(self) -> tuple[Feeds, ...]:
+        """Inputs, each for one run, that ranges for int8 are taken from."""
+        return cast(tuple[Feeds, ...], self.calibration)
+
+    def tell(self, stage: str) -> None:
+        """Say what comes next: to the log, and to `progress`."""
+        logger.debug("compilation: %s", stage)
+        if self.progress is not None:
+            self.progress(stage)
+
+
+def _runs(feeds: Feeds | Iterable[Feeds] | None) -> tuple[Feeds, ...]:
+    if feeds is None:
+        return ()
+    return (feeds,) if isinstance(feeds, Mapping) else tuple(feeds)
+
+
+DEFAULT_OPTIONS = CompileOptions()
+
+
+Source = TypeVar("Source", contravariant=True)
+Fields = ParamSpec("Fields")
+Made = TypeVar("Made", covariant=True)
+
+
+class TakesOptions(Protocol[Source, Fields, Made]):
+    """A function of a model and its options: the value, keywords for fields of it, or the value and what differs."""
+
+    def __call__(
+        self, model: Source, options: CompileOptions | None = None, *_: Fields.args, **fields: Fields.kwargs
+    ) -> Made:
+        """What the function returns for the model."""
+        ...
+
+
+def with_keywords_of(
+    options_class: Callable[Fields, CompileOptions],
+) -> Callable[[Callable[[Source, CompileOptions], Made]], TakesOptions[Source, Fields, Made]]:
+    """A decorator for a function of options: it takes their fields as keywords, too, in its documentation as well."""
+
+    def decorate(function: Callable[[Source, CompileOptions], Made]) -> TakesOptions[Source, Fields, Made]:
+        @wraps(function)
+        def public(
+            model: Source, options: CompileOptions | None = None, *_: Fields.args, **fields: Fields.kwargs
+        ) -> Made:
+            return function(
+                model,
+                options_class(*_, **fields) if options is None else replace(options, **cast(dict[str, Any], fields)),
+            )
+
+        accepted = inspect.signature(public, follow_wrapped=False).parameters
+        parameters = [accepted["model"], accepted["options"], *inspect.signature(options_class).parameters.values()]
+        result = inspect.signature(function).return_annotation
+        public.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+        public.__doc__ = "\n\n".join((inspect.getdoc(function) or "", _sections(RunOptions), _sections(CompileOptions)))
+        return public
+
+    return decorate
+
+
+def _sections(documented: type) -> str:
+    return inspect.cleandoc(documented.__doc__ or "").partition("\n\n")[2]

@@ -1,0 +1,78 @@
+"""RunOptions: how a net runs. What else can be said to `dagexec.compile` stands in `dagexec.options`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+from dagexec.core.device import CPU, Device
+from dagexec.errors import DeviceError, SchemaError, SettingError
+from dagexec.scheduler.run.pool import MOST_WORKERS
+
+NET_TYPES = ("simple", "dag", "async_dag")
+STREAM_PRIORITIES = ("normal", "high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a model runs.
+
+    How it runs:
+        net_type: `simple`, `dag` or `async_dag`; None to have it chosen.
+        num_workers: threads of the pool; None to have it chosen, without `optimize` the cores divided by
+            `intra_op_threads`, and for `simple` no more than `replicas`.
+        intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
+            results may differ in the last bits from those with 1.
+        replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
+        device: where operators run that name no device: "cpu", "cuda:N" or "sim:N". "cpu" puts all of them there,
+            whatever devices the file names. None: "cpu" for those that name none.
+        streams_per_worker: streams of each device on which a worker launches what one replica computes.
+        stream_priority: "normal", or "high" for streams that a device prefers where several have work.
+        capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
+            on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
+    """
+
+    net_type: str | None = None
+    num_workers: int | None = None
+    intra_op_threads: int | None = None
+    replicas: int = 1
+    device: str | None = None
+    streams_per_worker: int = 1
+    stream_priority: str = "normal"
+    capture: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises SchemaError for an unknown net type, DeviceError for an unknown device, or one that captures nothing.
+
+        SettingError is for anything else that is out of range.
+        """
+        if self.net_type is not None and self.net_type not in NET_TYPES:
+            raise SchemaError(f"net type {self.net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
+        counts = (("replica", self.replicas), ("intra-op thread", self.intra_op_threads), ("worker", self.num_workers))
+        for what, count in counts:
+            if count is not None and (not isinstance(count, Integral) or count < 1):
+                raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
+            if count is not None and count > MOST_WORKERS:
+                raise SettingError(f"at most {MOST_WORKERS} {what}s are made, not {count}")
+        if not isinstance(self.streams_per_worker, Integral) or self.streams_per_worker < 1:
+            raise SettingError(f"at least 1 stream a worker is needed, not {self.streams_per_worker}")
+        if self.stream_priority not in STREAM_PRIORITIES:
+            raise SettingError(f"stream_priority is 'normal' or 'high', not {self.stream_priority!r}")
+        if self.capture and self.default_device == CPU:
+            raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
+        if self.capture and self.net_type not in (None, "async_dag"):
+            raise SettingError(f"capture is for net type 'async_dag', not {self.net_type!r}")
+
+    @property
+    def default_device(self) -> Device:
+        """Where operators run that name no device. Raises DeviceError."""
+        return CPU if self.device is None else Device.parse(self.device)
+
+    @property
+    def operator_threads(self) -> int:
+        """The most threads inside one operator, 1 where that is left open."""
+        return self.intra_op_threads or 1
+
+
+DEFAULT_RUN_OPTIONS = RunOptions()
+"""For a net that is made without options."""
