@@ -24,6 +24,7 @@ from dagexec.core.io_access import IO, needs_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
+from dagexec.core.traits import ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
 UNBOUNDED = 1 << 30
@@ -223,6 +224,18 @@ class OpSchema:
         formula: output 0 from arrays of float64, or of the other types that an input may have, element by element, for
             tests and for passes that recognize functions; its keywords are arguments of the operator, with the defaults
             that they have there. Not for speed, and written apart from what computes.
+        optional_outputs: outputs beyond the least number may be left out, and the others stay what they are.
+
+    What the compiler asks besides (`dagexec.core.traits`):
+        post_ops: what the operator is as post-ops; None for one that is never any.
+        layer: what kind of layer it is, if it is one.
+        fused: the operator type that does the same and applies post-ops to its result.
+        image_role: how it takes part in the layout of images.
+        moves_elements: its outputs hold elements of input 0, or of all inputs that it joins, chosen by their places or
+            by comparison, and no others.
+        narrows: it may be computed in 16 bits where what is around it is: rounded inputs do not harm it.
+        has_weights: input 1 may be large and constant, so that whether it stays in a cache matters.
+        is_quantized: it reads or writes integers that stand for other numbers.
     """
 
     type: str
@@ -253,6 +266,15 @@ class OpSchema:
     reproducible: bool = True
     onnx: tuple[OnnxName, ...] = ()
     formula: Formula | None = None
+    optional_outputs: bool = False
+    post_ops: PostOpsRule | None = None
+    layer: LayerKind | None = None
+    fused: str = ""
+    image_role: ImageRole | None = None
+    moves_elements: bool = False
+    narrows: bool = False
+    has_weights: bool = False
+    is_quantized: bool = False
 
     def verify(self, definition: OperatorDef) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""

@@ -18,6 +18,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.passes import (
     elu_passes,
@@ -54,7 +55,14 @@ def logistic(x: Array) -> Array:
     return np.exp(-np.logaddexp(0.0, -x))
 
 
-@pointwise("Relu", "Y = max(X, 0).", onnx=OnnxName("Relu", 14), formula=lambda x: np.where(x < 0, 0.0, x))
+@pointwise(
+    "Relu",
+    "Y = max(X, 0).",
+    onnx=OnnxName("Relu", 14),
+    formula=lambda x: np.where(x < 0, 0.0, x),
+    post_ops=["relu"],
+    narrows=True,
+)
 class Relu(Pointwise):
     """Rectified linear unit."""
 
@@ -80,6 +88,8 @@ def at_least_zero(name: str, default: float) -> Callable[[OperatorCall], None]:
     {"n": "upper limit, at least 0 (default 6)"},
     check=at_least_zero("n", 6),
     formula=lambda x, n=6.0: np.clip(x, 0.0, n),
+    post_ops=["clip:0.0:{n}"],
+    narrows=True,
 )
 class ReluN(Pointwise):
     """Relu with an upper limit."""
@@ -98,6 +108,8 @@ class ReluN(Pointwise):
     flops=2,
     onnx=OnnxName("LeakyRelu", 16, {"alpha": "alpha"}),
     formula=lambda x, alpha=0.01: np.where(x > 0, x, alpha * x),
+    post_ops=["leaky_relu:{alpha}"],
+    narrows=True,
 )
 class LeakyRelu(Pointwise):
     """Relu with a slope for negative values."""
@@ -117,6 +129,8 @@ class LeakyRelu(Pointwise):
     check=at_least_zero("alpha", 1.0),
     onnx=OnnxName("Elu", 22, {"alpha": "alpha"}),
     formula=lambda x, alpha=1.0: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
+    post_ops=["elu:{alpha}"],
+    narrows=True,
 )
 class Elu(Pointwise):
     """Exponential linear unit."""
@@ -137,6 +151,8 @@ class Elu(Pointwise):
     formula=lambda x, alpha=1.6732632423543772, scale=1.0507009873554805: (
         scale * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0)))
     ),
+    post_ops=["elu:{alpha}", "linear:{scale}:0.0"],
+    narrows=True,
 )
 class Selu(Elu):
     """Scaled exponential linear unit."""
@@ -148,7 +164,15 @@ class Selu(Elu):
         return [*super().passes(x, y, scratch), scalar_pass(np.multiply, y, self.constant("scale"), y)]
 
 
-@pointwise("Sigmoid", "Y = 1 / (1 + exp(-X)).", flops=10, onnx=OnnxName("Sigmoid", 13), formula=logistic)
+@pointwise(
+    "Sigmoid",
+    "Y = 1 / (1 + exp(-X)).",
+    flops=10,
+    onnx=OnnxName("Sigmoid", 13),
+    formula=logistic,
+    post_ops=["sigmoid"],
+    narrows=True,
+)
 class Sigmoid(Pointwise):
     """Logistic function; does not overflow, and keeps its relative accuracy where Y is small."""
 
@@ -164,6 +188,8 @@ class Sigmoid(Pointwise):
     inplace=no_inplace,
     onnx=OnnxName("Swish", 24),
     formula=lambda x: x * logistic(x),
+    post_ops=["swish:1.0"],
+    narrows=True,
 )
 class Swish(Pointwise):
     """Sigmoid-weighted linear unit; zero at minus infinity."""
@@ -179,6 +205,8 @@ class Swish(Pointwise):
     flops=20,
     onnx=OnnxName("Softplus", 22),
     formula=lambda x: np.logaddexp(0.0, x),
+    post_ops=["softplus"],
+    narrows=True,
 )
 class Softplus(Pointwise):
     """Smooth Relu; does not overflow."""
@@ -189,7 +217,12 @@ class Softplus(Pointwise):
 
 
 @pointwise(
-    "Softsign", "Y = X / (1 + |X|).", flops=3, onnx=OnnxName("Softsign", 22), formula=lambda x: x / (1 + np.abs(x))
+    "Softsign",
+    "Y = X / (1 + |X|).",
+    flops=3,
+    onnx=OnnxName("Softsign", 22),
+    formula=lambda x: x / (1 + np.abs(x)),
+    narrows=True,
 )
 class Softsign(Pointwise):
     """Softsign."""
@@ -204,7 +237,9 @@ class Softsign(Pointwise):
         ]
 
 
-@pointwise("Tanh", "Y = tanh(X).", flops=10, onnx=OnnxName("Tanh", 13), formula=np.tanh)
+@pointwise(
+    "Tanh", "Y = tanh(X).", flops=10, onnx=OnnxName("Tanh", 13), formula=np.tanh, post_ops=["tanh"], narrows=True
+)
 class Tanh(UfuncOperator):
     """Hyperbolic tangent."""
 
@@ -218,6 +253,8 @@ class Tanh(UfuncOperator):
     flops=3,
     onnx=OnnxName("HardSigmoid", 22, {"alpha": "alpha", "beta": "beta"}),
     formula=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0.0, 1.0),
+    post_ops=["hardsigmoid:{alpha}:{beta}"],
+    narrows=True,
 )
 class HardSigmoid(Pointwise):
     """Piecewise linear Sigmoid."""
@@ -235,6 +272,8 @@ class HardSigmoid(Pointwise):
     flops=4,
     onnx=OnnxName("HardSwish", 22),
     formula=lambda x: x * np.clip(x / 6 + 0.5, 0.0, 1.0),
+    post_ops=["hardswish"],
+    narrows=True,
 )
 class HardSwish(Pointwise):
     """Piecewise quadratic Swish."""
@@ -263,6 +302,8 @@ def gelu(x: Array, fast_gelu: int = 0) -> Array:
     check=lambda call: call.arguments.bool("fast_gelu"),
     onnx=OnnxName("Gelu", 20, {"approximate": "fast_gelu"}, values={"approximate": {"none": 0, "tanh": 1}}),
     formula=gelu,
+    post_ops=lambda arguments, _meta, _count: ["gelu_tanh" if arguments.bool("fast_gelu") else "gelu_erf"],
+    narrows=True,
 )
 class Gelu(Pointwise):
     """Gaussian error linear unit."""
@@ -290,6 +331,12 @@ def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float
     return least, most
 
 
+def _clip_post_ops(arguments: Arguments, meta: TypeMeta, _count: int) -> list[str]:
+    """One clip, within the limits of the type."""
+    low, high = clip_limits(arguments, "Clip", meta)
+    return [f"clip:{float(low)!r}:{float(high)!r}"]
+
+
 @pointwise(
     "Clip",
     "Y = min(max(X, min), max).",
@@ -297,6 +344,8 @@ def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float
     metas=NUMBER_TYPES,
     check=lambda call: clip_limits(call.arguments, call.label, call.inputs[0].meta),
     formula=lambda x, min=-math.inf, max=math.inf: np.clip(x, min, max),
+    post_ops=_clip_post_ops,
+    narrows=True,
 )
 class Clip(Pointwise):
     """Clip to an interval."""
@@ -347,6 +396,7 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
         args={"order": ORDER_HELP},
         unread_args=("alpha",),
         inplace=first_to_first,
+        image_role=ImageRole.PER_CHANNEL,
     )
 )
 class PRelu(Operator):

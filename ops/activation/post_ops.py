@@ -15,7 +15,11 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32, TypeMeta
 from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.passes import (
@@ -52,11 +56,15 @@ class Function:
         numbers: how many it takes.
         flops: operations an element, as the operator of that name counts them.
         passes: how NumPy computes it in place.
+        positive: no result is below zero.
+        finite_at_zero: it makes something finite of zeros.
     """
 
     numbers: int
     flops: int
     passes: Passes
+    positive: bool = False
+    finite_at_zero: bool = True
 
 
 def _linear(y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
@@ -73,27 +81,27 @@ def _ufunc(function: np.ufunc) -> Passes:
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "relu": Function(0, 1, lambda y, scratch, a, b: [clip_pass(y, 0.0, math.inf, y)]),
+    "relu": Function(0, 1, lambda y, scratch, a, b: [clip_pass(y, 0.0, math.inf, y)], positive=True),
     "leaky_relu": Function(1, 2, lambda y, scratch, a, b: leaky_relu_passes(y, y, scratch(0, y.shape), a)),
     "clip": Function(2, 1, lambda y, scratch, a, b: [clip_pass(y, a, b, y)]),
-    "sigmoid": Function(0, 10, lambda y, scratch, a, b: sigmoid_passes(y, y)),
+    "sigmoid": Function(0, 10, lambda y, scratch, a, b: sigmoid_passes(y, y), positive=True),
     "tanh": Function(0, 10, _ufunc(np.tanh)),
     "elu": Function(1, 10, lambda y, scratch, a, b: elu_passes(y, y, scratch(0, y.shape), a)),
     "swish": Function(1, 11, lambda y, scratch, a, b: swish_passes(y, y, scratch(0, y.shape), a)),
     "hardswish": Function(0, 4, lambda y, scratch, a, b: hard_swish_passes(y, y, scratch(0, y.shape))),
-    "hardsigmoid": Function(2, 3, lambda y, scratch, a, b: hard_sigmoid_passes(y, y, a, b)),
+    "hardsigmoid": Function(2, 3, lambda y, scratch, a, b: hard_sigmoid_passes(y, y, a, b), positive=True),
     "gelu_erf": Function(
         0, 40, lambda y, scratch, a, b: exact_gelu_passes(y, y, *(scratch(index, y.shape) for index in range(3)))
     ),
     "gelu_tanh": Function(0, 20, lambda y, scratch, a, b: tanh_gelu_passes(y, y, scratch(0, y.shape))),
-    "abs": Function(0, 1, _ufunc(np.absolute)),
-    "sqrt": Function(0, 1, _ufunc(np.sqrt)),
-    "square": Function(0, 1, _ufunc(np.square)),
-    "exp": Function(0, 10, _ufunc(np.exp)),
-    "log": Function(0, 10, _ufunc(np.log)),
+    "abs": Function(0, 1, _ufunc(np.absolute), positive=True),
+    "sqrt": Function(0, 1, _ufunc(np.sqrt), positive=True),
+    "square": Function(0, 1, _ufunc(np.square), positive=True),
+    "exp": Function(0, 10, _ufunc(np.exp), positive=True),
+    "log": Function(0, 10, _ufunc(np.log), finite_at_zero=False),
     "linear": Function(2, 2, _linear),
-    "pow": Function(2, 20, _power),
-    "softplus": Function(0, 20, lambda y, scratch, a, b: softplus_passes(y, y, scratch(0, y.shape))),
+    "pow": Function(2, 20, _power, finite_at_zero=False),
+    "softplus": Function(0, 20, lambda y, scratch, a, b: softplus_passes(y, y, scratch(0, y.shape)), positive=True),
     "mish": Function(0, 30, lambda y, scratch, a, b: mish_passes(y, y, scratch(0, y.shape), scratch(1, y.shape))),
 }
 """Post-ops of the result alone."""
@@ -107,6 +115,9 @@ BINARY: Mapping[str, np.ufunc] = {
     "min": np.minimum,
 }
 """Post-ops of the result and an input of the operator."""
+
+COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
+"""Those of BINARY whose operands may change places."""
 
 SUM = "sum"
 
@@ -125,6 +136,16 @@ class PostOp:
     a: float = 0.0
     b: float = 0.0
     input: int = -1
+
+    @property
+    def is_positive(self) -> bool:
+        """True when no result is below zero, whatever it is computed from."""
+        return self.a >= 0 if self.kind == "clip" else self.kind in FUNCTIONS and FUNCTIONS[self.kind].positive
+
+    @property
+    def is_finite_at_zero(self) -> bool:
+        """True when it makes something finite of zeros."""
+        return FUNCTIONS[self.kind].finite_at_zero if self.kind in FUNCTIONS else self.kind != "div"
 
     def __str__(self) -> str:
         """The entry of the argument."""
@@ -156,6 +177,21 @@ def parse_post_op(text: str, label: str) -> PostOp:
         raise ArgumentError(f"{label}: post_ops: the numbers of {text!r} make no sense")
     a, b = [*numbers, 0.0, 0.0][:2]
     return PostOp(kind, a, b)
+
+
+def as_post_ops(definition: OperatorDef, meta: TypeMeta = FLOAT32) -> list[PostOp] | None:
+    """What an operator on `meta` is as post-ops, by its schema; [] for one that gives its input back.
+
+    None for one that is none, or whose arguments make no sense, which it will say itself.
+    """
+    rule = schema_of(definition.type).post_ops
+    if rule is None:
+        return None
+    try:
+        entries = rule(Arguments(definition, definition.type), meta, len(definition.input))
+        return None if entries is None else [parse_post_op(entry, definition.type) for entry in entries]
+    except ArgumentError:
+        return None
 
 
 def read_post_ops(call: OperatorCall) -> tuple[PostOp, ...]:

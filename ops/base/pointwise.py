@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
@@ -28,6 +29,7 @@ from dagexec.core.schema import (
     memory_cost,
     one_to_one,
 )
+from dagexec.core.traits import ImageRole, PostOpsRule
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 
 
@@ -84,12 +86,15 @@ def pointwise(
     check: Check | None = None,
     onnx: OnnxName | None = None,
     formula: Formula | None = None,
+    post_ops: Sequence[str] | PostOpsRule = (),
+    **traits: Any,
 ) -> Callable[[PointwiseClass], PointwiseClass]:
     """Class decorator: register a Pointwise class as operator `name`.
 
     `args` is the help text of each argument, `metas` the element types it takes, `flops` the work of an element;
     `check` raises ArgumentError for arguments that make no sense, before anything runs; `onnx` is the ONNX operator
-    that it is, `formula` what it computes in float64 (see OpSchema).
+    that it is, `formula` what it computes in float64 (see OpSchema). `post_ops` is what it is as post-ops, with the
+    class's constants by name, such as "elu:{alpha}", or a rule; `traits` are further attributes of its schema.
     """
 
     def register(cls: PointwiseClass) -> PointwiseClass:
@@ -117,11 +122,25 @@ def pointwise(
             cost=cost,
             onnx=() if onnx is None else (onnx,),
             formula=formula,
+            post_ops=post_ops if callable(post_ops) else _written_with(cls.constants, post_ops),
+            **{"image_role": ImageRole.ELEMENTWISE, **traits},
         )
         operator(schema)(cls)
         return cls
 
     return register
+
+
+def _written_with(constants: Mapping[str, float], entries: Sequence[str]) -> PostOpsRule | None:
+    """The rule that writes the values of `constants` in `entries`; None for no entries."""
+    if not entries:
+        return None
+
+    def rule(arguments: Arguments, _meta: TypeMeta, _count: int) -> Sequence[str]:
+        values = {name: repr(arguments.float(name, default)) for name, default in constants.items()}
+        return [entry.format(**values) for entry in entries]
+
+    return rule
 
 
 def clip_pass(x: Array, low: float, high: float, out: Array) -> Step:

@@ -14,6 +14,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.shared_buffer import find_shared_buffer, shared_buffer_forced, shared_step
+from dagexec.core.traits import ImageRole, LayerKind
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import compute_dtype
@@ -208,6 +209,10 @@ for _suffix in SPATIAL_AXES:
             output_names=("Y",),
             args=CONV_ARGS,
             cost=_conv_cost,
+            layer=LayerKind.CONVOLUTION,
+            fused="FusedConv",
+            image_role=ImageRole.CONVOLUTION,
+            has_weights=True,
         ),
         Convolution,
     )

@@ -14,6 +14,7 @@ import numpy as np
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
@@ -105,6 +106,8 @@ FUSED_CONV = OpSchema(
     },
     inplace=_operand_to_result,
     cost=_cost,
+    image_role=ImageRole.CONVOLUTION,
+    has_weights=True,
 )
 
 register_engines(FUSED_CONV, FusedConvolution)

@@ -190,6 +190,7 @@ for _suffix in SPATIAL_AXES:
             output_names=("dfilter", "dbias", "dX"),
             args=CONV_ARGS | GRADIENT_ARGS,
             cost=gradient_cost(2),
+            has_weights=True,
         ),
         ConvolutionGradient,
     )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole, LayerKind
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.geometry import TRANSPOSED_ARGS, Axis, Window, read_transposed_window
 from dagexec.ops.base.layout import require_image
@@ -127,6 +128,9 @@ for _suffix in SPATIAL_AXES:
             output_names=("Y",),
             args=_ARGS,
             cost=_cost,
+            layer=LayerKind.TRANSPOSED_CONVOLUTION,
+            image_role=ImageRole.TRANSPOSED_CONVOLUTION,
+            has_weights=True,
         ),
         TransposedConvolution,
     )
@@ -142,6 +146,7 @@ for _suffix in SPATIAL_AXES:
             output_names=("dfilter", "dbias", "dX"),
             args=_ARGS | GRADIENT_ARGS,
             cost=gradient_cost(0),
+            has_weights=True,
         ),
         TransposedConvolutionGradient,
     )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
@@ -23,6 +24,7 @@ from dagexec.core.schema import (
     first_to_first,
     no_inplace,
 )
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcasting import BROADCAST_ARGS, broadcast_shape, operand_views, require_inplace_fits
@@ -47,6 +49,15 @@ class BinaryOperator(Operator):
         return partial(type(self).ufunc, a, b, out=c)
 
 
+def arithmetic(post_op: str) -> dict[str, Any]:
+    """The traits of an operator that joins its inputs by a binary post-op, one after another."""
+
+    def rule(_arguments: Arguments, _meta: TypeMeta, count: int) -> list[str]:
+        return [f"{post_op}:{index}" for index in range(1, count)]
+
+    return {"post_ops": rule, "image_role": ImageRole.ELEMENTWISE, "narrows": True}
+
+
 def binary_schema(
     name: str,
     doc: str,
@@ -56,6 +67,7 @@ def binary_schema(
     formula: Formula,
     *,
     boolean: bool = False,
+    **traits: Any,
 ) -> OpSchema:
     """The schema of a binary operator on `metas`; the result is of the operands' type, or `boolean`."""
 
@@ -80,6 +92,7 @@ def binary_schema(
         inplace=inplace,
         onnx=() if onnx is None else (onnx,),
         formula=formula,
+        **traits,
     )
 
 
@@ -92,16 +105,17 @@ def _define(
     inplace: InplaceRule = any_to_first,
     *,
     boolean: bool = False,
+    **traits: Any,
 ) -> type[BinaryOperator]:
     """Register binary operator `name`, computed by one NumPy function."""
     members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
     cls = type(name, (BinaryOperator,), members)
-    return operator(binary_schema(name, doc, metas, inplace, onnx, ufunc, boolean=boolean))(cls)
+    return operator(binary_schema(name, doc, metas, inplace, onnx, ufunc, boolean=boolean, **traits))(cls)
 
 
-Add = _define("Add", np.add, "C = A + B.", OnnxName("Add", 14))
-Sub = _define("Sub", np.subtract, "C = A - B.", OnnxName("Sub", 14))
-Mul = _define("Mul", np.multiply, "C = A * B.", OnnxName("Mul", 14))
+Add = _define("Add", np.add, "C = A + B.", OnnxName("Add", 14), **arithmetic("add"))
+Sub = _define("Sub", np.subtract, "C = A - B.", OnnxName("Sub", 14), **arithmetic("sub"))
+Mul = _define("Mul", np.multiply, "C = A * B.", OnnxName("Mul", 14), **arithmetic("mul"))
 EQ = _define("EQ", np.equal, "C = (A == B).", OnnxName("Equal", 19), (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
 NE = _define("NE", np.not_equal, "C = (A != B).", None, (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
 LT = _define("LT", np.less, "C = (A < B).", OnnxName("Less", 13), NUMBER_TYPES, no_inplace, boolean=True)
@@ -123,6 +137,7 @@ Xor = _define("Xor", np.logical_xor, "C = A xor B.", OnnxName("Xor", 7), (BOOL,)
         first_to_first,
         OnnxName("Div", 14),
         np.divide,
+        **arithmetic("div"),
     )
 )
 class Div(BinaryOperator):
@@ -164,6 +179,14 @@ def infer_pow(call: OperatorCall) -> list[TensorType]:
     return [output]
 
 
+def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str] | None:
+    """By an argument; what an input says is known to a run only."""
+    if count > 1:
+        return None
+    exponent = arguments.float("exponent", 1.0)
+    return [{2.0: "square", 0.5: "sqrt"}.get(exponent, f"pow:1.0:{exponent!r}")]
+
+
 @operator(
     OpSchema(
         "Pow",
@@ -177,6 +200,8 @@ def infer_pow(call: OperatorCall) -> list[TensorType]:
         inplace=any_to_first,
         onnx=(OnnxName("Pow", 15),),
         formula=np.power,
+        post_ops=_pow_post_ops,
+        image_role=ImageRole.ELEMENTWISE,
     )
 )
 class Pow(Operator):
@@ -234,7 +259,12 @@ class VariadicOperator(Operator):
 
 
 def variadic_schema(
-    name: str, doc: str, metas: tuple[TypeMeta, ...], formula: Formula, args: Mapping[str, str] | None = None
+    name: str,
+    doc: str,
+    metas: tuple[TypeMeta, ...],
+    formula: Formula,
+    args: Mapping[str, str] | None = None,
+    **traits: Any,
 ) -> OpSchema:
     """The schema of a variadic operator on `metas`."""
 
@@ -258,13 +288,23 @@ def variadic_schema(
         inplace=first_to_first,
         onnx=(OnnxName(name, 13),),
         formula=formula,
+        **traits,
     )
 
 
 SUM_ARGS = {"broadcast": "1: the inputs may have different shapes; read by gradients only (default 0)"}
 
 
-@operator(variadic_schema("Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, lambda *x: sum(x), SUM_ARGS))
+@operator(
+    variadic_schema(
+        "Sum",
+        "Y = X1 + X2 + ..., added in that order.",
+        NUMBER_TYPES,
+        lambda *x: sum(x),
+        SUM_ARGS,
+        **arithmetic("add"),
+    )
+)
 class Sum(VariadicOperator):
     """Sum of tensors."""
 
@@ -272,7 +312,19 @@ class Sum(VariadicOperator):
     widen = True
 
 
-@operator(variadic_schema("Mean", "Y = (X1 + X2 + ...) / number of inputs.", FLOAT_TYPES, lambda *x: sum(x) / len(x)))
+def _mean_post_ops(_arguments: Arguments, _meta: TypeMeta, count: int) -> list[str]:
+    return [*(f"add:{index}" for index in range(1, count)), f"linear:{1 / count!r}:0.0"] if count > 1 else []
+
+
+@operator(
+    variadic_schema(
+        "Mean",
+        "Y = (X1 + X2 + ...) / number of inputs.",
+        FLOAT_TYPES,
+        lambda *x: sum(x) / len(x),
+        **arithmetic("add") | {"post_ops": _mean_post_ops},
+    )
+)
 class Mean(VariadicOperator):
     """Mean of tensors."""
 
@@ -290,6 +342,7 @@ class Mean(VariadicOperator):
         "Y = the greatest of X1, X2, ... in each place; NaN where one is.",
         NUMBER_TYPES,
         lambda *x: reduce(np.maximum, x),
+        **arithmetic("max"),
     )
 )
 class Max(VariadicOperator):
@@ -304,6 +357,7 @@ class Max(VariadicOperator):
         "Y = the least of X1, X2, ... in each place; NaN where one is.",
         NUMBER_TYPES,
         lambda *x: reduce(np.minimum, x),
+        **arithmetic("min"),
     )
 )
 class Min(VariadicOperator):

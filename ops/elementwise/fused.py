@@ -7,11 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, any_to_first
+from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
     SUM,
@@ -34,6 +36,11 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(kind.nbytes for kind in call.inputs), outputs[0].nbytes)
 
 
+def _of_one_input(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str] | None:
+    """Its argument; None with operands, which broadcast to the first input alone."""
+    return arguments.strings("post_ops") if count == 1 else None
+
+
 @operator(
     OpSchema(
         "FusedElementwise",
@@ -47,6 +54,8 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         args={"post_ops": POST_OPS_HELP},
         inplace=any_to_first,
         cost=_cost,
+        post_ops=_of_one_input,
+        image_role=ImageRole.ELEMENTWISE,
     )
 )
 class FusedElementwise(Operator):

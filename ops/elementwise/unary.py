@@ -27,8 +27,11 @@ def _define(
     *,
     metas: tuple[TypeMeta, ...] = FLOAT_TYPES,
     flops: float = 10,
+    **traits: Any,
 ) -> type[UfuncOperator]:
     """Register operator `name`, computed by one NumPy function, which is its formula, too.
+
+    `traits` are further attributes of its schema, as `pointwise` takes them.
 
     A function of exact results works on any strides. Others have to see packed arrays: NumPy has loops of its own for
     them, which may round differently, and results must not depend on the layout.
@@ -36,16 +39,24 @@ def _define(
     exact = ufunc in _EXACT
     members = {"ufunc": staticmethod(ufunc), "reads_strided": exact, "writes_strided": exact}
     cls = type(name, (UfuncOperator,), {**members, "__doc__": doc, "__module__": __name__})
-    return pointwise(name, doc, metas=metas, flops=flops, onnx=onnx, formula=ufunc)(cls)
+    return pointwise(name, doc, metas=metas, flops=flops, onnx=onnx, formula=ufunc, **traits)(cls)
 
 
-Exp = _define("Exp", np.exp, "Y = exp(X).", OnnxName("Exp", 13))
-Log = _define("Log", np.log, "Y = ln(X); NaN for negative X, minus infinity for 0.", OnnxName("Log", 13))
-Sqrt = _define("Sqrt", np.sqrt, "Y = square root of X; NaN for negative X.", OnnxName("Sqrt", 13), flops=4)
+Exp = _define("Exp", np.exp, "Y = exp(X).", OnnxName("Exp", 13), post_ops=["exp"])
+Log = _define(
+    "Log", np.log, "Y = ln(X); NaN for negative X, minus infinity for 0.", OnnxName("Log", 13), post_ops=["log"]
+)
+Sqrt = _define(
+    "Sqrt", np.sqrt, "Y = square root of X; NaN for negative X.", OnnxName("Sqrt", 13), flops=4, post_ops=["sqrt"]
+)
 Cbrt = _define("Cbrt", np.cbrt, "Y = cube root of X.", flops=20)
-Sqr = _define("Sqr", np.square, "Y = X * X.", metas=SIGNED_TYPES, flops=1)
-Negative = _define("Negative", np.negative, "Y = -X.", OnnxName("Neg", 13), metas=SIGNED_TYPES, flops=1)
-Abs = _define("Abs", np.absolute, "Y = |X|.", OnnxName("Abs", 13), metas=SIGNED_TYPES, flops=1)
+Sqr = _define("Sqr", np.square, "Y = X * X.", metas=SIGNED_TYPES, flops=1, post_ops=["square"])
+Negative = _define(
+    "Negative", np.negative, "Y = -X.", OnnxName("Neg", 13), metas=SIGNED_TYPES, flops=1, post_ops=["linear:-1.0:0.0"]
+)
+Abs = _define(
+    "Abs", np.absolute, "Y = |X|.", OnnxName("Abs", 13), metas=SIGNED_TYPES, flops=1, post_ops=["abs"], narrows=True
+)
 Sign = _define(
     "Sign",
     np.sign,
@@ -81,7 +92,13 @@ class Scale(Pointwise):
         return [scalar_pass(np.multiply, x, self.constant("scale"), y)]
 
 
-@pointwise("Reciprocal", "Y = 1 / X; infinity for 0.", onnx=OnnxName("Reciprocal", 13), formula=lambda x: 1 / x)
+@pointwise(
+    "Reciprocal",
+    "Y = 1 / X; infinity for 0.",
+    onnx=OnnxName("Reciprocal", 13),
+    formula=lambda x: 1 / x,
+    post_ops=["pow:1.0:-1.0"],
+)
 class Reciprocal(Pointwise):
     """Reciprocal."""
 
@@ -95,6 +112,7 @@ class Reciprocal(Pointwise):
     "Y = 1 / square root of X; infinity for 0, NaN for negative X.",
     flops=5,
     formula=lambda x: 1 / np.sqrt(x),
+    post_ops=["sqrt", "pow:1.0:-1.0"],
 )
 class Rsqrt(Pointwise):
     """Reciprocal square root."""
@@ -104,7 +122,7 @@ class Rsqrt(Pointwise):
         return [partial(np.sqrt, x, out=y), partial(np.divide, np.ones((), x.dtype), y, out=y)]
 
 
-@pointwise("Cube", "Y = X * X * X.", metas=SIGNED_TYPES, flops=2, formula=lambda x: x * x * x)
+@pointwise("Cube", "Y = X * X * X.", metas=SIGNED_TYPES, flops=2, formula=lambda x: x * x * x, post_ops=["pow:1.0:3.0"])
 class Cube(Pointwise):
     """Third power."""
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT64
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT64, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pieces import is_same_memory
@@ -52,6 +54,10 @@ def infer_dropout(call: OperatorCall) -> list[TensorType]:
     return [kind, TensorType(kind.shape, BOOL)][: len(call.definition.output)]
 
 
+def _in_test_mode(arguments: Arguments, _meta: TypeMeta, _count: int) -> tuple[str, ...] | None:
+    return () if arguments.bool("is_test") else None
+
+
 ARGUMENTS = {
     "is_test": "1: inference",
     "ratio": "part that training drops, in [0, 1) (default 0.5)",
@@ -78,6 +84,10 @@ ARGUMENTS = {
         view_if="is_test",
         cost=lambda call, outputs: memory_cost(call, outputs, 4),
         reproducible=False,
+        optional_outputs=True,
+        post_ops=_in_test_mode,
+        image_role=ImageRole.ELEMENTWISE,
+        moves_elements=True,
     )
 )
 class Dropout(Operator):

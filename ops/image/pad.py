@@ -20,6 +20,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Index, compute_dtype
 from dagexec.ops.base.geometry import PAD_ARGS, read_pads
@@ -293,7 +294,7 @@ def _pieces(size: int, head: int, tail: int, mode: str) -> list[_Piece]:
     return pieces
 
 
-def _pad_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
+def _pad_schema(name: str, doc: str, args: dict[str, str], role: ImageRole | None = None) -> OpSchema:
     return OpSchema(
         name,
         inputs=(1, 1),
@@ -303,6 +304,7 @@ def _pad_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
         input_names=("X",),
         output_names=("Y",),
         args=args | _MODE_ARGS,
+        image_role=role,
     )
 
 
@@ -316,6 +318,7 @@ _PAD_SCHEMAS = (
         "Pad",
         "Y = X with any axis extended, or cut off where a pad is negative.",
         _TENSOR_ARGS,
+        ImageRole.PADDING,
     ),
 )
 for _schema in _PAD_SCHEMAS:

@@ -13,6 +13,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.layout import (
     NHWC,
@@ -79,6 +80,7 @@ RESIZE_ARGS = {
         output_names=("Y",),
         args=RESIZE_ARGS,
         value_inputs=(1,),
+        image_role=ImageRole.SAME_CHANNELS,
     )
 )
 class ResizeNearest(ImageOperator):
@@ -140,6 +142,8 @@ def infer_shuffle(call: OperatorCall) -> list[TensorType]:
         input_names=("X",),
         output_names=("Y",),
         args={"group": "number of groups (default 1)", "order": ORDER_HELP},
+        image_role=ImageRole.SAME_CHANNELS,
+        moves_elements=True,
     )
 )
 class ChannelShuffle(ImageOperator):

@@ -12,6 +12,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise, compute_dtype, convert, is_narrow
 from dagexec.ops.base.channel_statistics import ChannelBlock, ChannelPieces, MomentMemory, channel_view, moment_steps
@@ -94,6 +95,7 @@ def _spatial_bn_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         inplace=_spatial_bn_inplace,
         enforced_inplace=((3, 1), (4, 2)),
         cost=_spatial_bn_cost,
+        image_role=ImageRole.PER_CHANNEL,
     )
 )
 class SpatialBN(ImageOperator):

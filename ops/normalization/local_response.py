@@ -16,6 +16,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.layout import ORDER_HELP, ImageOperator, channel_axis, check_blocks
@@ -78,6 +79,8 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
         required_args=("size",),
         cost=lambda call, outputs: memory_cost(call, outputs, 6 + call.arguments.int("size", 1)),
         onnx=(OnnxName("LRN", 13, {name: name for name in ("size", "alpha", "beta", "bias")}),),
+        optional_outputs=True,
+        image_role=ImageRole.SAME_CHANNELS,
     )
 )
 class LRN(ImageOperator):

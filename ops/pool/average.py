@@ -10,6 +10,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import OpSchema
+from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import POOL_ARGS
 from dagexec.ops.base.layout import ImageOperator
@@ -87,6 +88,8 @@ register_pooling(
             args=_ARGS,
             cost=pooling_cost(1, of_output),
             onnx=() if rank else (OnnxName("GlobalAveragePool", 22, fixed={"global_pooling": 1}),),
+            image_role=ImageRole.POOLING,
+            narrows=True,
         )
         for rank in RANKS
     ],

@@ -14,6 +14,7 @@ from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OpSchema
+from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import POOL_ARGS, Axis
 from dagexec.ops.base.layout import ImageOperator
@@ -168,6 +169,8 @@ register_pooling(
             args=POOL_ARGS,
             cost=pooling_cost(1, of_output),
             onnx=() if rank else (OnnxName("GlobalMaxPool", 22, fixed={"global_pooling": 1}),),
+            image_role=ImageRole.POOLING,
+            moves_elements=True,
         )
         for rank in RANKS
     ],

@@ -18,6 +18,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import POOL_ARGS
@@ -156,6 +157,7 @@ register_pooling(
             output_names=("Y",),
             args=_ARGS,
             cost=pooling_cost(2, of_output),
+            image_role=ImageRole.POOLING,
         )
         for rank in RANKS
     ],

@@ -55,6 +55,7 @@ def _operand_to_first(input_index: int, output_index: int) -> bool:
         args=FC_ARGS | {"post_ops": POST_OPS_HELP},
         inplace=_operand_to_first,
         cost=_cost,
+        has_weights=True,
     )
 )
 class FusedFC(FullyConnected):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import LayerKind
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcasting import broadcast_shape
 
@@ -91,7 +92,7 @@ def fc_cost(call: OperatorCall, outputs: Sequence[TensorType], transposed: bool 
     return _cost(call, outputs, fc_matrices(call, transposed)[0][1])
 
 
-def _fc_schema(name: str, doc: str, transposed: bool) -> OpSchema:
+def _fc_schema(name: str, doc: str, transposed: bool, **traits: Any) -> OpSchema:
     return OpSchema(
         name,
         inputs=(3, 3),
@@ -102,6 +103,8 @@ def _fc_schema(name: str, doc: str, transposed: bool) -> OpSchema:
         output_names=("Y",),
         args=FC_ARGS,
         cost=lambda call, outputs: fc_cost(call, outputs, transposed),
+        has_weights=True,
+        **traits,
     )
 
 
@@ -124,7 +127,15 @@ class FullyConnected(Operator):
         return narrowed([*steps, partial(np.add, product, self.x(2), out=product)], product, y)
 
 
-@operator(_fc_schema("FC", "Y = X W^T + b, with W of N x K.", transposed=False))
+@operator(
+    _fc_schema(
+        "FC",
+        "Y = X W^T + b, with W of N x K.",
+        transposed=False,
+        layer=LayerKind.FULLY_CONNECTED,
+        fused="FusedFC",
+    )
+)
 class FC(FullyConnected):
     """Fully connected layer."""
 
@@ -191,6 +202,7 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         output_names=("Y",),
         args={"axis_a": "where A is folded (default 1)", "axis_b": "where B is folded (default 1)", **TRANSPOSE_ARGS},
         cost=_matmul_cost,
+        has_weights=True,
     )
 )
 class MatMul(Operator):
@@ -245,6 +257,7 @@ def _batch_matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
         args={**TRANSPOSE_ARGS, "broadcast": "1: NumPy's rules for the batch axes (default 0: they are equal)"},
         cost=_batch_matmul_cost,
         onnx=(OnnxName("MatMul", 13, fixed={"broadcast": 1}),),
+        has_weights=True,
     )
 )
 class BatchMatMul(Operator):
@@ -301,6 +314,7 @@ def infer_gemm(call: OperatorCall) -> list[TensorType]:
                 ignored=("broadcast",),  # before opset 7 it only allowed what is now always allowed
             ),
         ),
+        has_weights=True,
     )
 )
 class Gemm(Operator):

@@ -9,6 +9,7 @@ import numpy as np
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.ops.quantized.requantization import (
     INPUT_ARGS,
     OUTPUT_ARGS,
@@ -40,6 +41,8 @@ QUANT_ADD = OpSchema(
     input_names=("X", "what post_ops add"),
     output_names=("Y",),
     args=INPUT_ARGS | OUTPUT_ARGS | POST_OPS_ARGS,
+    image_role=ImageRole.ON_INTEGERS,
+    is_quantized=True,
 )
 
 

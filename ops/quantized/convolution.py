@@ -11,6 +11,7 @@ from dagexec.core.dtypes import INT8, INT32, TypeMeta
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window
 from dagexec.ops.base.layout import NHWC, ImageOperator
@@ -108,6 +109,9 @@ QUANT_CONV = OpSchema(
     | OUTPUT_ARGS
     | POST_OPS_ARGS,
     cost=_conv_cost,
+    image_role=ImageRole.QUANTIZED_CONVOLUTION,
+    has_weights=True,
+    is_quantized=True,
 )
 
 

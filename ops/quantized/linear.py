@@ -14,6 +14,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, 
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import BLOCK, Scratch, block_indices
 from dagexec.ops.quantized.scales import Array, along, checked_scales, integer_range, type_named
 
@@ -98,6 +99,8 @@ class _Linear(Operator):
         input_names=("X", "scale", "zero_point"),
         output_names=("Y",),
         args={"axis": _AXIS_HELP, "to": "Y's type when there is no zero point: uint8 (default), int8, uint16, int16"},
+        image_role=ImageRole.ON_INTEGERS,
+        is_quantized=True,
     )
 )
 class QuantizeLinear(_Linear):
@@ -130,6 +133,8 @@ class QuantizeLinear(_Linear):
         input_names=("X", "scale", "zero_point"),
         output_names=("Y",),
         args={"axis": _AXIS_HELP},
+        image_role=ImageRole.ON_INTEGERS,
+        is_quantized=True,
     )
 )
 class DequantizeLinear(_Linear):

@@ -71,6 +71,7 @@ QUANT_FC = OpSchema(
     | OUTPUT_ARGS
     | POST_OPS_ARGS,
     cost=_fc_cost,
+    is_quantized=True,
 )
 
 

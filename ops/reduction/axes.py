@@ -18,6 +18,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
@@ -330,6 +331,7 @@ def reduction_schema(
     *,
     extreme: bool,
     prefixes: bool,
+    role: ImageRole | None = None,
 ) -> OpSchema:
     """The schema of a reduction; an `extreme` has no value over no elements, `prefixes` may have lengths."""
 
@@ -355,6 +357,7 @@ def reduction_schema(
         output_names=("Y",),
         args=args,
         cost=reduction_cost,
+        image_role=role,
     )
 
 
@@ -370,7 +373,8 @@ def _define(
     members = {"axes": staticmethod(axes), "__doc__": doc, "__module__": __name__}
     extreme = issubclass(base, MaxReduction | MinReduction)
     prefixes = issubclass(base, PrefixReduction)
-    schema = reduction_schema(name, doc, axes, args, metas, extreme=extreme, prefixes=prefixes)
+    role = ImageRole.REDUCTION if args is AXES_ARGS else None
+    schema = reduction_schema(name, doc, axes, args, metas, extreme=extreme, prefixes=prefixes, role=role)
     return operator(schema)(type(name, (base,), members))
 
 

@@ -7,11 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import INT32
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import INT32, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.base.pieces import copying, has_rows, is_same_memory, offsets_along
@@ -75,6 +77,10 @@ def _in_bytes(offsets: Sequence[int | None], kind: TensorType) -> dict[int, int]
     return {index: offset * kind.meta.itemsize for index, offset in enumerate(offsets) if offset is not None}
 
 
+def _of_one_input(arguments: Arguments, _meta: TypeMeta, count: int) -> tuple[str, ...] | None:
+    return () if count == 1 and not arguments.bool("add_axis") else None
+
+
 def concat_schema(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSchema:
     """The schema of an operator that joins its inputs."""
     return OpSchema(
@@ -89,6 +95,10 @@ def concat_schema(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSch
         cost=copy_cost,
         joined=joined_pieces,
         onnx=onnx,
+        optional_outputs=True,
+        post_ops=_of_one_input,
+        image_role=ImageRole.JOINING,
+        moves_elements=True,
     )
 
 
@@ -184,6 +194,8 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
         cost=copy_cost,
         value_inputs=(1,),
         cut=cut_pieces,
+        image_role=ImageRole.CUTTING,
+        moves_elements=True,
     )
 )
 class Split(Operator):

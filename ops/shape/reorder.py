@@ -74,6 +74,7 @@ def _block(order: str, channels: int) -> int:
             "to_order": "order of Y (default NCHW)",
         },
         cost=copy_cost,
+        moves_elements=True,
     )
 )
 class Reorder(Operator):

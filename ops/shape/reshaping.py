@@ -29,6 +29,7 @@ from dagexec.core.schema import (
 )
 from dagexec.core.shapes import element_count
 from dagexec.core.tensor import Tensor
+from dagexec.core.traits import ImageRole, gives_back
 
 Array = npt.NDArray[Any]
 
@@ -97,8 +98,9 @@ def view_schema(
     args: dict[str, str] | None = None,
     required: tuple[str, ...] = (),
     onnx: tuple[OnnxName, ...] = (),
+    **traits: Any,
 ) -> OpSchema:
-    """The schema of a view with one input and one output; in place is allowed."""
+    """The schema of a view with one input and one output; in place is allowed. `traits` are further attributes."""
     return OpSchema(
         name,
         inputs=(1, 1),
@@ -113,6 +115,8 @@ def view_schema(
         cost=no_cost,
         view=True,
         onnx=onnx,
+        moves_elements=True,
+        **traits,
     )
 
 
@@ -173,6 +177,8 @@ def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]
         cost=no_cost,
         value_inputs=(1,),
         view=True,
+        optional_outputs=True,
+        moves_elements=True,
     )
 )
 class Reshape(Operator):
@@ -267,7 +273,15 @@ class ExpandDims(View):
     """Axes of size 1 added."""
 
 
-@operator(view_schema("StopGradient", same_as_input, "X itself; the backward pass stops here."))
+@operator(
+    view_schema(
+        "StopGradient",
+        same_as_input,
+        "X itself; the backward pass stops here.",
+        post_ops=gives_back,
+        image_role=ImageRole.ELEMENTWISE,
+    )
+)
 class StopGradient(View):
     """The identity, a wall to gradients."""
 
@@ -301,6 +315,7 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
         args={"axes": "a permutation of X's axes (default: reversed)"},
         cost=copy_cost,
         onnx=(OnnxName("Transpose", 25, {"perm": "axes"}),),
+        moves_elements=True,
     )
 )
 class Transpose(Operator):
@@ -410,8 +425,8 @@ class Size(Operator):
         return partial(self.y(0).fill, self.x(0).size)
 
 
-def copy_schema(name: str, doc: str) -> OpSchema:
-    """The schema of an operator whose output is a copy of its input."""
+def copy_schema(name: str, doc: str, **traits: Any) -> OpSchema:
+    """The schema of an operator whose output is a copy of its input; `traits` are further attributes."""
     return OpSchema(
         name,
         inputs=(1, 1),
@@ -421,10 +436,19 @@ def copy_schema(name: str, doc: str) -> OpSchema:
         input_names=("input",),
         output_names=("output",),
         cost=copy_cost,
+        **traits,
     )
 
 
-@operator(copy_schema("Copy", "A copy of the input, in memory of its own on the operator's device."))
+@operator(
+    copy_schema(
+        "Copy",
+        "A copy of the input, in memory of its own on the operator's device.",
+        post_ops=gives_back,
+        image_role=ImageRole.ELEMENTWISE,
+        moves_elements=True,
+    )
+)
 class Copy(Operator):
     """A copy, of a blob on this device or another."""
 

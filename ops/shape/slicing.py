@@ -11,6 +11,7 @@ from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
+from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import Index
 from dagexec.ops.base.pieces import is_same_memory, piece_offset
 from dagexec.ops.shape.reshaping import copy_cost, distinct_axes, integers_of
@@ -103,6 +104,8 @@ SLICE_ARGS = {
         cost=copy_cost,
         value_inputs=(1, 2),
         cut=cut_piece,
+        image_role=ImageRole.SLICING,
+        moves_elements=True,
     )
 )
 class Slice(Operator):

@@ -12,8 +12,10 @@ from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
+from dagexec.ops.activation.post_ops import as_post_ops
 from dagexec.ops.base.broadcasting import operand_views
 
 Vector = npt.NDArray[np.float64]
@@ -62,28 +64,27 @@ def affine_of(draft: Draft, number: int, source: str, channels: Channels) -> Aff
     found: Affine | None = None
     if definition.type == "SpatialBN":
         found = _normalization(draft, number, source, channels)
-    elif definition.type == "Negative":
-        found = Affine(-np.ones(channels.count), np.zeros(channels.count))
-    elif definition.type in _OF_TWO and len(definition.input) == 2:
-        position = list(definition.input).index(source)
-        other = constant_vector(draft, definition, 1 - position, channels)
-        found = None if other is None else _of_two(definition.type, position, other)
+    elif (post_ops := as_post_ops(definition)) and len(post_ops) == 1:
+        [post_op] = post_ops
+        if post_op.kind == "linear":
+            found = Affine(np.full(channels.count, post_op.a), np.full(channels.count, post_op.b))
+        elif len(definition.input) == 2:
+            position = list(definition.input).index(source)
+            other = constant_vector(draft, definition, 1 - position, channels)
+            found = None if other is None else _with_constant(post_op.kind, position, other)
     return found if found is not None and found.is_finite else None
 
 
-_OF_TWO = frozenset({"Add", "Sum", "Sub", "Mul", "Div"})
-
-
-def _of_two(op_type: str, position: int, other: Vector) -> Affine | None:
-    """The map x -> `op_type` of x at `position` and a constant at the other place."""
+def _with_constant(kind: str, position: int, other: Vector) -> Affine | None:
+    """The binary post-op of x at `position` and a constant at the other place, where that is an affine map."""
     one, zero = np.ones_like(other), np.zeros_like(other)
-    if op_type in ("Add", "Sum"):
+    if kind == "add":
         return Affine(one, other)
-    if op_type == "Sub":
+    if kind == "sub":
         return Affine(one, -other) if position == 0 else Affine(-one, other)
-    if op_type == "Mul":
+    if kind == "mul":
         return Affine(other, zero)
-    return Affine(one / other, zero) if position == 0 and other.all() else None
+    return Affine(one / other, zero) if kind == "div" and position == 0 and other.all() else None
 
 
 def normalization(draft: Draft, number: int) -> Affine | None:
@@ -131,7 +132,7 @@ def constant_vector(draft: Draft, definition: OperatorDef, position: int, channe
 def _broadcast_view(definition: OperatorDef, position: int, array: Array, channels: Channels) -> Sequence[int] | None:
     """The shape under which the constant broadcasts by NumPy's rule; None when it does not, or decides the result's."""
     arguments = Arguments(definition, definition.type)
-    if definition.type == "Sum" or not arguments.int("broadcast", 0):
+    if schema_of(definition.type).inputs[1] > 2 or not arguments.int("broadcast", 0):
         return array.shape
     if position == 0:
         return None

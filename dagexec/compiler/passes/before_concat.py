@@ -16,25 +16,23 @@ from collections.abc import Sequence
 from dagexec.compiler.passes.affine import normalization
 from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, FUSED_CONVOLUTION, FUSED_PRODUCT, post_ops_of
-from dagexec.compiler.passes.linear_layer import CONVOLUTIONS, LinearLayer, read_layer
-from dagexec.compiler.passes.post_operations import OF_SEVERAL, UNARY
+from dagexec.compiler.passes.linear_layer import LinearLayer, read_layer
+from dagexec.compiler.passes.post_operations import is_function
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.traits import ImageRole
+from dagexec.ops.activation.post_ops import as_post_ops
 
 _FUSED = frozenset({FUSED_CONVOLUTION, FUSED_PRODUCT, FUSED_CHAIN})
-_TAKES_ACTIVATIONS = frozenset({*CONVOLUTIONS, "FC", "SpatialBN", *_FUSED, *UNARY, *OF_SEVERAL})
-_NOT_NEGATIVE = frozenset({"Relu", "ReluN", "Sigmoid", "Abs", "Sqr", "Sqrt", "Exp"})
-_KEEPS_SIGN = frozenset({"AveragePool", "AveragePool2D", "ChannelShuffle", "Concat"})
-_MAX_POOLING = frozenset({"MaxPool", "MaxPool1D", "MaxPool2D", "MaxPool3D"})
-_MOVED, _BEFORE = frozenset({"SpatialBN", *UNARY}), frozenset({"Concat", *_MAX_POOLING})
 
 
 def apply(model: Model) -> Rewritten:
     """Move what follows a Concat or a max pooling alone, from the front of the list on."""
     draft = Draft(model)
-    if not _BEFORE.isdisjoint(definition.type for definition in model.net.op):
+    if any(definition.type == "Concat" or _is_max_pooling(definition) for definition in model.net.op):
         for number, _ in draft.operators():
             _move(draft, number)
     return draft.finish()
@@ -43,21 +41,22 @@ def apply(model: Model) -> Rewritten:
 def _move(draft: Draft, number: int) -> None:
     """Move operator `number` before the one that writes its input, if that helps."""
     definition = draft[number]
-    if definition.type not in _MOVED or len(definition.output) != 1 or not draft.is_free(number):
+    is_normalization = definition.type == "SpatialBN"
+    if not (is_normalization or is_function(definition)) or len(definition.output) != 1 or not draft.is_free(number):
         return
     source = draft.producer(definition.input[0]) if definition.input else None
     if source is None or draft.only_reader(definition.input[0]) != number or len(draft[source].output) != 1:
         return
-    if definition.type == "SpatialBN" and draft[source].type == "Concat":
+    if is_normalization and draft[source].type == "Concat":
         _normalize_pieces(draft, number, source)
-    elif definition.type in UNARY and _helps(draft, number, source):
+    elif not is_normalization and _helps(draft, number, source):
         _activate_pieces(draft, number, source)
 
 
 def _helps(draft: Draft, number: int, source: int) -> bool:
     """True when activation `number`, which alone reads what `source` writes, is better done on what that reads."""
     names = list(dict.fromkeys(draft[source].input))
-    if draft[source].type in _MAX_POOLING:
+    if _is_max_pooling(draft[source]):
         plain = draft[number].type == "Relu" and _windows_meet_pixels(draft.arguments(source))
         return plain and _is_taken_in(draft, number, source, names[0])
     if draft[source].type != "Concat":
@@ -77,7 +76,18 @@ def _is_taken_in(draft: Draft, number: int, source: int, name: str) -> bool:
         return False
     if draft[writer].type == "Concat":
         return len(draft[writer].output) == 1 and _helps(draft, number, writer)
-    return draft[writer].type in _TAKES_ACTIVATIONS
+    return _takes_activations(draft[writer])
+
+
+def _takes_activations(definition: OperatorDef) -> bool:
+    """True for layers, batch normalizations and chains, and for what chains are made of."""
+    known = definition.type == "SpatialBN" or definition.type in _FUSED or schema_of(definition.type).fused
+    return bool(known or as_post_ops(definition))
+
+
+def _is_max_pooling(definition: OperatorDef) -> bool:
+    schema = schema_of(definition.type)
+    return schema.image_role is ImageRole.POOLING and schema.moves_elements
 
 
 def _is_kept(draft: Draft, number: int, name: str) -> bool:
@@ -90,12 +100,11 @@ def _is_not_negative(draft: Draft, name: str) -> bool:
     if writer is None:
         return False
     definition = draft[writer]
-    if definition.type in _NOT_NEGATIVE:
-        return True
-    if definition.type in _FUSED:
-        return any(str(post_op) == "relu" for post_op in post_ops_of(definition)[-1:])
-    keeps_sign = definition.type in _KEEPS_SIGN
-    if definition.type in _MAX_POOLING:
+    if post_ops := post_ops_of(definition) or as_post_ops(definition):
+        return post_ops[-1].is_positive
+    schema = schema_of(definition.type)
+    keeps_sign = schema.moves_elements or schema.image_role is ImageRole.POOLING
+    if _is_max_pooling(definition):
         keeps_sign = _windows_meet_pixels(draft.arguments(writer))
     return keeps_sign and all(_is_not_negative(draft, one) for one in definition.input)
 

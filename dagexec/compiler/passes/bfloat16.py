@@ -15,20 +15,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from dagexec.compiler.passes.draft import Draft, copied
-from dagexec.compiler.passes.quantized_operators import CONVOLUTIONS, moved_inputs
+from dagexec.compiler.passes.moves import moved_inputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
-
-_SEEDS = CONVOLUTIONS | {"FC", "ConvTranspose", "ConvTranspose1D", "ConvTranspose2D", "ConvTranspose3D"}
-_FOLLOWERS = frozenset(
-    {"Abs", "Add", "AveragePool", "AveragePool1D", "AveragePool2D", "AveragePool3D", "Clip", "Div", "Elu", "Gelu",
-     "HardSigmoid", "HardSwish", "LeakyRelu", "Max", "Mean", "Min", "Mish", "Mul", "Relu", "ReluN", "Sigmoid",
-     "Softplus", "Sub", "Sum", "Swish", "Tanh"}
-)  # fmt: skip
+from dagexec.core.registry import schema_of
 
 
 def narrowing_pass(meta: TypeMeta) -> Pass:
@@ -63,11 +57,11 @@ class _Narrowing:
         draft = self._draft
         if not draft.is_free(number):
             return None
-        if definition.type in _SEEDS:
+        schema = schema_of(definition.type)
+        if schema.layer is not None:
             constants = [draft.constant(name) is not None for name in definition.input[1:]]
             return list(range(len(definition.input))) if all(constants) and self._are_floats(definition.input) else None
-        moved = moved_inputs(definition, draft, number)
-        count = len(definition.input) if definition.type in _FOLLOWERS else len(moved or ())
+        count = len(definition.input) if schema.narrows else len(moved_inputs(definition) or ())
         names = definition.input[:count]
         goes_along = any(name in self._narrow for name in names) and self._are_floats(names)
         return list(range(count)) if goes_along else None

@@ -6,32 +6,21 @@ zeros there, too. That is more arithmetic, so it is an alternative to be measure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dagexec.compiler.passes.fusion import post_ops_of
 from dagexec.compiler.passes.image_operators import Array, set_arguments
 from dagexec.compiler.passes.single_assignment import Value, Values
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.traits import ImageRole
+from dagexec.ops.activation.post_ops import PostOp, as_post_ops
 from dagexec.ops.base.layout import NCHW
-
-_CONVOLUTIONS = ("Conv", "Conv2D", "FusedConv")
-_POOLING = ("MaxPool", "MaxPool2D", "AveragePool", "AveragePool2D")
-_FINITE_AT_ZERO = frozenset(
-    (
-        "relu", "leaky_relu", "clip", "sigmoid", "tanh", "elu", "swish", "hardswish", "hardsigmoid", "gelu_erf",
-        "gelu_tanh", "abs", "sqrt", "square", "exp", "linear", "softplus", "mish", "add", "mul", "sub", "max", "min",
-        "sum",
-    )
-)  # fmt: skip
-"""Post-ops that make something finite of zeros; what they make is multiplied with zero."""
-_UNARY = frozenset(
-    ("Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "Elu", "Swish", "HardSwish", "HardSigmoid", "Gelu", "Abs", "Sqrt")
-)
-_SUMS = frozenset(("Add", "Sum", "Mul", "Sub"))
 
 
 def pad_channels(model: Model, block: int) -> Model:
@@ -106,7 +95,8 @@ def _join(groups: _Groups, index: int, definition: OperatorDef, values: Values, 
     written = values.written_by[index]
     arguments = Arguments(definition, definition.type)
     plain = arguments.string("order", NCHW).upper() == NCHW and "output_order" not in arguments
-    if plain and definition.type in _CONVOLUTIONS and _is_convolution(definition, arguments, values, model, index):
+    role = schema_of(definition.type).image_role
+    if plain and role is ImageRole.CONVOLUTION and _is_convolution(definition, arguments, values, model, index):
         filters = model.parameters[definition.input[1]]
         source, extra, group = read[0], read[1:], arguments.int("group", 1)
         result = written[0]
@@ -116,9 +106,9 @@ def _join(groups: _Groups, index: int, definition: OperatorDef, values: Values, 
         if group > 1:
             groups.join([source.number, result.number])
         return
-    same = definition.type in (*_UNARY, *_SUMS) or (plain and definition.type in _POOLING)
-    if definition.type == "FusedElementwise":
-        same = _finite(arguments)
+    same = plain and role is ImageRole.POOLING
+    if role is ImageRole.ELEMENTWISE:
+        same = _finite(post_ops_of(definition) or as_post_ops(definition))
     if same and read and all(value is not None for value in values.read[index]) and len(written) == 1:
         groups.join([value.number for value in (*read, *written)])
         return
@@ -140,11 +130,12 @@ def _is_convolution(definition: OperatorDef, arguments: Arguments, values: Value
         return False
     per_channel = ((), (1,), (filters.shape[0],), (filters.shape[0], 1, 1), (1, filters.shape[0], 1, 1), (1, 1, 1, 1))
     shapes = [model.parameters[definition.input[position]].shape for position in constant[1:]]
-    return all(shape in per_channel for shape in shapes) and _finite(arguments)
+    return all(shape in per_channel for shape in shapes) and _finite(post_ops_of(definition))
 
 
-def _finite(arguments: Arguments) -> bool:
-    return all(text.split(":")[0] in _FINITE_AT_ZERO for text in arguments.strings("post_ops"))
+def _finite(post_ops: Sequence[PostOp] | None) -> bool:
+    """True for post-ops that make something finite of zeros: what they make is multiplied with zero."""
+    return post_ops is not None and all(post_op.is_finite_at_zero for post_op in post_ops)
 
 
 @dataclass
@@ -163,7 +154,7 @@ class _Padding:
         self.parameters = dict(self.model.parameters)
         self.net.CopyFrom(self.model.net)
         for index, definition in enumerate(self.net.op):
-            if definition.type in _CONVOLUTIONS:
+            if schema_of(definition.type).image_role is ImageRole.CONVOLUTION:
                 self._pad(index, definition)
         read = {name for definition in self.net.op for name in definition.input} | set(self.model.outputs)
         before = {name for definition in self.model.net.op for name in definition.input}

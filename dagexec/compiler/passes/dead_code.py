@@ -9,9 +9,7 @@ from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.purity import has_no_effects
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.model import Model
-
-_OPTIONAL_OUTPUTS = {"Concat": 1, "DepthConcat": 1, "Dropout": 1, "LRN": 1, "Reshape": 1}
-"""Operators that may leave out all outputs but so many."""
+from dagexec.core.registry import schema_of
 
 
 def apply(model: Model) -> Rewritten:
@@ -34,7 +32,8 @@ def apply(model: Model) -> Rewritten:
 def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
     """Take unread outputs off the end of an operator that may leave them out."""
     definition = draft[number]
-    needed = _OPTIONAL_OUTPUTS.get(definition.type, len(definition.output))
+    schema = schema_of(definition.type)
+    needed = schema.outputs[0] if schema.optional_outputs else len(definition.output)
     if len(definition.output) <= needed or definition.output[-1] not in unread:
         return
     changed = copied(definition)

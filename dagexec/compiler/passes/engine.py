@@ -18,13 +18,11 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import ANY_OPERATOR, engine_preferences, has_engine
+from dagexec.core.registry import ANY_OPERATOR, engine_preferences, has_engine, schema_of
 from dagexec.ops.onednn.binding import library
 from dagexec.platform.processor import last_level_cache
 
 ONEDNN = "ONEDNN"
-
-_PRODUCTS = frozenset({"FC", "FCTransposed", "FusedFC", "MatMul", "BatchMatMul", "Gemm"})
 
 
 def assign_engine(model: Model) -> Rewritten:
@@ -44,7 +42,7 @@ def assign_engine(model: Model) -> Rewritten:
         if definition.engine or preferred & {definition.type, ANY_OPERATOR} or not _suits(definition, net, model):
             continue
         definition.engine = ONEDNN
-        if stays_in_cache and ("Conv" in definition.type or definition.type in _PRODUCTS):
+        if stays_in_cache and schema_of(definition.type).has_weights:
             definition.arg.append(make_argument("cold_weights", 0))
         changed[definition.type] += 1
     if not changed:

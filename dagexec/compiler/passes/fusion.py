@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from dagexec.compiler.passes.draft import Draft, copied
-from dagexec.compiler.passes.linear_layer import CONVOLUTIONS
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, MOST_POST_OPS, Link
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import TypeMeta, from_numpy
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import PostOp, parse_post_op
 
 FUSED_CONVOLUTION = "FusedConv"
@@ -29,8 +29,7 @@ def post_ops_of(definition: OperatorDef) -> list[PostOp]:
 def layer_meta(draft: Draft, number: int) -> TypeMeta | None:
     """The element type of a layer that takes post-ops: a convolution or FC on the host, of float32 or float64."""
     definition = draft[number]
-    plain = definition.type in CONVOLUTIONS or definition.type == "FC"
-    if not plain and definition.type not in (FUSED_CONVOLUTION, FUSED_PRODUCT):
+    if not schema_of(definition.type).fused and definition.type not in (FUSED_CONVOLUTION, FUSED_PRODUCT):
         return None
     if not draft.is_free(number):
         return None
@@ -47,12 +46,10 @@ def has_room(definition: OperatorDef, links: Sequence[Link]) -> bool:
 def fused(definition: OperatorDef, links: Sequence[Link], output: str) -> OperatorDef:
     """`definition` with `links` on its result, which becomes blob `output`; their operands become further inputs."""
     changed = copied(definition)
-    if definition.type in CONVOLUTIONS:
-        changed.type = FUSED_CONVOLUTION
-        if len(definition.input) > 2:
-            changed.arg.append(make_argument("bias", 1))
-    elif definition.type == "FC":
-        changed.type = FUSED_PRODUCT
+    fused_type = schema_of(definition.type).fused
+    if fused_type == FUSED_CONVOLUTION and len(definition.input) > 2:
+        changed.arg.append(make_argument("bias", 1))
+    changed.type = fused_type or definition.type
     post_ops = post_ops_of(definition)
     for link in links:
         if not link.operand:

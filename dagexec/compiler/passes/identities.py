@@ -13,24 +13,19 @@ from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.ops.activation.post_ops import as_post_ops
 
 Types = Mapping[str, BlobType]
-
-_ALWAYS = frozenset({"Copy", "StopGradient"})
-_OF_ONE = frozenset({"Sum", "Mean", "Max", "Min"})
-_RESHAPES = frozenset({"Reshape", "Flatten", "FlattenToVec", "Squeeze", "ExpandDims"})
-_TYPED = frozenset({"Cast", "FloatToHalf", "HalfToFloat", "Transpose", *_RESHAPES})
-_JOINING = frozenset({"Concat", "DepthConcat"})
-_CANDIDATES = frozenset({"Dropout", *_ALWAYS, *_OF_ONE, *_JOINING, *_TYPED})
 
 
 def apply(model: Model) -> Rewritten:
     """Remove what gives its input back, unless both its input and its output must keep their names."""
     draft = Draft(model)
-    needs_types = any(definition.type in _TYPED for definition in model.net.op)
-    types = infer_types(model) if needs_types else {}
-    for number, definition in draft.operators():
-        if definition.type in _CANDIDATES and _is_identity(draft, number, types):
+    types = infer_types(model) if any(map(_keeps_elements, model.net.op)) else {}
+    for number, _ in draft.operators():
+        if _is_identity(draft, number, types):
             _bypass(draft, number)
     return draft.finish()
 
@@ -41,19 +36,17 @@ def _is_identity(draft: Draft, number: int, types: Types) -> bool:
         return False
     if any(draft.is_read(name) or name in draft.outputs for name in definition.output[1:]):
         return False
-    if definition.type in _ALWAYS:
+    if as_post_ops(definition) == []:
         return True
-    if definition.type in _OF_ONE:
-        return len(definition.input) == 1
-    arguments = draft.arguments(number)
-    if definition.type == "Dropout":
-        return bool(arguments.int("is_test", 0))
-    if definition.type in _JOINING:
-        return len(definition.input) == 1 and not arguments.int("add_axis", 0)
     source, target = types.get(definition.input[0]), types.get(definition.output[0])
-    if definition.type not in _TYPED or source is None or target is None or source != target:
+    if not _keeps_elements(definition) or source is None or target is None or source != target:
         return False
-    return definition.type != "Transpose" or _moves_nothing(arguments, source)
+    return definition.type != "Transpose" or _moves_nothing(draft.arguments(number), source)
+
+
+def _keeps_elements(definition: OperatorDef) -> bool:
+    """True for an operator whose output has the elements of its input, perhaps of another type or shape."""
+    return definition.type == "Cast" or definition.type == "Transpose" or schema_of(definition.type).is_view(definition)
 
 
 def _moves_nothing(arguments: Arguments, kind: BlobType) -> bool:

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.compiler.passes.moves import is_in_training
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import DagexecError
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC
 from dagexec.ops.shape.slicing import slice_ranges
@@ -89,13 +92,15 @@ def describe(
     definition: OperatorDef, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """The role of an operator in NCHW on `images`; None where it has none, or is in another order already."""
-    rule = _RULES.get(definition.type)
-    if rule is None or (definition.HasField("device_option") and definition.device_option.device_type):
+    role = schema_of(definition.type).image_role
+    if role is None or is_in_training(definition):
+        return None
+    if definition.HasField("device_option") and definition.device_option.device_type:
         return None
     arguments = Arguments(definition, definition.type)
     if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
         return None
-    return rule(definition, arguments, images, parameters)
+    return _RULES[role](definition, arguments, images, parameters)
 
 
 def _order_argument(order: str) -> Mapping[str, ArgumentValue | None]:
@@ -230,8 +235,6 @@ def _normalized_by_channel(
     image = images.get(definition.input[0])
     if image is None or len(definition.output) != 1 or any(name not in parameters for name in definition.input[1:]):
         return None
-    if definition.type == "SpatialBN" and not arguments.int("is_test", 0):
-        return None
     changed: dict[int, Callable[[Array, str], Array]] = {}
     if parameters[definition.input[1]].ndim > 1:
         operands = _operands(definition, range(1, 2), image, images, parameters)
@@ -249,8 +252,6 @@ def _elementwise(
     image = next((found for name in definition.input if (found := images.get(name)) is not None), None)
     if image is None or len(definition.output) != 1 or arguments.string("axis_str", ""):
         return None
-    if definition.type == "Dropout" and not arguments.int("is_test", 0):
-        return None  # which elements are dropped depends on their places
     if arguments.int("broadcast", 0):
         return _broadcast_run(definition, arguments, images.get(definition.input[0]), parameters)
     operands = _operands(definition, range(len(definition.input)), image, images, parameters)
@@ -433,37 +434,28 @@ def _reduced(
 
 Rule = Callable[[OperatorDef, Arguments, Mapping[str, Image | None], Mapping[str, Array]], Role | None]
 
-_UNARY = (
-    "Abs", "Cbrt", "Ceil", "Clip", "Copy", "Cube", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
-    "HardSwish", "LeakyRelu", "Log", "Mish", "Negative", "Reciprocal", "Relu", "ReluN", "Round", "Rsqrt", "Selu",
-    "Sigmoid", "Sign", "Softplus", "Softsign", "Sqr", "Sqrt", "StopGradient", "Swish", "Tanh",
-)  # fmt: skip
-_SEVERAL_OPERANDS = ("Add", "Div", "FusedElementwise", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum")
-_POOLING = ("MaxPool", "AveragePool", "LpPool")
+_RULES: Mapping[ImageRole, Rule] = {
+    ImageRole.ELEMENTWISE: _elementwise,
+    ImageRole.CONVOLUTION: _convolution,
+    ImageRole.TRANSPOSED_CONVOLUTION: _transposed_convolution,
+    ImageRole.QUANTIZED_CONVOLUTION: _quantized_convolution,
+    ImageRole.POOLING: _same_channels,
+    ImageRole.SAME_CHANNELS: _same_channels,
+    ImageRole.PER_CHANNEL: _normalized_by_channel,
+    ImageRole.JOINING: _joined_channels,
+    ImageRole.CUTTING: _cut,
+    ImageRole.SLICING: _sliced,
+    ImageRole.PADDING: _padded,
+    ImageRole.REDUCTION: _reduced,
+    ImageRole.ON_INTEGERS: _on_integers,
+}
 
-_RULES: Mapping[str, Rule] = {
-    **dict.fromkeys((*_UNARY, *_SEVERAL_OPERANDS), _elementwise),
-    **dict.fromkeys(("Conv", "Conv1D", "Conv2D", "Conv3D", "FusedConv"), _convolution),
-    **{f"ConvTranspose{suffix}": _transposed_convolution for suffix in ("", "1D", "2D", "3D")},
-    **{f"{name}{suffix}": _same_channels for name in _POOLING for suffix in ("", "1D", "2D", "3D")},
-    **dict.fromkeys(("ChannelShuffle", "LRN", "ResizeNearest"), _same_channels),
-    **dict.fromkeys(("PRelu", "SpatialBN"), _normalized_by_channel),
-    **dict.fromkeys(("Concat", "DepthConcat"), _joined_channels),
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduced),
-    **dict.fromkeys(("DequantizeLinear", "QuantAdd", "QuantizeLinear"), _on_integers),
-    "QuantConv": _quantized_convolution,
-    "Pad": _padded,
-    "Slice": _sliced,
-    "Split": _cut,
-}  # fmt: skip
+_CONVOLVING = (ImageRole.CONVOLUTION, ImageRole.TRANSPOSED_CONVOLUTION, ImageRole.QUANTIZED_CONVOLUTION)
 
-IMAGE_OPERATORS = frozenset(_RULES)
-"""The operator types that may have a role."""
 
-_CONVOLVING = (_convolution, _transposed_convolution, _quantized_convolution)
-
-SEEKING = frozenset(name for name, rule in _RULES.items() if rule in _CONVOLVING)
-"""The operator types that may be much faster in an order other than NCHW."""
+def may_seek_order(definition: OperatorDef) -> bool:
+    """True for operators that may be much faster in an order other than NCHW."""
+    return schema_of(definition.type).image_role in _CONVOLVING
 
 
 def set_arguments(definition: OperatorDef, arguments: Mapping[str, ArgumentValue | None]) -> None:

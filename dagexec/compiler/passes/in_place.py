@@ -10,17 +10,17 @@ from __future__ import annotations
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
 from dagexec.compiler.passes.ordering import Ordering
-from dagexec.compiler.passes.post_operations import OF_SEVERAL, UNARY, Types, unary_links
+from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
-from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.ops.activation.post_ops import PostOp
+from dagexec.core.traits import ImageRole
+from dagexec.ops.activation.post_ops import PostOp, as_post_ops
 from dagexec.ops.onednn.post_ops import drops_nan
 
-_ELEMENTWISE = frozenset({FUSED_CHAIN, "Pow", "PRelu", "SpatialBN", *UNARY, *OF_SEVERAL})
+_ELEMENTWISE = (ImageRole.ELEMENTWISE, ImageRole.PER_CHANNEL)
 
 
 def apply(model: Model) -> Rewritten:
@@ -46,19 +46,19 @@ def apply(model: Model) -> Rewritten:
 
 def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     definition = draft[number]
-    if definition.type not in _ELEMENTWISE or len(definition.output) != 1 or not draft.is_free(number):
+    schema = schema_of(definition.type)
+    if schema.image_role not in _ELEMENTWISE or schema.view:
+        return False
+    if len(definition.output) != 1 or not draft.is_free(number):
         return False
     if "ONEDNN" in definition.engine.split(",") and drops_nan(_functions(definition)):
         return False
-    inplace = schema_of(definition.type).inplace
-    return any(inplace(index, 0) for index in range(len(definition.input)))
+    return any(schema.inplace(index, 0) for index in range(len(definition.input)))
 
 
 def _functions(definition: OperatorDef) -> list[PostOp]:
     """What an element-wise operator does, as post-ops, as far as they may concern NaN."""
-    if definition.type in ("Max", "Min"):
-        return [PostOp(definition.type.lower())]
-    return post_ops_of(definition) or [link.post_op for link in unary_links(definition, FLOAT32)]
+    return post_ops_of(definition) or as_post_ops(definition) or []
 
 
 def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]) -> str | None:

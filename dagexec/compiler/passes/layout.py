@@ -16,15 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dagexec.compiler.passes.channel_padding import pad_channels
-from dagexec.compiler.passes.image_operators import (
-    IMAGE_OPERATORS,
-    SEEKING,
-    Array,
-    Image,
-    Role,
-    describe,
-    set_arguments,
-)
+from dagexec.compiler.passes.image_operators import Array, Image, Role, describe, may_seek_order, set_arguments
 from dagexec.compiler.passes.kernels import Operand, has_kernel
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.single_assignment import Value, Values, constants_of
@@ -35,6 +27,7 @@ from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
 
@@ -394,7 +387,7 @@ def without_unread_outputs(model: Model) -> Model:
     for definition in net.op:
         used.update((*definition.input, *definition.control_input))
     for definition in net.op:
-        if definition.type in IMAGE_OPERATORS and definition.type != "Split":  # which has one for each piece
+        if schema_of(definition.type).image_role not in (None, ImageRole.CUTTING):  # which has one for each piece
             least = schema_of(definition.type).outputs[0]
             while len(definition.output) > least and definition.output[-1] not in used:
                 del definition.output[-1]
@@ -419,7 +412,7 @@ def layout_pass(name: str) -> Pass:
 
 def laid_out(model: Model, name: str) -> Rewritten:
     """`model` in the layout called `name`, one of LAYOUTS; NCHW leaves it as it is."""
-    if name == NCHW or SEEKING.isdisjoint(definition.type for definition in model.net.op):
+    if name == NCHW or not any(map(may_seek_order, model.net.op)):
         return Rewritten(model)
     order = PADDED.get(name, name)
     source = pad_channels(model, BLOCKS[order]) if name in PADDED else model

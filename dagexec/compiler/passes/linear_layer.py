@@ -9,10 +9,9 @@ import numpy as np
 from dagexec.compiler.passes.affine import Affine, Channels
 from dagexec.compiler.passes.draft import Array, Draft, copied
 from dagexec.core.arguments import Arguments
+from dagexec.core.registry import schema_of
+from dagexec.core.traits import LayerKind
 
-_SUFFIXES = ("", "1D", "2D", "3D")
-CONVOLUTIONS = frozenset(f"Conv{suffix}" for suffix in _SUFFIXES)
-TRANSPOSED = frozenset(f"ConvTranspose{suffix}" for suffix in _SUFFIXES)
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _NOT_SET, _VALID = 0, 1  # values of legacy_pad without padding
 
@@ -81,8 +80,8 @@ class LinearLayer:
 def read_layer(draft: Draft, number: int) -> LinearLayer | None:
     """The layer of free operator `number` with constant weights of floats; None when it is none."""
     definition = draft[number]
-    known = definition.type in CONVOLUTIONS or definition.type in TRANSPOSED or definition.type == "FC"
-    if not known or not draft.is_free(number):
+    kind = schema_of(definition.type).layer
+    if kind is None or not draft.is_free(number):
         return None
     weights = draft.constant(definition.input[1])
     bias = draft.constant(definition.input[2]) if len(definition.input) > 2 else None
@@ -93,13 +92,13 @@ def read_layer(draft: Draft, number: int) -> LinearLayer | None:
     if draft.constant(definition.input[0]) is not None:
         return None
     arguments = draft.arguments(number)
-    layer = _fully_connected if definition.type == "FC" else _convolution
-    found = layer(number, definition.type, weights, bias, arguments)
+    layer = _fully_connected if kind is LayerKind.FULLY_CONNECTED else _convolution
+    found = layer(number, kind, weights, bias, arguments)
     return found if found is None or bias is None or bias.shape == (found.result.count,) else None
 
 
 def _fully_connected(
-    number: int, _type: str, weights: Array, bias: Array | None, arguments: Arguments
+    number: int, _kind: LayerKind, weights: Array, bias: Array | None, arguments: Arguments
 ) -> LinearLayer | None:
     axis = arguments.int("axis", 1)
     if weights.ndim != 2 or axis < 1 or arguments.int("axis_w", 1) != 1:
@@ -110,7 +109,7 @@ def _fully_connected(
 
 
 def _convolution(
-    number: int, op_type: str, weights: Array, bias: Array | None, arguments: Arguments
+    number: int, kind: LayerKind, weights: Array, bias: Array | None, arguments: Arguments
 ) -> LinearLayer | None:
     order, group, rank = arguments.string("order", "NCHW").upper(), arguments.int("group", 1), weights.ndim
     if rank < 3 or order not in ("NCHW", "NHWC") or group < 1 or len(weights) % group:
@@ -118,7 +117,7 @@ def _convolution(
     inner_axis = rank - 1 if order == "NHWC" else 1
     rows, per_group = len(weights), weights.shape[inner_axis] * group
     axis = rank - 1 if order == "NHWC" else 1
-    transposed = op_type in TRANSPOSED
+    transposed = kind is LayerKind.TRANSPOSED_CONVOLUTION
     counts = (rows, per_group) if transposed else (per_group, rows)
     source, result = (Channels(count, axis, rank, weights.dtype) for count in counts)
     padded = transposed or _pads(arguments)

@@ -13,7 +13,8 @@ from dagexec.core.proto import OperatorDef
 from dagexec.ops.quantized.linear import QUANTISED
 from dagexec.ops.quantized.scales import check_scales
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from dagexec.compiler.passes.quantization import LARGEST_ERROR, with_quantizatio
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
+from dagexec.core.registry import schema_of
 from dagexec.errors import FeedError
 
 PRECISION_PASSES: tuple[Pass, ...] = (quantized_operators.PASS, bfloat16.PASS)
 """Those that some dtype adds, for their names."""
 
-_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "QuantConv", "QuantFC", "QuantAdd"})
 _BEFORE_FOLDING = "constant-folding"
 _BEFORE_FUSION = "activation-fusion"
 
@@ -64,7 +64,7 @@ def _calibrated(model: Model, feeds: tuple[Feeds, ...], method: Method, largest_
     Raises FeedError when neither it nor `feeds` tell.
     """
     if not feeds:
-        if any(definition.type in _QUANTISED for definition in model.net.op):
+        if any(schema_of(definition.type).is_quantized for definition in model.net.op):
             return Rewritten(model)
         raise FeedError(
             f"model {model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "

@@ -17,7 +17,6 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
 
 _LEAST_SECONDS = 2e-6
-_JOINING = frozenset({"Concat", "DepthConcat", "Split"})
 
 
 class Ordering:
@@ -129,7 +128,8 @@ class _Times:
 
 def shares_memory(definition: OperatorDef) -> bool:
     """True when inputs and outputs of the operator may lie in one memory: views, and what joins or cuts."""
-    return definition.type in _JOINING or schema_of(definition.type).view
+    schema = schema_of(definition.type)
+    return schema.view or schema.joined is not None or schema.cut is not None
 
 
 def _nominal_seconds(draft: Draft, number: int, types: Types) -> float:

@@ -6,7 +6,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator_module, schema_of
 
 _OWN = "dagexec.ops."
-_FOR_ORDER_ONLY = frozenset({"NoOp"})
+_FOR_ORDER_ONLY = "NoOp"
 
 
 def has_no_effects(definition: OperatorDef) -> bool:
@@ -14,7 +14,7 @@ def has_no_effects(definition: OperatorDef) -> bool:
 
     Of operators that an application registers nothing is known, so they stay; so do those whose point is the order.
     """
-    return is_known(definition) and definition.type not in _FOR_ORDER_ONLY
+    return is_known(definition) and definition.type != _FOR_ORDER_ONLY
 
 
 def is_known(definition: OperatorDef) -> bool:

@@ -27,7 +27,9 @@ from dagexec.compiler.passes.calibration import (
 )
 from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.linear_quantization import DEQUANTIZE, dequantize, quantize
-from dagexec.compiler.passes.quantized_operators import CONVOLUTIONS, SUMS, Types, moved_inputs
+from dagexec.compiler.passes.moves import moved_inputs
+from dagexec.compiler.passes.post_operations import is_sum
+from dagexec.compiler.passes.quantized_operators import Types, activation_post_op
 from dagexec.compiler.passes.rewriting import Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
@@ -35,6 +37,8 @@ from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.traits import LayerKind
 from dagexec.core.workspace import Workspace
 
 LARGEST_ERROR = 0.1
@@ -82,14 +86,16 @@ def with_quantization(
 
 def _is_layer(draft: Draft, number: int, types: Types) -> bool:
     definition = draft[number]
-    if definition.type not in CONVOLUTIONS and definition.type != "FC":
+    layer = schema_of(definition.type).layer
+    if layer not in (LayerKind.CONVOLUTION, LayerKind.FULLY_CONNECTED):
         return False
     weights = draft.constant(definition.input[1])
     kind = types.get(definition.input[0])
     if weights is None or weights.dtype != np.float32 or not weights.size or kind is None or kind.meta is not FLOAT32:
         return False
     constants = [draft.constant(name) is not None for name in definition.input[2:]]
-    plain = definition.type != "FC" or (weights.ndim == 2 and draft.arguments(number).int("axis_w", 1) == 1)
+    is_matrix = weights.ndim == 2 and draft.arguments(number).int("axis_w", 1) == 1
+    plain = layer is LayerKind.CONVOLUTION or is_matrix
     return plain and all(constants) and draft.is_free(number) and draft.is_single(definition.input[0])
 
 
@@ -191,10 +197,10 @@ class _Groups:
         writer = draft.producer(name)
         if writer is None:
             return []
-        moved = moved_inputs(draft[writer], draft, writer)
+        moved = moved_inputs(draft[writer])
         if draft[writer].type == "Relu":
             before = draft.producer(draft[writer].input[0])
-            follows = before is not None and moved_inputs(draft[before], draft, before) is not None
+            follows = before is not None and moved_inputs(draft[before]) is not None
             moved = [draft[writer].input[0]] if follows else None
         return [*moved, *draft[writer].output] if moved is not None and self._are_floats(moved, types) else []
 
@@ -210,7 +216,7 @@ class _Groups:
         """Of each sum that a quantized layer can take in, the other tensor, when a quantized layer makes that too."""
         found = []
         for number, definition in self._draft.operators():
-            if definition.type not in SUMS or len(definition.input) != 2 or not self._draft.is_free(number):
+            if not is_sum(definition) or len(definition.input) != 2 or not self._draft.is_free(number):
                 continue
             if not self._are_floats(definition.input, types) or len(set(definition.input)) != 2:
                 continue
@@ -223,7 +229,7 @@ class _Groups:
     def _layer_behind(self, name: str) -> int | None:
         """The quantized layer that makes `name` for one reader, activations looked through."""
         number = self._draft.producer(name)
-        while number is not None and self._draft[number].type in ("Relu", "LeakyRelu", "Clip", "ReluN"):
+        while number is not None and activation_post_op(self._draft, number) is not None:
             number = self._draft.producer(self._draft[number].input[0])
         return number if number in self._layers else None
 

@@ -13,7 +13,6 @@ Integers move and compare as the numbers they stand for; a fused operator rounds
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,38 +28,22 @@ from dagexec.compiler.passes.linear_quantization import (
     dequantized_weights,
     linear_of,
 )
+from dagexec.compiler.passes.moves import moved_inputs
+from dagexec.compiler.passes.post_operations import is_sum, unary_links
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
-from dagexec.core.proto import Argument, OperatorDef
+from dagexec.core.proto import Argument
+from dagexec.core.registry import schema_of
+from dagexec.core.traits import LayerKind
 from dagexec.ops.conv.convolution import COMPUTE_ARGS
 
-CONVOLUTIONS = frozenset({"Conv", "Conv1D", "Conv2D", "Conv3D"})
-PRODUCTS = frozenset({"FC", "Gemm", "MatMul", "BatchMatMul"})
-SUMS = frozenset({"Add", "Sum"})
-_ONE_INPUT = frozenset(
-    {"MaxPool", "MaxPool1D", "MaxPool2D", "MaxPool3D", "Reshape", "Flatten", "FlattenToVec", "Transpose", "Squeeze",
-     "ExpandDims", "Split", "Slice", "ChannelShuffle", "Copy", "Dropout", "Reorder"}
-)  # fmt: skip
-_SEVERAL_INPUTS = frozenset({"Concat", "DepthConcat"})
+_ON_INTEGERS = ("relu", "leaky_relu", "clip")  # post-ops
 
 Types = Mapping[str, BlobType]
-
-
-def moved_inputs(definition: OperatorDef, draft: Draft, number: int) -> list[str] | None:
-    """The inputs of which an operator only moves or compares elements; None when it does more than that."""
-    if len(definition.output) != 1 and definition.type != "Split":
-        return None
-    if definition.type in _SEVERAL_INPUTS:
-        return list(definition.input)
-    if definition.type not in _ONE_INPUT:
-        return None
-    if definition.type == "Dropout" and not draft.arguments(number).int("is_test", 0):
-        return None
-    return [definition.input[0]]
 
 
 def apply(model: Model) -> Rewritten:
@@ -72,23 +55,23 @@ def apply(model: Model) -> Rewritten:
     for number, definition in draft.operators():
         if not draft.is_free(number):
             continue
-        if definition.type in _SEVERAL_INPUTS:
+        if schema_of(definition.type).joined is not None:
             _share_scale(draft, number)
         if definition.type == QUANTIZE:
             _cancel(draft, number)
-        elif moved_inputs(definition, draft, number):
+        elif moved_inputs(definition):
             _move_integers(draft, number)
         elif definition.type == "Relu":
             _cut_integers(draft, number)
     for number, definition in draft.operators():
         if number not in draft or not draft.is_free(number):
             continue
-        if definition.type in CONVOLUTIONS:
+        if schema_of(definition.type).layer is LayerKind.CONVOLUTION:
             _fuse_convolution(draft, number, types)
-        elif definition.type in PRODUCTS:
+        elif schema_of(definition.type).has_weights:
             _fuse_product(draft, number, types)
     for number, definition in draft.operators():
-        if number in draft and draft.is_free(number) and definition.type in SUMS:
+        if number in draft and draft.is_free(number) and is_sum(definition):
             _fuse_sum(draft, number, types)
     _drop_unread(draft)
     return draft.finish()
@@ -143,7 +126,7 @@ def _pair_for(draft: Draft, name: str, number: int) -> tuple[int, int] | None:
 def _move_integers(draft: Draft, number: int) -> None:
     """The operator on integers, with the dequantization after it."""
     definition = draft[number]
-    moved = moved_inputs(definition, draft, number) or []
+    moved = moved_inputs(definition) or []
     sources = [dequantized(draft, name) for name in moved]
     known = [source for source in sources if source is not None]
     if len(known) != len(sources) or len({linear for _, linear in known}) != 1:
@@ -237,24 +220,14 @@ def _extend(draft: Draft, chain: _Chain, types: Types) -> None:
 
 def activation_post_op(draft: Draft, number: int) -> str | None:
     """An activation as a post-op for integers; None when it is not one."""
-    definition = draft[number]
-    arguments = draft.arguments(number)
-    if definition.type == "Relu":
-        return "relu"
-    if definition.type == "LeakyRelu":
-        return f"leaky_relu:{arguments.float('alpha', 0.01)!r}"
-    if definition.type == "ReluN":
-        return f"clip:0.0:{arguments.float('n', 6.0)!r}"
-    if definition.type == "Clip":
-        low, high = arguments.float("min", -math.inf), arguments.float("max", math.inf)
-        return f"clip:{low!r}:{high!r}" if math.isfinite(low) and math.isfinite(high) and low <= high else None
-    return None
+    post_ops = [link.post_op for link in unary_links(draft[number], FLOAT32)]
+    return str(post_ops[0]) if len(post_ops) == 1 and post_ops[0].kind in _ON_INTEGERS else None
 
 
 def _take_addend(draft: Draft, chain: _Chain, number: int, types: Types) -> bool:
     """Take in a sum with another tensor of the same shape."""
     definition = draft[number]
-    if definition.type not in SUMS or len(definition.input) != 2 or chain.addend is not None:
+    if not is_sum(definition) or len(definition.input) != 2 or chain.addend is not None:
         return False
     [other] = [name for name in definition.input if name != chain.output]
     if draft.constant(other) is not None or not _same_types(types, other, chain.output):
@@ -385,7 +358,7 @@ def _fuse_product(draft: Draft, number: int, types: Types) -> None:
     if definition.type == "BatchMatMul":
         axis = kind.rank - 1
     bias = None
-    if definition.type in ("FC", "Gemm") and len(definition.input) > 2:
+    if len(definition.input) > 2 and definition.type != "MatMul":  # whose third input is a shape
         bias = _bias(draft, definition.input[2], linear, weights.scales, units)
         if bias is None:
             return
@@ -403,7 +376,7 @@ def _fuse_product(draft: Draft, number: int, types: Types) -> None:
 
 
 def _rows_are_units(draft: Draft, number: int) -> bool | None:
-    """Whether the rows of a product's matrix, or its columns, are the units; None for a product that is no QuantFC."""
+    """Whether the rows of a product's matrix, or its columns, are the units; None for what is no such product."""
     definition, arguments = draft[number], draft.arguments(number)
     if definition.type == "FC":
         return True if arguments.int("axis_w", 1) == 1 else None
@@ -415,7 +388,7 @@ def _rows_are_units(draft: Draft, number: int) -> bool | None:
     elif definition.type == "MatMul":
         plain = len(definition.input) == 2 and arguments.int("axis_a", 1) == 1 and arguments.int("axis_b", 1) == 1
     else:
-        plain = bool(arguments.int("broadcast", 0))
+        plain = definition.type == "BatchMatMul" and bool(arguments.int("broadcast", 0))
     return turned if plain else None
 
 

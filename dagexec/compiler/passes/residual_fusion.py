@@ -17,7 +17,7 @@ from dagexec.compiler.passes.activation_fusion import fuse_activations
 from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.fusion import FUSED_PRODUCT, described, fused, has_room, layer_meta, post_ops_of
 from dagexec.compiler.passes.ordering import Ordering
-from dagexec.compiler.passes.post_operations import Types, operand_links
+from dagexec.compiler.passes.post_operations import Types, is_sum, operand_links
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import Arguments
@@ -26,7 +26,6 @@ from dagexec.core.proto import OperatorDef
 from dagexec.ops.activation.post_ops import SUM
 from dagexec.ops.onednn.post_ops import drops_nan
 
-_SUMS = frozenset({"Add", "Sum"})
 _LARGE = 1 << 20  # bytes of a tensor: those that do not stay in the cache of a core
 _SLACK = 1e-9  # seconds by which sums of floats may differ
 
@@ -34,12 +33,12 @@ _SLACK = 1e-9  # seconds by which sums of floats may differ
 def apply(model: Model) -> Rewritten:
     """Fuse sums as operands, then let layers work in place where they may."""
     draft = Draft(model)
-    if all(definition.type not in _SUMS for definition in model.net.op):
+    if not any(map(is_sum, model.net.op)):
         return draft.finish()
     fused_layers: list[int] = []
     ordering: Ordering | None = None
     for number, definition in draft.operators():
-        if number not in draft or definition.type not in _SUMS or not draft.is_free(number):
+        if number not in draft or not is_sum(definition) or not draft.is_free(number):
             continue
         layers = _layers_for(draft, number)
         if not layers:

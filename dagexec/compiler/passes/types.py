@@ -22,11 +22,11 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
+from dagexec.core.traits import LayerKind
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
 _MOST_PROBED_ALONE = 16  # inputs
-_CONVOLUTIONS = ("Conv", "Conv1D", "Conv2D", "Conv3D")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _stated(model: Model, name: str, reader: OperatorDef | None) -> InputInfo | 
     info = model.inputs[name]
     if info.shape is not None:
         return InputInfo(info.dtype or FLOAT32, info.shape)
-    if reader is None or reader.type not in _CONVOLUTIONS or reader.input[0] != name or len(reader.input) < 2:
+    if reader is None or reader.input[0] != name or schema_of(reader.type).layer is not LayerKind.CONVOLUTION:
         return None
     filters = model.parameters.get(reader.input[1])
     return None if filters is None else _convolved(filters, {argument.name: argument for argument in reader.arg})

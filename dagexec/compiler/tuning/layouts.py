@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from dagexec.compiler.passes.linear_layer import CONVOLUTIONS
 from dagexec.compiler.tuning.bench import Array, Measures
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.arguments import Arguments
@@ -20,7 +19,9 @@ from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import DagexecError
 from dagexec.ops.base.layout import NCHW8C, NCHW16C, NHWC
 from dagexec.ops.onednn.availability import widest_blocks
@@ -29,8 +30,6 @@ from dagexec.ops.onednn.winograd import is_available
 from dagexec.platform.deadline import Deadline
 
 logger = logging.getLogger("dagexec")
-
-_COUNTED = CONVOLUTIONS | {"FusedConv"}
 
 ONE_TAP, SQUARE, DEPTHWISE, GROUPED, OTHER = "one tap", "3x3, stride 1", "depthwise", "grouped", "other"
 
@@ -83,7 +82,7 @@ def fastest_layout(
 def estimated_layout(model: Model, inputs: Mapping[str, Array] | None) -> str:
     """The layout that `model` is expected to be fastest in at the shapes of `inputs`; NHWC where they are not known."""
     blocked = widest_blocks()
-    if blocked is None or inputs is None or _COUNTED.isdisjoint(definition.type for definition in model.net.op):
+    if blocked is None or inputs is None or not any(map(_is_convolution, model.net.op)):
         return NHWC
     factors = _factors(blocked)
     before = after = 0.0
@@ -110,8 +109,12 @@ def _convolutions(model: Model, inputs: Mapping[str, Array]) -> Iterator[tuple[s
     except DagexecError:
         return
     for definition, cost in zip(graph.operators, costs, strict=True):
-        if cost is not None and definition.type in _COUNTED and definition.input[1] in model.parameters:
+        if cost is not None and _is_convolution(definition) and definition.input[1] in model.parameters:
             yield _kind(definition, model.parameters[definition.input[1]].shape), cost.flops
+
+
+def _is_convolution(definition: OperatorDef) -> bool:
+    return schema_of(definition.type).image_role is ImageRole.CONVOLUTION
 
 
 def _kind(definition: OperatorDef, filters: tuple[int, ...]) -> str:

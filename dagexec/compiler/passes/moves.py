@@ -1,0 +1,25 @@
+"""Operators that only move elements: whatever the elements stand for, the operator does not care."""
+
+from __future__ import annotations
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import UNBOUNDED
+
+
+def is_in_training(definition: OperatorDef) -> bool:
+    """True for an operator that does something else in inference, which its argument `is_test` does not ask for."""
+    if "is_test" not in schema_of(definition.type).args:
+        return False
+    return not Arguments(definition, definition.type).int("is_test", 0)
+
+
+def moved_inputs(definition: OperatorDef) -> list[str] | None:
+    """The inputs of which an operator only moves or compares elements; None when it does more than that."""
+    schema = schema_of(definition.type)
+    if not schema.moves_elements or is_in_training(definition):
+        return None
+    if len(definition.output) != 1 and schema.outputs[1] < UNBOUNDED:  # not all of them are parts of the input
+        return None
+    return list(definition.input) if schema.joined is not None else [definition.input[0]]

@@ -1,0 +1,60 @@
+"""What the compiler asks an operator about itself; each operator answers beside its schema, as attributes of OpSchema.
+
+So a pass keeps no list of operator types, and a new operator is fused, laid out and narrowed by what it says here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import TypeMeta
+
+PostOpsRule = Callable[[Arguments, TypeMeta, int], Sequence[str] | None]
+"""What an operator does to its input 0, as entries of argument `post_ops` (`dagexec.ops.activation.post_ops`).
+
+From the arguments, the element type, and the number of inputs, by which number entries name operands. An empty list
+says that the operator gives its input back; None, that post-ops cannot say what it does.
+"""
+
+
+def gives_back(_arguments: Arguments, _meta: TypeMeta, _count: int) -> Sequence[str]:
+    """The rule of an operator whose result is its input."""
+    return ()
+
+
+class LayerKind(Enum):
+    """A layer y = W x + b with input x, weights W (input 1) and bias b (input 2, if it is given)."""
+
+    CONVOLUTION = auto()
+    TRANSPOSED_CONVOLUTION = auto()
+    FULLY_CONNECTED = auto()
+
+
+class ImageRole(Enum):
+    """What an operator on images needs for another order of their axes than NCHW.
+
+    Members:
+        ELEMENTWISE: nothing: each element depends on those in its place, of operands that broadcast.
+        CONVOLUTION, TRANSPOSED_CONVOLUTION, QUANTIZED_CONVOLUTION: argument `order`, and a filter in it.
+        POOLING: argument `order`; each channel is computed from that of the input.
+        SAME_CHANNELS: argument `order`; as many channels, computed from each other.
+        PER_CHANNEL: argument `order`; element-wise, with vectors of an element a channel.
+        JOINING, CUTTING, SLICING, PADDING, REDUCTION: the axes that the arguments name, in the other order.
+        ON_INTEGERS: nothing, for scales of one element: quantization, and sums of what is quantized.
+    """
+
+    ELEMENTWISE = auto()
+    CONVOLUTION = auto()
+    TRANSPOSED_CONVOLUTION = auto()
+    QUANTIZED_CONVOLUTION = auto()
+    POOLING = auto()
+    SAME_CHANNELS = auto()
+    PER_CHANNEL = auto()
+    JOINING = auto()
+    CUTTING = auto()
+    SLICING = auto()
+    PADDING = auto()
+    REDUCTION = auto()
+    ON_INTEGERS = auto()
