@@ -111,7 +111,7 @@ class Contenders:
         self.steps: dict[str, Step] = {}
         self._reference: Array | None = None
         operator, y = self._operator("")
-        self.steps["default"] = operator.prepare()
+        self.steps["default"] = operator.bind(None).step
         self._check("default", y)
         operator, _ = self._operator("")  # arrays of its own, which are no warmer in the cache than those of the others
         problem = operator.problem(*self._problem_arrays(operator))
@@ -125,10 +125,10 @@ class Contenders:
         for name, algorithm in ENGINES.items():
             if not algorithm.refusal(problem):
                 operator, y = self._operator(name)
-                self.steps[name] = operator.prepare()
+                self.steps[name] = operator.bind(None).step
                 self._check(name, y)
         operator, y = self._operator("", exhaustive_search=1)
-        self.steps["searched"] = operator.prepare()
+        self.steps["searched"] = operator.bind(None).step
         self._check("searched", y)
         self.choice = list(choices.all().values())[-1]
         if torch is not None:

@@ -1,9 +1,8 @@
 """I/O binding: how arrays get into and out of a replica whose net is prepared for their shapes.
 
-An array is copied to where the net reads it, and a result from where the net writes it. Where every operator that
-touches such a blob offers to work on another array (`Operator.input_rebinds` and `output_rebinds`), a large array is
-not
-copied: the steps are pointed at the caller's for the run, and back at the replica's own when it is over, so that
+An array is copied to where the net reads it, and a result from where the net writes it. Where every step that touches
+such a blob can be rebound to another array (`Prepared.input_rebinds` and `output_rebinds`), a large array is not
+copied: the steps are bound to the caller's for the run, and back to the replica's own when it is over, so that
 nothing holds on to the caller's.
 """
 
@@ -47,28 +46,28 @@ class BoundTensor:
     Attributes:
         name: the blob's.
         array: the replica's own array.
-        moves: what points the steps that touch the blob at another array; empty when not all of them can be.
+        rebinds: what points the steps that touch the blob at another array; empty when not all of them can be.
         is_bound: they may be pointed at another one.
     """
 
-    __slots__ = ("array", "is_bound", "moves", "name")
+    __slots__ = ("array", "is_bound", "name", "rebinds")
 
-    def __init__(self, name: str, array: Array, moves: tuple[Rebind, ...]) -> None:
+    def __init__(self, name: str, array: Array, rebinds: tuple[Rebind, ...]) -> None:
         self.name = name
         self.array = array
-        self.moves = moves if array.nbytes >= MIN_BYTES_BOUND else ()
+        self.rebinds = rebinds if array.nbytes >= MIN_BYTES_BOUND else ()
         self.is_bound = False
 
     def bind(self, array: Array) -> None:
         """Have the steps work on `array`, of the same shape and dtype."""
-        self.is_bound = True  # first: an interrupt may come between two moves
-        for move in self.moves:
-            move(array)
+        self.is_bound = True  # first: an interrupt may come between two of them
+        for rebind in self.rebinds:
+            rebind(array)
 
     def unbind(self) -> None:
         """Have the steps work on the replica's own array."""
-        for move in self.moves:
-            move(self.array)
+        for rebind in self.rebinds:
+            rebind(self.array)
         self.is_bound = False
 
 
@@ -113,7 +112,7 @@ class IOBinding:
         self._targets = arrays
         places = [self._outputs[name] for name in outputs]
         if not any(
-            place is None or place.moves or place.array.dtype == np.object_ for place in (*places, *self._inputs)
+            place is None or place.rebinds or place.array.dtype == np.object_ for place in (*places, *self._inputs)
         ):
             self.copied = tuple(outputs)
             self._copies = [(place.name, place.array) for place in places if place is not None]
@@ -124,7 +123,7 @@ class IOBinding:
         if self._epoch == binding_epoch():
             return True
         preparation = self._preparation()
-        if preparation is None or not preparation.in_place() or not all(map(self._holds, self._inputs)):
+        if preparation is None or not preparation.bindings.in_place() or not all(map(self._holds, self._inputs)):
             return False
         self._epoch = binding_epoch()
         return True
@@ -157,7 +156,7 @@ class IOBinding:
     def feed(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
         """Put the inputs, in the order of the signature, where the net reads them; `names` will be fetched."""
         for place, array in zip(self._inputs, arrays, strict=True):
-            if place.moves and _is_plain(array) and self._names.isdisjoint(names):
+            if place.rebinds and _is_plain(array) and self._names.isdisjoint(names):
                 place.bind(array)
             else:
                 if place.is_bound:
@@ -188,7 +187,7 @@ class IOBinding:
             target = None if out is None else out.get(name)
             if target is not None:
                 check_result(self._net.name, name, place.array, target)
-            if place.moves:
+            if place.rebinds:
                 if target is None:
                     target = _new_result(self._net.name, name, place.array)
                 elif not _is_plain(target):
@@ -246,8 +245,8 @@ class IOBinding:
         found = []
         for name, blob in zip(names, blobs, strict=True):
             tensor = blob.get(Tensor)
-            moves = _moves(self._net, preparation, uses[id(blob)], written=False) if tensor.is_packed else ()
-            found.append(BoundTensor(name, tensor.array, moves))
+            rebinds = _rebinds(self._net, preparation, uses[id(blob)], written=False) if tensor.is_packed else ()
+            found.append(BoundTensor(name, tensor.array, rebinds))
         return found
 
     def _find_outputs(self, names: Sequence[str]) -> None:
@@ -261,15 +260,15 @@ class IOBinding:
         preparation = self._preparation()
         blobs = [self._net.workspace.get_blob(name) for name in missing]
         uses = _uses(self._net, blobs)
-        bound = set() if preparation is None else {id(binding.blob) for binding in preparation.outputs}
+        bound = set() if preparation is None else {id(binding.blob) for binding in preparation.bindings.outputs}
         for name, blob in zip(missing, blobs, strict=True):
             if preparation is None or id(blob) not in bound:
                 self._outputs[name] = None
                 continue
             tensor = blob.get(Tensor)
             own = tensor.is_packed and not tensor.is_view and name not in self._names
-            moves = _moves(self._net, preparation, uses[id(blob)], written=True) if own else ()
-            self._outputs[name] = BoundTensor(name, tensor.array, moves)
+            rebinds = _rebinds(self._net, preparation, uses[id(blob)], written=True) if own else ()
+            self._outputs[name] = BoundTensor(name, tensor.array, rebinds)
 
 
 def _steps(preparation: Preparation) -> list[Step]:
@@ -336,18 +335,19 @@ def _uses(net: BaseNet, blobs: Sequence[Blob]) -> dict[int, list[_Use]]:
     return found
 
 
-def _moves(net: BaseNet, preparation: Preparation, uses: Sequence[_Use], *, written: bool) -> tuple[Rebind, ...]:
-    """What moves every step that reads a blob of these uses, and the one that writes it if it is `written`.
+def _rebinds(net: BaseNet, preparation: Preparation, uses: Sequence[_Use], *, written: bool) -> tuple[Rebind, ...]:
+    """What rebinds every step that reads a blob of these uses, and the one that writes it if it is `written`.
 
-    Empty when one of them cannot be moved, works in place, or hands its memory on.
+    Empty when one of them cannot be rebound, works in place, or hands its memory on.
     """
-    moves: list[Rebind] = []
+    found: list[Rebind] = []
     writers = [index for index, _, writes in uses if writes]
     if len(writers) != int(written) or any(index in writers for index, _, writes in uses if not writes):
         return ()
     for index, place, writes in uses:
-        move = preparation.moves[index][writes].get(place)
-        if move is None or index in net.graph.views:
+        prepared = preparation.prepared[index]
+        rebind = (prepared.output_rebinds if writes else prepared.input_rebinds).get(place)
+        if rebind is None or index in net.graph.views:
             return ()
-        moves.append(move)
-    return tuple(moves)
+        found.append(rebind)
+    return tuple(found)

@@ -66,7 +66,8 @@ def _row(model: Model, net_type: str, shapes: Mapping[str, tuple[int, ...]]) -> 
     constants = frozenset(model.parameters) - written - set(model.inputs)
     make = partial(_NETS[net_type], model.net, workspace, constants=constants)
     with make(keep=frozenset(model.outputs) | frozenset(model.inputs)) as net:
-        memory = net.prepared().memory
+        preparation = net.prepared()
+        memory = preparation.memory
         if memory is None:
             raise ArgumentError(f"net {net.name!r} has no memory plan")
         return MemoryRow(
@@ -77,7 +78,7 @@ def _row(model: Model, net_type: str, shapes: Mapping[str, tuple[int, ...]]) -> 
             memory.unshared_bytes + memory.unshared_working_bytes,
             memory.own_bytes,
             len(memory.buffers),
-            sum(len(operator.inputs_in_place) + len(operator.outputs_in_place) for operator in net.operators),
+            sum(len(one.inputs_in_place) + len(one.outputs_in_place) for one in preparation.prepared),
         )
 
 

@@ -6,7 +6,7 @@ are described in `dagexec.core.descriptor`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagexec.core.descriptor import TensorDescriptor
@@ -41,10 +41,3 @@ class ConvertedStep:
         self.step()
         for conversion in self.after:
             conversion.copy()
-
-
-def preceded(conversions: Sequence[Conversion], step: Callable[[], object]) -> ConvertedStep:
-    """`step`, after these conversions, which come before its own."""
-    if isinstance(step, ConvertedStep):
-        return ConvertedStep((*conversions, *step.before), step.step, step.after)
-    return ConvertedStep(tuple(conversions), step, ())

@@ -2,7 +2,8 @@
 
 A subclass implements `prepare`: with inputs and outputs sized, it resolves views, scratch memory and constants, and
 returns a step - a callable without arguments that computes the outputs once, as often as it is called. Prepared
-steps call NumPy with `out=`, so a run allocates nothing.
+steps call NumPy with `out=`, so a run allocates nothing. What a net may use besides the step comes back with it, as a
+`Prepared`; the operator keeps nothing of it, so that many preparations of one operator may be alive at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -19,7 +21,7 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
-from dagexec.core.conversion import Conversion, ConvertedStep, preceded
+from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import STRING
@@ -40,6 +42,7 @@ logger = logging.getLogger("dagexec")
 Step = Callable[[], object]
 Array = npt.NDArray[Any]
 Rebind = Callable[[Array], None]
+MemorySource = Callable[[int], Array]
 T = TypeVar("T")
 
 
@@ -67,6 +70,52 @@ def parts_of(step: Step) -> tuple[Step, ...]:
     return tuple(inner for part in parts for inner in parts_of(part)) if parts else (step,)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A step, and what else a net may use of an operator that is prepared for the tensors its blobs hold.
+
+    Attributes:
+        step: computes the outputs from the inputs, once whenever it is called.
+        input_rebinds, output_rebinds: by index, what has the step read that input from, or write that output to,
+            another packed array of the same shape and dtype from then on; for steps that offer it.
+        inputs_in_place: inputs that lie in output 0 already where the step would put them, so that it touches neither
+            them nor that part of the output.
+        outputs_in_place: outputs that lie in input 0 already, likewise.
+        working_memory: the arrays that the step was given as working memory.
+        shared_buffer: the buffer whose memory it takes while it runs; None when it has its own.
+    """
+
+    step: Step
+    input_rebinds: Mapping[int, Rebind] = field(default_factory=dict)
+    output_rebinds: Mapping[int, Rebind] = field(default_factory=dict)
+    inputs_in_place: tuple[int, ...] = ()
+    outputs_in_place: tuple[int, ...] = ()
+    working_memory: tuple[Array, ...] = ()
+    shared_buffer: SharedBuffer | None = None
+
+    def __call__(self) -> None:
+        """Run the step."""
+        self.step()
+
+
+@dataclass(slots=True)
+class _Preparing:
+    """What an operator works with while it is prepared.
+
+    Attributes:
+        memory: gives working memory; None when each step has its own.
+        old_shape: that of input 0 before the outputs were sized, () when there is none.
+        given: what it has given.
+        packed_inputs, packed_outputs: arrays in place of strided tensors, by the id of the tensor.
+    """
+
+    memory: MemorySource | None
+    old_shape: tuple[int, ...]
+    given: list[Array] = field(default_factory=list)
+    packed_inputs: dict[int, Array] = field(default_factory=dict)
+    packed_outputs: dict[int, Array] = field(default_factory=dict)
+
+
 def packed_copy(tensor: Tensor) -> Array:
     """A read-only packed copy of the tensor's values."""
     array = tensor.fetch()
@@ -89,7 +138,7 @@ class Operator(ABC):
         runtime: of the device it runs on.
         label: how messages name it.
         input_blobs, output_blobs: its blobs, in the def's order.
-        shared_buffer: the buffer its working memory is taken from, None when it has its own.
+        shared_buffer: the buffer its working memory may be taken from, None when it has its own.
         library_state: on a device with a library of operators, the state it uses there; None when it uses none.
         reads_strided, writes_strided: inputs, or outputs, may have any strides when `prepare` is called; by default
             they are packed there, as copies where the tensors are not.
@@ -98,15 +147,6 @@ class Operator(ABC):
         run_check: for an operator whose device finds what is wrong with values and cannot raise; None for others. It is
             called on the host when all work of a run is done, gives the error that the run should end with, None for
             a good one, and forgets it.
-        memory_source: gives working memory that operators share which never run at the same time; None when each has
-            its own.
-        working_arrays: the working memory that the step prepared last was given.
-        inputs_in_place: inputs that lie in output 0 already where the step prepared last would put them, so that it
-            touches neither them nor that part of the output.
-        outputs_in_place: outputs that lie in input 0 already, likewise.
-        input_rebinds, output_rebinds: by index, what lets the step prepared last find that input, or put that output,
-        in
-            another packed array of the same shape and dtype from then on; for operators that offer it.
     """
 
     schema: ClassVar[OpSchema]
@@ -128,14 +168,7 @@ class Operator(ABC):
         self.library_state: LibraryState | None = None
         if "CUDNN" in definition.engine.split(",") and self.runtime.device.kind not in (CPU.kind, "cuda"):
             self.library_state = library_state(self.runtime.device, self.arguments.int("cudnn_state", 0))
-        self.memory_source: Callable[[int], Array] | None = None
-        self.working_arrays: list[Array] = []
-        self.inputs_in_place: tuple[int, ...] = ()
-        self.outputs_in_place: tuple[int, ...] = ()
-        self.input_rebinds: dict[int, Rebind] = {}
-        self.output_rebinds: dict[int, Rebind] = {}
-        self._packed_inputs: dict[int, Array] = {}  # by the id of the tensor that each stands for, during `prepare`
-        self._packed_outputs: dict[int, Array] = {}
+        self._preparing: _Preparing | None = None
 
     def _find(self, workspace: Workspace, name: str) -> Blob:
         blob = workspace.get_blob_or_none(name)
@@ -180,7 +213,8 @@ class Operator(ABC):
         tensor = self.input(index)
         if tensor.is_empty:
             raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} holds nothing yet")
-        array = self._packed_inputs.get(id(tensor), tensor.array) if self._packed_inputs else tensor.array
+        preparing = self._preparing
+        array = tensor.array if preparing is None else preparing.packed_inputs.get(id(tensor), tensor.array)
         return self.runtime.host_view(array)
 
     def host_value(self, index: int) -> npt.NDArray[Any]:
@@ -190,8 +224,17 @@ class Operator(ABC):
     def y(self, index: int) -> npt.NDArray[Any]:
         """The array of output `index`; while `prepare` is called, a packed one unless `writes_strided`."""
         tensor = self.output(index)
-        array = self._packed_outputs.get(id(tensor), tensor.array) if self._packed_outputs else tensor.array
+        preparing = self._preparing
+        array = tensor.array if preparing is None else preparing.packed_outputs.get(id(tensor), tensor.array)
         return self.runtime.host_view(array)
+
+    @property
+    def old_shape(self) -> tuple[int, ...]:
+        """The shape of input 0, () if there is none; in `prepare` that before outputs were sized, maybe in place."""
+        if self._preparing is not None:
+            return self._preparing.old_shape
+        tensor = self.input_blobs[0].value if self.input_blobs else None
+        return tensor.shape if isinstance(tensor, Tensor) else ()
 
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Memory of this prepared step alone, kept between runs; its content is undefined.
@@ -208,12 +251,14 @@ class Operator(ABC):
 
         Raises ResourceError, naming the operator, when the machine cannot hold it.
         """
-        if self.memory_source is None:
+        preparing = self._preparing
+        if preparing is None or preparing.memory is None:
             array = self.scratch((nbytes,), np.uint8)
         else:
             check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
-            array = self.memory_source(nbytes)
-        self.working_arrays.append(array)
+            array = preparing.memory(nbytes)
+        if preparing is not None:
+            preparing.given.append(array)
         return array
 
     def call(self, types: Sequence[TensorType] | None = None) -> OperatorCall:
@@ -256,29 +301,50 @@ class Operator(ABC):
             return None
         return tuple(self.schema.infer(self.call()))
 
-    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
-        """Size the outputs to `types` and prepare a step. With `as_view`, output 0 shares input 0's packed storage.
+    def bind(
+        self,
+        types: Sequence[TensorType] | None,
+        *,
+        as_view: bool = False,
+        placed: Collection[int] = (),
+        memory: MemorySource | None = None,
+    ) -> Prepared:
+        """Size the outputs to `types` and prepare. With `as_view`, output 0 shares input 0's packed storage.
 
-        The outputs in `placed` have their types and their memory already.
+        The outputs in `placed` have their types and their memory already. `memory` gives working memory that operators
+        share which never run at the same time; without it the step has its own.
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
+        preparing = self._preparing = _Preparing(memory, self.old_shape)
+        try:
+            resized = [] if types is None else self._size_outputs(types, as_view, placed)
+            before = [] if self.reads_strided else self._pack_inputs(preparing)
+            after = [] if self.writes_strided else self._pack_outputs(preparing)
+            made = self.prepare()
+        finally:
+            self._preparing = None
+        prepared = made if isinstance(made, Prepared) else Prepared(made, shared_buffer=self.shared_buffer)
+        if prepared.step is nothing_to_do and not after:
+            before = []
+        step = prepared.step
+        if resized or before or after:
+            step = ConvertedStep((*resized, *before), step, tuple(after))
+        elif not preparing.given:
+            return prepared
+        return replace(prepared, step=step, working_memory=tuple(preparing.given))
+
+    def _size_outputs(self, types: Sequence[TensorType], as_view: bool, placed: Collection[int]) -> list[Conversion]:
+        """Size the outputs but those in `placed`, and have them convert what that moves in a run."""
         moved: list[Conversion] = []
-        self.input_rebinds, self.output_rebinds = {}, {}
-        self.working_arrays = []
-        self.inputs_in_place = self.outputs_in_place = ()
-        if types is not None:
-            first = 0
-            if as_view and self.input(0).is_packed:
-                self.output(0).share(self.input(0), types[0].shape)
-                first = 1
-            for index in range(first, len(types)):
-                self._check_device("output", self.output_blobs[index], self.output(index))
-                if index not in placed:
-                    moved += self._resize_output(index, types[index])
-        inputs = [] if self.reads_strided else _strided(self.input_blobs)
-        outputs = [] if self.writes_strided else _strided(self.output_blobs)
-        step = self._prepare_packed(inputs, outputs) if inputs or outputs else self.prepare()
-        return preceded(moved, step) if moved else step
+        first = 0
+        if as_view and self.input(0).is_packed:
+            self.output(0).share(self.input(0), types[0].shape)
+            first = 1
+        for index in range(first, len(types)):
+            self._check_device("output", self.output_blobs[index], self.output(index))
+            if index not in placed:
+                moved += self._resize_output(index, types[index])
+        return moved
 
     def _resize_output(self, index: int, kind: TensorType) -> list[Conversion]:
         """Size an output. A strided tensor that is also an input and gets packed is converted in the run.
@@ -303,29 +369,26 @@ class Operator(ABC):
                     f"strides {descriptor.strides}: two results would go to one element; feed it packed, or remove it"
                 )
 
-    def _prepare_packed(self, inputs: list[tuple[Blob, Tensor]], outputs: list[tuple[Blob, Tensor]]) -> Step:
-        """The step of `prepare` on packed memory, with the conversions of these strided tensors around it."""
+    def _pack_inputs(self, preparing: _Preparing) -> list[Conversion]:
+        """Have `x` give packed arrays for strided inputs; gives what fills them in every run."""
         before: list[Conversion] = []
+        for blob, tensor in _strided(self.input_blobs):
+            if tensor.constant is not None:
+                preparing.packed_inputs[id(tensor)] = tensor.constant.derived("packed", partial(packed_copy, tensor))
+                continue
+            array = preparing.packed_inputs[id(tensor)] = self._memory_for(tensor)
+            before.append(self._conversion("input", blob, tensor.array, array))
+            before[-1].copy()  # a step may be prepared from the values
+        return before
+
+    def _pack_outputs(self, preparing: _Preparing) -> list[Conversion]:
+        """Have `y` give packed arrays for strided outputs; gives what brings these there in every run."""
         after: list[Conversion] = []
-        try:
-            for blob, tensor in inputs:
-                if tensor.constant is not None:
-                    self._packed_inputs[id(tensor)] = tensor.constant.derived("packed", partial(packed_copy, tensor))
-                    continue
-                array = self._packed_inputs[id(tensor)] = self._memory_for(tensor)
-                before.append(self._conversion("input", blob, tensor.array, array))
-                before[-1].copy()  # a step may be prepared from the values
-            for blob, tensor in outputs:
-                known = self._packed_inputs.get(id(tensor))  # in place
-                array = self._memory_for(tensor) if known is None else known
-                self._packed_outputs[id(tensor)] = array
-                after.append(self._conversion("output", blob, array, tensor.array))
-            step = self.prepare()
-        finally:
-            self._packed_inputs, self._packed_outputs = {}, {}
-        if not after and (step is nothing_to_do or not before):
-            return step
-        return ConvertedStep(tuple(before), step, tuple(after))
+        for blob, tensor in _strided(self.output_blobs):
+            known = preparing.packed_inputs.get(id(tensor))  # in place
+            array = preparing.packed_outputs[id(tensor)] = self._memory_for(tensor) if known is None else known
+            after.append(self._conversion("output", blob, array, tensor.array))
+        return after
 
     def _memory_for(self, tensor: Tensor) -> Array:
         if tensor.meta is STRING:
@@ -343,4 +406,8 @@ class Operator(ABC):
 
     @abstractmethod
     def prepare(self) -> Step:
-        """A step that computes the outputs from the inputs, both of their present sizes."""
+        """A step that computes the outputs from the inputs, both of their present sizes.
+
+        It may be a `Prepared`, which says more of it; of a bare step all that is known is that it may use
+        `shared_buffer`, if the operator has one.
+        """

@@ -48,13 +48,7 @@ def softmax_gradient_schema(name: str, formula: str) -> OpSchema:
 
 
 class NormalizationGradient(Operator):
-    """Base of the two: pieces of whole groups.
-
-    Attributes:
-        rows: scratch of the sums over groups.
-    """
-
-    rows: Scratch
+    """Base of the two: pieces of whole groups."""
 
     def prepare(self) -> Step:
         """The passes of each piece; 16-bit floats are widened."""
@@ -65,13 +59,13 @@ class NormalizationGradient(Operator):
             return in_sequence([])
         work = compute_dtype(dx.dtype)
         count = min(outer, max(1, BLOCK // (group * inner)))
-        self.rows = Scratch(self, count * inner, work)
+        rows = Scratch(self, count * inner, work)
         sums, scratch = self.scratch((count, 1, inner), work), self.scratch((count, group, inner), work)
         wide = [self.scratch((count, group, inner), work) for _ in range(2)] if is_narrow(dx.dtype) else []
         steps: list[Step] = []
         for (piece,) in block_indices((outer,), count):
             length = len(dx[piece])
-            memory = (scratch[:length], sums[:length])
+            memory = (scratch[:length], sums[:length], rows)
             if not wide:
                 steps += self.passes(y[piece], dy[piece], dx[piece], *memory)
                 continue
@@ -81,19 +75,19 @@ class NormalizationGradient(Operator):
         return in_sequence(steps)
 
     @abstractmethod
-    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
-        """The NumPy calls for whole groups along axis 1; `dx` may be `dy`."""
+    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
+        """The NumPy calls for whole groups along axis 1; `dx` may be `dy`, and `rows` is for `sum_passes`."""
 
 
 @operator(softmax_gradient_schema("SoftmaxGradient", "dX = Y * (dY - sum of Y * dY)."))
 class SoftmaxGradient(NormalizationGradient):
     """Gradient of Softmax."""
 
-    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
+    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
         """The formula."""
         return [
             partial(np.multiply, y, dy, out=scratch),
-            *sum_passes(scratch, (1,), sums, self.rows),
+            *sum_passes(scratch, (1,), sums, rows),
             partial(np.subtract, dy, sums, out=dx),
             partial(np.multiply, dx, y, out=dx),
         ]
@@ -103,10 +97,10 @@ class SoftmaxGradient(NormalizationGradient):
 class LogSoftmaxGradient(NormalizationGradient):
     """Gradient of LogSoftmax."""
 
-    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
+    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
         """The formula."""
         return [
-            *sum_passes(dy, (1,), sums, self.rows),
+            *sum_passes(dy, (1,), sums, rows),
             partial(np.exp, y, out=scratch),
             partial(np.multiply, scratch, sums, out=scratch),
             partial(np.subtract, dy, scratch, out=dx),

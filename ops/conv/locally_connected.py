@@ -190,77 +190,93 @@ def gradient_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
 
 
-class LayerOperator(Operator):
-    """What the layer and its gradient share: blocks, and working arrays as large as the largest block needs."""
+class BlockWork:
+    """What the layer and its gradient share: blocks, and working arrays as large as the largest block needs.
 
-    def _begin(self) -> None:
-        self._layer = layer = read_layer(self.call())
-        dtype = self.x(0).dtype
-        self._work = work = compute_dtype(dtype)
-        self._narrow = work != dtype
+    Attributes:
+        layer: the layer.
+        blocks: of its positions.
+        dtype: the type to compute in.
+        narrow: X is of a narrower one.
+        products, weights, biases: working arrays.
+    """
+
+    def __init__(self, owner: Operator) -> None:
+        """For the shapes that `owner` is being prepared for."""
+        self.layer = layer = read_layer(owner.call())
+        self._x = owner.x(0)
+        self.dtype = work = compute_dtype(self._x.dtype)
+        self.narrow = work != self._x.dtype
         taps, products = layer.batch * layer.group * layer.depth, layer.batch * layer.filters
         weights = layer.filters * layer.depth
-        largest = max(1, taps, products, weights if self._narrow else 0)
+        largest = max(1, taps, products, weights if self.narrow else 0)
         most = max(1, _BLOCK_BYTES // (largest * work.itemsize))
-        self._blocks = layer.blocks(most)
+        self.blocks = layer.blocks(most)
         most = min(most, layer.positions)
-        self._taps = Scratch(self, most * taps, work)
-        self._tiles = Scratch(self, most * taps, work)
-        self._products = Scratch(self, most * products, work)
-        self._weights = Scratch(self, most * weights, work)
-        self._biases = Scratch(self, most * layer.filters, work)
+        self._taps = Scratch(owner, most * taps, work)
+        self._tiles = Scratch(owner, most * taps, work)
+        self.products = Scratch(owner, most * products, work)
+        self.weights = Scratch(owner, most * weights, work)
+        self.biases = Scratch(owner, most * layer.filters, work)
 
-    def _row_buffer(self, block: Block) -> Array:
+    def row_buffer(self, block: Block) -> Array:
         """The rows of taps of a block: P, G, N, depth."""
-        layer = self._layer
+        layer = self.layer
         places = block.places.stop - block.places.start
         return self._taps(0, (places, layer.group, layer.batch, layer.depth))
 
-    def _unroll(self, block: Block, taps: Array) -> list[Step]:
+    def unroll(self, block: Block, taps: Array) -> list[Step]:
         """The steps that fill the rows of taps of a block from X.
 
         Pixels that are apart in memory for each image and channel are first brought together, once for all taps.
         """
-        image, axes = self._layer.image(self.x(0)), block.axes
-        columns = self._layer.columns(taps, output_sizes(axes))
+        image, axes = self.layer.image(self._x), block.axes
+        columns = self.layer.columns(taps, output_sizes(axes))
         pixels = tuple(read_pixels(axis) for axis in axes)
         read = image[pixels]
-        if self._layer.channels_last or self._layer.batch == 1 or read.size > taps.size:
+        if self.layer.channels_last or self.layer.batch == 1 or read.size > taps.size:
             return copy_to_columns(image, columns, axes)
         tile = self._tiles(0, read.shape)
         return [partial(np.copyto, tile, read), *copy_to_columns(tile, columns, some_pixels(axes, pixels))]
 
-    def _direct(self) -> bool:
+    def direct(self) -> bool:
         """True when images can be used as they are, with the channels last and of the type to compute in."""
-        return self._layer.channels_last and not self._narrow
+        return self.layer.channels_last and not self.narrow
 
-    def _staged(self, array: Array, scratch: Scratch) -> tuple[Array, list[Step]]:
+    def staged(self, array: Array, scratch: Scratch) -> tuple[Array, list[Step]]:
         """`array` in the type to compute in, and the steps that bring its present values there."""
-        if not self._narrow:
+        if not self.narrow:
             return array, []
         wide = scratch(0, array.shape)
         return wide, [partial(np.copyto, wide, array)]
 
+    def narrowed(self, target: Array, scratch: Scratch, compute: Callable[..., Any]) -> list[Step]:
+        """The steps that compute into `target`, through scratch memory if it is of a 16-bit type."""
+        if not self.narrow:
+            return [partial(compute, out=target)]
+        wide = scratch(0, target.shape)
+        return [partial(compute, out=wide), partial(np.copyto, target, wide, casting="same_kind")]
 
-class LocallyConnected(LayerOperator):
+
+class LocallyConnected(Operator):
     """A batched matrix product over positions and groups, all images in one."""
 
     def prepare(self) -> Step:
         """For each block: unroll the windows, multiply, add the bias."""
-        self._begin()
-        layer = self._layer
+        work = BlockWork(self)
+        layer = work.layer
         rows, matrices = layer.rows(self.y(0)), layer.matrices(self.x(1))
         bias = layer.biases(self.x(2)) if len(self.input_blobs) == 3 else None
         steps: list[Step] = []
-        for block in self._blocks:
-            taps, target = self._row_buffer(block), rows[block.places]
-            steps += self._unroll(block, taps)
-            weights, load = self._staged(matrices[block.places], self._weights)
-            product = target if self._direct() else self._products(0, target.shape)
+        for block in work.blocks:
+            taps, target = work.row_buffer(block), rows[block.places]
+            steps += work.unroll(block, taps)
+            weights, load = work.staged(matrices[block.places], work.weights)
+            product = target if work.direct() else work.products(0, target.shape)
             steps += [*load, partial(np.matmul, taps, weights.swapaxes(2, 3), out=product)]
             if bias is not None:
-                offsets, load = self._staged(bias[block.places], self._biases)
-                total = product if self._narrow else target
+                offsets, load = work.staged(bias[block.places], work.biases)
+                total = product if work.narrow else target
                 steps += [*load, partial(np.add, product, offsets[:, :, None], out=total)]
                 product = total
             if product is not target:
@@ -268,7 +284,7 @@ class LocallyConnected(LayerOperator):
         return in_sequence(steps)
 
 
-class LocallyConnectedGradient(LayerOperator):
+class LocallyConnectedGradient(Operator):
     """Batched matrix products over positions and groups, for what is wanted and nothing else.
 
     With rows of taps A (N, depth), filters W (M, depth) and output gradients D (N, M) of a position and group:
@@ -277,62 +293,55 @@ class LocallyConnectedGradient(LayerOperator):
 
     def prepare(self) -> Step:
         """For each block: dY, then each wanted gradient; the parts of dX add up block by block."""
-        self._begin()
-        layer = self._layer
+        work = BlockWork(self)
+        layer = work.layer
         targets = {name: self.y(number) for number, name in enumerate(wanted_gradients(self.call()))}
         rows = layer.rows(self.x(2))
         steps: list[Step] = []
-        total, store = self._input_total(targets.get(INPUT))
+        total, store = self._input_total(work, targets.get(INPUT))
         if total is not None:
             steps.append(partial(total.fill, 0))
-        for block in self._blocks:
+        for block in work.blocks:
             gradient = rows[block.places]
-            if not self._direct():
-                staged = self._products(0, gradient.shape)
+            if not work.direct():
+                staged = work.products(0, gradient.shape)
                 steps.append(partial(np.copyto, staged, gradient))
                 gradient = staged
             if FILTER in targets:
-                steps += self._filter_steps(block, gradient, layer.matrices(targets[FILTER])[block.places])
+                steps += self._filter_steps(work, block, gradient, layer.matrices(targets[FILTER])[block.places])
             if BIAS in targets:
-                steps += self._bias_steps(gradient, layer.biases(targets[BIAS])[block.places])
+                steps += self._bias_steps(work, gradient, layer.biases(targets[BIAS])[block.places])
             if total is not None:
-                steps += self._input_steps(block, gradient, total)
+                steps += self._input_steps(work, block, gradient, total)
         return in_sequence([*steps, *store])
 
-    def _input_total(self, target: Array | None) -> tuple[Array | None, list[Step]]:
+    def _input_total(self, work: BlockWork, target: Array | None) -> tuple[Array | None, list[Step]]:
         """Where dX is summed, as spatial, G, N, C/G, and the steps that bring it to the output; None if not wanted."""
         if target is None:
             return None, []
-        image = self._layer.image(target)
-        if self._direct():
+        image = work.layer.image(target)
+        if work.direct():
             return image, []
-        total = self.scratch(image.shape, self._work)
+        total = self.scratch(image.shape, work.dtype)
         return total, [partial(np.copyto, image, total, casting="same_kind")]
 
-    def _filter_steps(self, block: Block, gradient: Array, target: Array) -> list[Step]:
+    def _filter_steps(self, work: BlockWork, block: Block, gradient: Array, target: Array) -> list[Step]:
         """dW = D^T A; for one image that is an outer product, which needs no BLAS."""
-        taps = self._row_buffer(block)
-        multiply = np.multiply if self._layer.batch == 1 else np.matmul
+        taps = work.row_buffer(block)
+        multiply = np.multiply if work.layer.batch == 1 else np.matmul
         product = partial(multiply, gradient.swapaxes(2, 3), taps)
-        return [*self._unroll(block, taps), *self._narrowed(target, self._weights, product)]
+        return [*work.unroll(block, taps), *work.narrowed(target, work.weights, product)]
 
-    def _bias_steps(self, gradient: Array, target: Array) -> list[Step]:
+    def _bias_steps(self, work: BlockWork, gradient: Array, target: Array) -> list[Step]:
         """The sum of D over the images."""
-        return self._narrowed(target, self._biases, partial(np.add.reduce, gradient, axis=2))
+        return work.narrowed(target, work.biases, partial(np.add.reduce, gradient, axis=2))
 
-    def _input_steps(self, block: Block, gradient: Array, total: Array) -> list[Step]:
+    def _input_steps(self, work: BlockWork, block: Block, gradient: Array, total: Array) -> list[Step]:
         """dA = D W, and its sum into dX."""
-        taps = self._row_buffer(block)
-        weights, load = self._staged(self._layer.matrices(self.x(1))[block.places], self._weights)
-        columns = self._layer.columns(taps, output_sizes(block.axes))
+        taps = work.row_buffer(block)
+        weights, load = work.staged(work.layer.matrices(self.x(1))[block.places], work.weights)
+        columns = work.layer.columns(taps, output_sizes(block.axes))
         return [*load, partial(np.matmul, gradient, weights, out=taps), *add_to_image(columns, total, block.axes)]
-
-    def _narrowed(self, target: Array, scratch: Scratch, compute: Callable[..., Any]) -> list[Step]:
-        """The steps that compute into `target`, through scratch memory if it is of a 16-bit type."""
-        if not self._narrow:
-            return [partial(compute, out=target)]
-        wide = scratch(0, target.shape)
-        return [partial(compute, out=wide), partial(np.copyto, target, wide, casting="same_kind")]
 
 
 _LAYER_ARGS = WINDOW_ARGS | GROUP_ARGS

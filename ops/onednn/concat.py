@@ -48,11 +48,10 @@ class Joining(OneDNNOperator):
         )
         sources = {MULTIPLE_SRC + index: pair for index, pair in enumerate(zip(layouts, matrices, strict=True))}
         bound = self.bound(found, {**sources, DST: (target, y)})
-        self.offer_rebinding(bound, {}, {0: DST})
         information: Step = nothing_to_do
         if len(self.output_blobs) == 2:
             information = partial(np.copyto, self.y(1), np.array(sizes, np.int32))
-        return in_sequence([bound.step, information])
+        return self.rebindable(in_sequence([bound.step, information]), bound, {}, {0: DST})
 
 
 @operator(concat.Concat.schema, engine="ONEDNN")

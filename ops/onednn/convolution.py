@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.operator import Step, in_sequence
+from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import UnsupportedFeatureError
@@ -84,12 +84,9 @@ class ForwardConvolution(ConvolutionFamily):
         )  # fmt: skip
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in given}
-        self.offer(assembled, inputs, {DST: 0})
-        if not later:
-            return in_sequence(assembled.steps)
-        self.output_rebinds = {}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
-        return in_sequence([*assembled.steps, post_op_passes(self, later, y, y, operands_later)])
+        step = in_sequence([*assembled.steps, post_op_passes(self, later, y, y, operands_later)])
+        return self.offered(step, assembled, inputs, {} if later else {DST: 0})
 
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""
@@ -108,12 +105,12 @@ class ForwardConvolution(ConvolutionFamily):
         plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in conv_window(call)[1])
         return found[0] if len(found) == 1 and not plain else None
 
-    def kept(self, step: Step) -> Step:
+    def kept(self, prepared: Prepared) -> Prepared:
         """As in the base, or in place."""
         summand = self._summand
         if summand is None:
-            return super().kept(step)
-        return keeping_nan_in_place(self, step, self.onednn, self.threads, summand)
+            return super().kept(prepared)
+        return keeping_nan_in_place(self, prepared, self.onednn, self.threads, summand)
 
     def composed(
         self,

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT16, FLOAT32, from_numpy
-from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
@@ -254,14 +254,17 @@ class ConvolutionFamily(OneDNNOperator):
         arrays |= {number: array for number, (_, array) in further.items()}
         return self.assembled(problem, arrays, inputs)
 
-    def offer(self, assembled: Assembled, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
-        """Offer moves of the tensors that the primitive itself reads or writes, and nothing else does.
+    def offered(
+        self, step: Step, assembled: Assembled, inputs: Mapping[int, int], outputs: Mapping[int, int]
+    ) -> Prepared:
+        """As `rebindable`, for the tensors that the primitive itself reads or writes, and nothing else does.
 
         `inputs` and `outputs` give the number of each by argument number.
         """
         names = list(self.definition.input)
         direct = assembled.direct
-        self.offer_rebinding(
+        return self.rebindable(
+            step,
             assembled.bound,
             {
                 index: number

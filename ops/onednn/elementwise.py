@@ -129,9 +129,10 @@ class Chain(OneDNNOperator):
                 target = self.scratch(y.shape, y.dtype) if number == 0 else source
             bounds.append(self._link(source, target, group, {i: operands[i] for i in _inputs(group)}))
             source = target
-        if len(bounds) == 1 and not any(link.kind == SUM for link in links):
-            self.offer_rebinding(bounds[0], {} if self._reads_input_twice() else {0: SRC}, {0: DST})
-        return in_sequence([bound.step for bound in bounds])
+        step = in_sequence([bound.step for bound in bounds])
+        if len(bounds) > 1 or any(link.kind == SUM for link in links):
+            return step
+        return self.rebindable(step, bounds[0], {} if self._reads_input_twice() else {0: SRC}, {0: DST})
 
     def _reads_input_twice(self) -> bool:
         return self.definition.input[0] in self.definition.input[1:]

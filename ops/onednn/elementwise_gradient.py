@@ -120,12 +120,12 @@ class FunctionGradient(OneDNNOperator):
         found = self.describe_fast("binary", self.onednn.engine, derivative.algorithm, *handles)
         factors = {POST_OP * (number + 1) | SRC_1: link for number, link in enumerate(links) if link is not None}
         bound = self.bound(found, {SRC: (layout, y), SRC_1: beside, DST: (layout, dx), **factors})
-        moves = {1: POST_OP * len(links) | SRC_1}
+        if self.definition.input[0] == self.definition.input[1]:
+            return bound.step
+        inputs = {1: POST_OP * len(links) | SRC_1}
         if derivative.number is not None and not derivative.times_y:
-            moves[0] = SRC
-        if self.definition.input[0] != self.definition.input[1]:
-            self.offer_rebinding(bound, moves, {0: DST})
-        return bound.step
+            inputs[0] = SRC
+        return self.rebindable(bound.step, bound, inputs, {0: DST})
 
     def _number(self, value: float) -> tuple[Descriptor, Array]:
         """An operand that is one number for all elements."""
@@ -151,8 +151,7 @@ class NormalizationGradient(OneDNNOperator):
         handles = (*both, layout.handle, 1, forward.handle, attributes.handle)
         found = self.describe_fast("softmax_backward", self.onednn.engine, self.algorithm, *handles)
         bound = self.bound(found, {DST: (layout, y), DIFF_DST: (layout, dy), DIFF_SRC: (layout, dx)})
-        self.offer_rebinding(bound, {0: DST, 1: DIFF_DST}, {0: DIFF_SRC})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: DST, 1: DIFF_DST}, {0: DIFF_SRC})
 
 
 for _default in DERIVATIVES:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 
-from dagexec.core.operator import Operator, Rebind, Step, parts_of
+from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.invalid_operations import Watch, can_be_seen
@@ -34,19 +35,19 @@ def is_seen(library: Library, threads: int) -> bool:
     return library.openmp is not None and can_be_seen() and (threads == 1 or parallel_function(library) is not None)
 
 
-def keeping_nan(operator: Operator, step: Step, library: Library, threads: int) -> Step:
-    """`step`, which `operator` has just prepared, and what it takes to keep NaN. Only where `is_seen`.
+def keeping_nan(operator: Operator, prepared: Prepared, library: Library, threads: int) -> Prepared:
+    """`prepared`, of `operator`, and what it takes to keep NaN. Only where `is_seen`.
 
     Raises UnsupportedFeatureError where the default engine could not compute it again.
     """
     if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
-        return step
+        return prepared
     again = Recomputation(operator)
     watch = Watch(parallel_function(library) if threads > 1 else None)
-    alone = native_call(step)
+    alone = native_call(prepared.step)
     if alone is not None:
-        return watch.guarded(alone, _threads_of(alone, threads), again.run)
-    watched = _watched(step, watch, threads)
+        return again.behind(prepared, watch.guarded(alone, _threads_of(alone, threads), again.run))
+    watched = _watched(prepared.step, watch, threads)
 
     def run_all() -> None:
         for part in watched:
@@ -55,17 +56,19 @@ def keeping_nan(operator: Operator, step: Step, library: Library, threads: int) 
             watch.note[0] = 0
             again.run()
 
-    return run_all
+    return again.behind(prepared, run_all)
 
 
-def keeping_nan_in_place(operator: Operator, step: Step, library: Library, threads: int, index: int) -> Step:
+def keeping_nan_in_place(
+    operator: Operator, prepared: Prepared, library: Library, threads: int, index: int
+) -> Prepared:
     """As `keeping_nan`, for an operator that adds to what output 0, which is input `index`, held.
 
     Where that was finite, each NaN of the result comes from the other summand, which is computed again without it.
     """
     again = Recomputation(operator)
     watch = Watch(parallel_function(library) if threads > 1 else None)
-    watched = _watched(step, watch, threads)
+    watched = _watched(prepared.step, watch, threads)
     result = operator.y(0)
     flat = result.reshape(-1)
 
@@ -83,17 +86,18 @@ def keeping_nan_in_place(operator: Operator, step: Step, library: Library, threa
         else:
             _corrected(result, exact)
 
-    return run_all
+    return again.behind(prepared, run_all)
 
 
-def scanning(operator: Operator, step: Step) -> Step:
-    """`step`, which `operator` has just prepared, for code that no flag tells of: it looks for NaN in input 0.
+def scanning(operator: Operator, prepared: Prepared) -> Prepared:
+    """`prepared`, of `operator`, for code that no flag tells of: it looks for NaN in input 0.
 
     For operators of one tensor.
     """
     if not _is_float(operator.x(0)):
-        return step
+        return prepared
     again = Recomputation(operator)
+    step = prepared.step
 
     def run_all() -> None:
         step()
@@ -101,7 +105,7 @@ def scanning(operator: Operator, step: Step) -> Step:
         if not _is_finite(flat):
             again.run()
 
-    return run_all
+    return again.behind(prepared, run_all)
 
 
 def _watched(step: Step, watch: Watch, threads: int) -> list[Step]:
@@ -125,7 +129,7 @@ class Recomputation:
     """
 
     def __init__(self, operator: Operator) -> None:
-        """`operator` has prepared its step; the moves that it offers are followed.
+        """`operator` is being prepared.
 
         Raises UnsupportedFeatureError for an operand whose axes do not say what it is in NCHW.
         """
@@ -135,9 +139,14 @@ class Recomputation:
         self._label = operator.label
         self._said = False
         require_clear(self._call, self.inputs, self._results)
-        for moves, arrays in ((operator.input_rebinds, self.inputs), (operator.output_rebinds, self._results)):
-            for index, move in moves.items():
-                moves[index] = partial(_moved, move, arrays, index)
+
+    def behind(self, prepared: Prepared, step: Step) -> Prepared:
+        """`prepared` with `step`, which may run this, in place of its own: it is rebound with that."""
+        input_rebinds, output_rebinds = (
+            {index: partial(_rebound, rebind, arrays, index) for index, rebind in rebinds.items()}
+            for rebinds, arrays in ((prepared.input_rebinds, self.inputs), (prepared.output_rebinds, self._results))
+        )
+        return replace(prepared, step=step, input_rebinds=input_rebinds, output_rebinds=output_rebinds)
 
     def run(self) -> None:
         """Correct the results."""
@@ -151,13 +160,13 @@ class Recomputation:
     def compute(self, results: list[Array]) -> None:
         """Write to `results` what the default engine computes."""
         twin = nchw_fallback(self._call, self.inputs, results, "")
-        for step in (*twin.before, twin.operator.bind(twin.operator.infer()), *twin.after):
+        for step in (*twin.before, twin.operator.bind(twin.operator.infer()).step, *twin.after):
             step()
 
 
-def _moved(move: Rebind, arrays: list[Array], index: int, array: Array) -> None:
+def _rebound(rebind: Rebind, arrays: list[Array], index: int, array: Array) -> None:
     arrays[index] = array
-    move(array)
+    rebind(array)
 
 
 def _corrected(result: Array, right: Array) -> int:

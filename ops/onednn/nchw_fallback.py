@@ -49,12 +49,10 @@ def in_plain_order(operator: Operator, reason: UnsupportedFeatureError) -> Step:
         twin = nchw_fallback(operator.call(), arrays, results, operator.definition.engine, constant)
     except UnsupportedFeatureError:
         raise reason from None
-    twin.operator.memory_source = operator.memory_source
     logger.info("%s: computed in NCHW, between copies: %s", operator.label, reason)
     in_sequence(twin.before)()  # a step may be prepared from the values
-    step = twin.operator.bind(twin.operator.infer())
-    operator.working_arrays += twin.operator.working_arrays
-    return in_sequence([*twin.before, step, *twin.after])
+    prepared = twin.operator.bind(twin.operator.infer(), memory=operator.working_memory)
+    return in_sequence([*twin.before, prepared.step, *twin.after])
 
 
 def nchw_fallback(

@@ -77,11 +77,10 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
             return self._normalize()
         arguments = {SRC: (layout, x), SRC_1: (operand, factor), DST: (layout, y), POST_OP | SRC_1: (operand, shift)}
         bound = self.bound(found, arguments)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
         if all(self.input(index).constant is not None for index in range(1, 5)):
             in_sequence(steps)()
-            return bound.step
-        return in_sequence([*steps, bound.step])
+            steps = []
+        return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})
 
     def _train(self) -> Step:
         """One batch normalization that gives the statistics of the batch, and what training keeps of them."""
@@ -100,8 +99,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
     def _normalize(self) -> Step:
         """One batch normalization with given statistics."""
         bound, steps, _ = self._normalization(FORWARD_INFERENCE, _GIVEN_STATISTICS)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return in_sequence([*steps, bound.step])
+        return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})
 
     def _normalization(self, kind: int, flags: int) -> tuple[BoundPrimitive, list[Step], tuple[Array, Array]]:
         """The primitive with scale and shift, on float32 parameters, the steps before it, and its mean and variance."""
@@ -153,8 +151,7 @@ class LRN(OneDNNOperator, normalization.LRN):
             attributes,
         )
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
 @operator(standardization.LayerNorm.schema, engine="ONEDNN")
@@ -185,5 +182,4 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
             arguments[number] = (wanted, array)
             steps.append(conversion)
         bound = self.bound(found, arguments)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return in_sequence([*steps, bound.step])
+        return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})

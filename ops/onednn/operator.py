@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
@@ -76,7 +76,7 @@ class PackedForms:
 
 
 class _Rebind:
-    """Lets one argument be at another array."""
+    """Has one argument be at another array."""
 
     __slots__ = ("_bound", "_number")
 
@@ -111,9 +111,6 @@ class OneDNNOperator(Operator):
     orders: ClassVar[tuple[str, ...]] = ORDERS
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
 
-    _asks = False  # during has_kernel
-    _is_unseen = False  # compiled code, not generated: its comparisons may leave no trace
-
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
         super().__init__(definition, workspace, index=index, net=net)
@@ -122,14 +119,14 @@ class OneDNNOperator(Operator):
         if self.threads < 1:
             raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
         self.threads = usable_threads(self.threads)
+        self._asks = False  # during has_kernel
+        self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
-        self._buffer_by_default = self.shared_buffer
 
     def prepare(self) -> Step:
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
-        self.shared_buffer, self._is_unseen = self._buffer_by_default, False
         if self.prefers_default():
             return super().prepare()  # type: ignore[safe-super]
         try:
@@ -137,23 +134,22 @@ class OneDNNOperator(Operator):
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
             if self._keeps_nan and self.drops_nan() and not self.sees_nan:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN would give a number for NaN")
-            step = self.prepare_primitive()
-            if self._keeps_nan and self.drops_nan():
-                step = self.kept(step)
-            self.shared_buffer = None  # which primitives do without
-            return step
+            made = self.prepare_primitive()
+            prepared = made if isinstance(made, Prepared) else Prepared(made)  # primitives need no shared buffer
+            return self.kept(prepared) if self._keeps_nan and self.drops_nan() else prepared
         except UnsupportedFeatureError as reason:
             if self.needs_onednn():
                 return in_plain_order(self, reason)
             logger.info("%s: the default engine computes it: %s", self.label, reason)
-            self.input_rebinds, self.output_rebinds = {}, {}
             return super().prepare()  # type: ignore[safe-super]
+        finally:
+            self._is_unseen = False
 
-    def kept(self, step: Step) -> Step:
-        """`step` with what keeps NaN."""
+    def kept(self, prepared: Prepared) -> Prepared:
+        """`prepared` with what keeps NaN."""
         if self._is_unseen:
-            return scanning(self, step)
-        return keeping_nan(self, step, self.onednn, self.threads)
+            return scanning(self, prepared)
+        return keeping_nan(self, prepared, self.onednn, self.threads)
 
     def drops_nan(self) -> bool:
         """True where oneDNN may give a number for NaN, so that `keeping_nan` has to stand behind the step."""
@@ -253,17 +249,19 @@ class OneDNNOperator(Operator):
             arguments = {**arguments, SCRATCHPAD: scratchpad}
         return description.create().bind(arguments, self.label)
 
-    def offer_rebinding(self, bound: Rebindable, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> None:
-        """Let a caller's memory take the place of inputs and outputs: by index, their argument numbers.
+    def rebindable(
+        self, step: Step, bound: Rebindable, inputs: Mapping[int, int], outputs: Mapping[int, int]
+    ) -> Prepared:
+        """`step`, where a caller's memory may take the place of inputs and outputs: by index, their argument numbers.
 
         Each argument must be all that the step does with the array. In place nothing is offered.
         """
         if set(self.definition.input) & set(self.definition.output):
-            return
-        for index, number in inputs.items():
-            self.input_rebinds[index] = _Rebind(bound, number)
-        for index, number in outputs.items():
-            self.output_rebinds[index] = _Rebind(bound, number)
+            return Prepared(step)
+        input_rebinds, output_rebinds = (
+            {index: _Rebind(bound, number) for index, number in row.items()} for row in (inputs, outputs)
+        )
+        return Prepared(step, input_rebinds, output_rebinds)
 
     def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:
         """The primitive that copies `x` to `y`, from layout and type `source` to `target`."""

@@ -71,8 +71,7 @@ class Pooling(OneDNNOperator):
             attributes,
         )
         bound = self.bound(found, arguments)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
     @abstractmethod
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
@@ -144,39 +143,28 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
 
     orders = (NCHW, NHWC)
 
-    _bound: dict[tuple[int, int, int], BoundPrimitive] | None = None
-
-    def prepare(self) -> Step:
-        """With primitives, unless oneDNN refuses; what an earlier preparation made is of no use then."""
-        self._bound = None
-        return super().prepare()
-
     def prepare_primitive(self) -> Step:
         """See `sums`."""
-        self._bound = {}
-        self._zeros: Array = np.zeros(0, np.float32)
         return MaxPoolingGradient.prepare(self)
 
     def needs_onednn(self) -> bool:
         """Never: the rows are the default engine's."""
         return False
 
-    def sums(self, taps: Sequence[Tap]) -> list[Step]:
-        """A primitive a tap, made once for all blocks of images of one size; NumPy where dY is not finite.
+    def sums(self, taps: Sequence[Tap], equal: Array, chosen: Array) -> list[Step]:
+        """A primitive a tap, and NumPy where dY is not finite or the type is not one of `metas`.
 
         There 0 times dY is not 0. The product of dY and zeros tells.
         """
-        exact, bound = super().sums(taps), self._bound
-        if bound is None:
+        exact = super().sums(taps, equal, chosen)
+        if self.input(0).meta not in self.metas:
             return exact
         try:
-            fused = in_sequence([self._tap(tap, bound).step for tap in taps])
+            fused = in_sequence([self._tap(tap).step for tap in taps])
         except UnsupportedFeatureError:
             return exact
         weights = max((tap.weights for tap in taps), key=len)
-        if len(self._zeros) < len(weights):
-            self._zeros = np.zeros(len(weights), weights.dtype)
-        zeros, slow = self._zeros[: len(weights)], in_sequence(exact)
+        zeros, slow = np.zeros(len(weights), weights.dtype), in_sequence(exact)
 
         def add() -> None:
             if np.dot(weights, zeros) == 0:
@@ -186,19 +174,16 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
 
         return [add]
 
-    def _tap(self, tap: Tap, known: dict[tuple[int, int, int], BoundPrimitive]) -> BoundPrimitive:
-        key = (tap.pixels.ctypes.data, tap.maxima.ctypes.data, len(tap.pixels))
-        if key not in known:
-            layout = self.packed(tap.pixels)
-            attributes = self.attributes()
-            attributes.binary(_MULTIPLY, layout)
-            if not tap.first:
-                attributes.add_to_destination()
-            handles = (layout, layout, layout, attributes)
-            found = self.describe_fast("binary", self.onednn.engine, _EQUAL, *handles)
-            arrays = {SRC: tap.pixels, SRC_1: tap.maxima, DST: tap.totals, POST_OP | SRC_1: tap.weights}
-            known[key] = self.bound(found, {number: (layout, array) for number, array in arrays.items()})
-        return known[key]
+    def _tap(self, tap: Tap) -> BoundPrimitive:
+        layout = self.packed(tap.pixels)
+        attributes = self.attributes()
+        attributes.binary(_MULTIPLY, layout)
+        if not tap.first:
+            attributes.add_to_destination()
+        handles = (layout, layout, layout, attributes)
+        found = self.describe_fast("binary", self.onednn.engine, _EQUAL, *handles)
+        arrays = {SRC: tap.pixels, SRC_1: tap.maxima, DST: tap.totals, POST_OP | SRC_1: tap.weights}
+        return self.bound(found, {number: (layout, array) for number, array in arrays.items()})
 
 
 class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
@@ -236,8 +221,7 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
             none,
         )
         bound = self.bound(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)})
-        self.offer_rebinding(bound, {2: DIFF_DST}, {0: DIFF_SRC})
-        return bound.step
+        return self.rebindable(bound.step, bound, {2: DIFF_DST}, {0: DIFF_SRC})
 
 
 _CLASSES: dict[tuple[str, str], type[OneDNNOperator]] = {

@@ -81,9 +81,8 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                     matmul,
                 )
             )
-            if is_moved and not later:
-                self.offer_rebinding(assembled.bound, offered, {0: DST})
-            return in_sequence([*assembled.steps, self._finished(later)])
+            step = in_sequence([*assembled.steps, self._finished(later)])
+            return self.rebindable(step, assembled.bound, offered, {0: DST}) if is_moved and not later else step
         layout, source, target, bias = (self.packed(array) for array in (weights, x, y, self.x(2)))
         wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(w.dtype))
         if rows < _PACKED_ROWS:
@@ -96,9 +95,8 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         memory, pack = self.parameter(1, weights, layout, packed)
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
         bound = self.bound(found, arguments)
-        if is_moved and not later:
-            self.offer_rebinding(bound, offered, {0: DST})
-        return in_sequence([pack, bound.step, self._finished(later)])
+        step = in_sequence([pack, bound.step, self._finished(later)])
+        return self.rebindable(step, bound, offered, {0: DST}) if is_moved and not later else step
 
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""

@@ -182,10 +182,9 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
         packed, pack = self.parameter(1, logical, self.packed(logical), target)
         arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
         bound = self.bound(found, arguments)
-        if x is self.x(0) and y is self.y(0):
-            self.offer_rebinding(bound, {0: SRC}, {0: DST})
         store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
-        return in_sequence([*before, *load, pack, bound.step, *store])
+        step = in_sequence([*before, *load, pack, bound.step, *store])
+        return self.rebindable(step, bound, {0: SRC}, {0: DST}) if x is self.x(0) and y is self.y(0) else step
 
     def _last(self, array: Array, *, load: bool = True) -> tuple[Array, list[Step]]:
         """An image tensor of this operator as NHWC, and the steps that copy it there."""
@@ -237,8 +236,7 @@ class QuantFC(QuantizedProduct, product.QuantFC):
         packed, pack = self.parameter(1, weights, self.packed(weights), target)
         arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
         bound = self.bound(found, arguments)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return in_sequence([*before, pack, bound.step])
+        return self.rebindable(in_sequence([*before, pack, bound.step]), bound, {0: SRC}, {0: DST})
 
 
 @operator(addition.QUANT_ADD, engine="ONEDNN")
@@ -278,8 +276,7 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast sum of these types")
         bound = self.bound(found, arguments | {SRC: (first, a), SRC_1: (second, b), DST: (result, y)})
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
     def _scale(self, value: np.float32) -> tuple[Descriptor, Array]:
         return Descriptor.strided(self.onednn, (1,), FLOAT32, (1,)), np.array([value], np.float32)
@@ -322,8 +319,7 @@ class _LinearCopy(OneDNNOperator):
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast copy between these types")
         bound = self.bound(found, arguments | {SRC: (source, x), DST: (target, y)})
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
 @operator(linear.QuantizeLinear.schema, engine="ONEDNN")

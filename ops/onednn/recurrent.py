@@ -103,8 +103,8 @@ class LSTM(OneDNNOperator, lstm.LSTM):
             last = self.y(2) if len(self.output_blobs) > 2 else self.scratch(self.y(1).shape, y.dtype)
             arguments[DST_2] = (state, last)
         bound = self.bound(found, arguments)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST} if directions == 1 else {})
-        return in_sequence([*steps, add, bound.step, self._separated(sizes, joined)])
+        step = in_sequence([*steps, add, bound.step, self._separated(sizes, joined)])
+        return self.rebindable(step, bound, {0: SRC}, {0: DST} if directions == 1 else {})
 
     def _layout(self, shape: tuple[int, ...]) -> Descriptor:
         return Descriptor.of_order(self.onednn, shape, FLOAT32, NCHW)

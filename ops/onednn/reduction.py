@@ -53,8 +53,7 @@ class Reducing(OneDNNOperator):
         tensors = (source, target, 0.0, 0.0, attributes)
         found = self.describe_fast("reduction", self.onednn.engine, self._algorithm(), *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
 def merged(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -24,5 +24,4 @@ class Reorder(OneDNNOperator, reorder.Reorder):
         x, y = self.x(0), self.y(0)
         source, target = reorder.orders_of(self.call())
         bound = self.reorder(self.image(x, source), self.image(y, target), x, y)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})

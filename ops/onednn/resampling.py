@@ -40,5 +40,4 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
         tensors = (self.onednn.ffi.NULL, source, target, attributes)
         found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, y)})
-        self.offer_rebinding(bound, {0: SRC}, {})  # a caller's memory may begin anywhere
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {})  # a caller's memory may begin anywhere

@@ -39,8 +39,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
             source = x.reshape(outer, group, width, inner)
             target = y.reshape(outer, width, group, inner).swapaxes(1, 2)
         bound = self.reorder(self.packed(source), self.packed(target), x, y)
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
     def _shuffle(self, x: Array, y: Array, order: str, width: int) -> Step:
         """The primitive, whose groups are what the operator's groups have of channels."""
@@ -48,8 +47,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         shuffled = (FORWARD_INFERENCE, layout, layout, 1, width, attributes)
         found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
 def _blocks(x: Array, y: Array, group: int) -> tuple[Array, Array]:

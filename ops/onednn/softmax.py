@@ -29,8 +29,7 @@ class _Normalizing(OneDNNOperator):
         handles = (layout, layout, 1, attributes)
         found = self.describe_fast("softmax_forward", self.onednn.engine, FORWARD_INFERENCE, self.algorithm, *handles)
         bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
-        self.offer_rebinding(bound, {0: SRC}, {0: DST})
-        return bound.step
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
 @operator(softmax.Softmax.schema, engine="ONEDNN")

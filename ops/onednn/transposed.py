@@ -58,8 +58,7 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
             DST,
             algorithms=(DIRECT,),
         )
-        self.offer(assembled, inputs, {DST: 0})
-        return in_sequence(assembled.steps)
+        return self.offered(in_sequence(assembled.steps), assembled, inputs, {DST: 0})
 
 
 class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionGradient):

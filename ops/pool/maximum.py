@@ -108,8 +108,9 @@ class MaxPoolingGradient(ImageOperator):
         count = blocks[0].stop
         pixels, sums = (self.scratch((number, count, *phases.shape), work) for _ in range(2))
         maxima, gradients = (self.scratch((count, *phases.shape), work) for _ in range(2))
-        self._equal = self.scratch((count * size,), np.bool_)
-        self._chosen = self.scratch((count * size,), work)
+        equal = self.scratch((count * size,), np.bool_)
+        chosen = self.scratch((count * size,), work)
+        sums_of: dict[int, list[Step]] = {}  # by the number of images of a block
         for array in (pixels, maxima, gradients):
             array.fill(0)
         steps: list[Step] = []
@@ -131,7 +132,9 @@ class MaxPoolingGradient(ImageOperator):
                 length = len(tops) - shift
                 taps.append(Tap(rows[index, shift:], tops[:length], weights[:length], totals[index, shift:], not shift))
                 begun.add(index)
-            steps += self.sums(taps)
+            if len(x[piece]) not in sums_of:
+                sums_of[len(x[piece])] = self.sums(taps, equal, chosen)
+            steps += sums_of[len(x[piece])]
             if not phases.complete:
                 steps.append(partial(dx[piece].fill, 0))
             for index, phase in enumerate(phases.phases):
@@ -139,13 +142,16 @@ class MaxPoolingGradient(ImageOperator):
                 steps.append(partial(np.copyto, part(dx[piece], phase.pixels), inside, casting="same_kind"))
         return in_sequence(steps)
 
-    def sums(self, taps: Sequence[Tap]) -> list[Step]:
-        """The steps that add, for each tap in turn, the weights to the totals where the pixels equal the maxima."""
+    def sums(self, taps: Sequence[Tap], equal: Array, chosen: Array) -> list[Step]:
+        """The steps that add, for each tap in turn, the weights to the totals where the pixels equal the maxima.
+
+        `equal` and `chosen` are working memory for as many elements as a tap has.
+        """
         steps: list[Step] = []
         for tap in taps:
             length = len(tap.pixels)
             bits = np.dtype(f"i{tap.weights.itemsize}")
-            found, product = self._equal[:length], tap.totals if tap.first else self._chosen[:length]
+            found, product = equal[:length], tap.totals if tap.first else chosen[:length]
             steps.append(partial(np.equal, tap.pixels, tap.maxima, out=found))
             steps.append(partial(np.multiply, tap.weights.view(bits), found, out=product.view(bits)))
             if not tap.first:

@@ -112,15 +112,15 @@ class IndexedMaxPooling(MaxPooling):
         call = self.call()
         window, axes = pool_window(call)
         sizes = [axis.size for axis in axes]
-        self._pitches = pixel_pitches(call, sizes)
+        pitches = pixel_pitches(call, sizes)
         x, y, mask = (as_images(array, window) for array in (self.x(0), self.y(0), self.y(1)))
         if not y.size:
             return nothing_to_do
         maxima = self.maxima()
         steps = (
-            self._whole(x, mask, axes)
+            self._whole(x, mask, axes, pitches)
             if is_whole(axes)
-            else self._by_phase(x, y, mask, [axis.trimmed() for axis in axes])
+            else self._by_phase(x, y, mask, [axis.trimmed() for axis in axes], pitches)
         )
         if call.arguments.bool("flat_indices"):
             batch, channels = self.x(0).shape[0], window.channels(self.x(0).shape)
@@ -129,13 +129,13 @@ class IndexedMaxPooling(MaxPooling):
             steps.append(partial(np.add, mask, firsts, out=mask))
         return in_sequence([maxima, *steps, *_mark_empty(mask, axes)])
 
-    def _whole(self, x: Array, mask: Array, axes: Sequence[Axis]) -> list[Step]:
+    def _whole(self, x: Array, mask: Array, axes: Sequence[Axis], pitches: Sequence[int]) -> list[Step]:
         """The one window is the image."""
         rank, pixels = len(axes), math.prod(axis.size for axis in axes)
         planes = x.reshape(len(x), pixels, -1).transpose(0, 2, 1)
         numbers = sum(
             np.arange(axis.size).reshape(-1, *(1,) * (rank - 1 - index)) * pitch
-            for index, (axis, pitch) in enumerate(zip(axes, self._pitches, strict=True))
+            for index, (axis, pitch) in enumerate(zip(axes, pitches, strict=True))
         )
         table = np.asarray(numbers, mask.dtype).reshape(-1)
         places = self.scratch(planes.shape[:2], np.intp)
@@ -152,7 +152,7 @@ class IndexedMaxPooling(MaxPooling):
                 steps.append(partial(np.argmax, stage, axis=2, out=places[piece]))
         return [*steps, partial(np.take, table, places, out=targets, mode="clip")]
 
-    def _by_phase(self, x: Array, y: Array, mask: Array, axes: Sequence[Axis]) -> list[Step]:
+    def _by_phase(self, x: Array, y: Array, mask: Array, axes: Sequence[Axis], pitches: Sequence[int]) -> list[Step]:
         work = compute_dtype(x.dtype)
         phases = split_phases(axes, x.shape[1 + len(axes) :])
         number, size = len(phases.phases), phases.elements
@@ -167,7 +167,7 @@ class IndexedMaxPooling(MaxPooling):
         equal = self.scratch((count * size,), np.bool_)
         places = self.scratch((count, *mask.shape[1:]), np.intp)
         image = _image_places(phases, count) if phases.reads_padding else None
-        starts, table = self._numbers(axes, mask)
+        starts, table = _numbers(axes, mask, pitches)
         steps: list[Step] = []
         for piece in blocks:
             some = slice(0, piece.stop - piece.start)
@@ -192,17 +192,18 @@ class IndexedMaxPooling(MaxPooling):
             steps.append(partial(np.add, mask[piece], starts, out=mask[piece]))
         return steps
 
-    def _numbers(self, axes: Sequence[Axis], mask: Array) -> tuple[Array, Array]:
-        """The number of each window's first tap, which may lie outside, and how far from it is the tap of each code."""
-        rank = len(axes)
-        starts = np.zeros((), np.int64)
-        steps = np.zeros((), np.int64)
-        for axis, pitch in zip(axes, self._pitches, strict=True):
-            starts = starts[..., None] + (np.arange(axis.out) * axis.stride - axis.head) * pitch
-            steps = steps[..., None] + np.arange(axis.kernel) * axis.dilation * pitch
-        starts = starts.reshape(*starts.shape, *(1 for _ in mask.shape[1 + rank :]))
-        table = np.append(0, steps.reshape(-1)[::-1])
-        return starts.astype(mask.dtype), table.astype(mask.dtype)
+
+def _numbers(axes: Sequence[Axis], mask: Array, pitches: Sequence[int]) -> tuple[Array, Array]:
+    """The number of each window's first tap, which may lie outside, and how far from it is the tap of each code."""
+    rank = len(axes)
+    starts = np.zeros((), np.int64)
+    steps = np.zeros((), np.int64)
+    for axis, pitch in zip(axes, pitches, strict=True):
+        starts = starts[..., None] + (np.arange(axis.out) * axis.stride - axis.head) * pitch
+        steps = steps[..., None] + np.arange(axis.kernel) * axis.dilation * pitch
+    starts = starts.reshape(*starts.shape, *(1 for _ in mask.shape[1 + rank :]))
+    table = np.append(0, steps.reshape(-1)[::-1])
+    return starts.astype(mask.dtype), table.astype(mask.dtype)
 
 
 def _mark_empty(mask: Array, axes: Sequence[Axis]) -> list[Step]:

@@ -11,7 +11,9 @@ is none, it lies between the gradients of both sides.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -73,44 +75,16 @@ class NormPooling(Pooling):
         return self.reduce(np.add, 0, work, finish, load)
 
 
-class NormPoolingGradient(ImageOperator):
-    """dX = sign(x) |x|^(p-1) * the sum over the pixel's windows of dY / Y^(p-1)."""
+@dataclass(frozen=True)
+class _Terms:
+    """What the gradient is made of, for exponent p and the type to compute in."""
 
-    def prepare(self) -> Step:
-        """Quotients, sums along one axis after the other, and a product."""
-        self._exponent = read_exponent(self.call())
-        self._work = compute_dtype(self.x(0).dtype)
-        window, axes = pool_window(self.call())
-        x, y, dy, dx = (as_images(array, window) for array in (self.x(0), self.x(1), self.x(2), self.y(0)))
-        if not dx.size:
-            return nothing_to_do
-        blocks = image_blocks(len(dx), math.prod(dx.shape[1:]))
-        count = blocks[0].stop
-        factor = self.scratch((count, *dx.shape[1:]), self._work)
-        nonzero = self.scratch(factor.shape, np.bool_)
-        quotient = self.scratch((count, *y.shape[1:]), self._work)
-        defined = self.scratch(quotient.shape, np.bool_)
+    exponent: float
+    work: np.dtype[Any]
 
-        def values(piece: slice, place: Array) -> list[Step]:
-            some = slice(0, piece.stop - piece.start)
-            return self._quotients(y[piece], dy[piece], place, quotient[some], defined[some])
-
-        def sums(piece: slice, found: Array) -> list[Step]:
-            some = slice(0, piece.stop - piece.start)
-            return self._products(x[piece], found, dx[piece], factor[some], nonzero[some])
-
-        if is_whole(axes):
-            steps: list[Step] = []
-            spare = self.scratch(quotient.shape, self._work)
-            for piece in blocks:
-                place = spare[: piece.stop - piece.start]
-                steps += [*values(piece, place), *sums(piece, place)]
-            return in_sequence(steps)
-        return spread(self, dx.shape, axes, self._work, values, sums)
-
-    def _quotients(self, y: Array, dy: Array, place: Array, power: Array, defined: Array) -> list[Step]:
+    def quotients(self, y: Array, dy: Array, place: Array, power: Array, defined: Array) -> list[Step]:
         """place = dy / y^(p-1), 0 where y is 0."""
-        work, exponent = self._work, self._exponent
+        work, exponent = self.work, self.exponent
         if exponent == 1:
             return [partial(np.copyto, place, dy)]
         steps: list[Step] = [partial(np.copyto, power, y), partial(np.not_equal, power, 0, out=defined)]
@@ -118,9 +92,9 @@ class NormPoolingGradient(ImageOperator):
             steps.append(partial(np.power, power, work.type(exponent - 1), out=power, where=defined))
         return [*steps, partial(place.fill, 0), partial(np.divide, dy, power, out=place, dtype=work, where=defined)]
 
-    def _products(self, x: Array, found: Array, dx: Array, factor: Array, nonzero: Array) -> list[Step]:
+    def products(self, x: Array, found: Array, dx: Array, factor: Array, nonzero: Array) -> list[Step]:
         """dx = sign(x) |x|^(p-1) * found, 0 where x is 0."""
-        work, exponent = self._work, self._exponent
+        work, exponent = self.work, self.exponent
         product = partial(np.multiply, factor, found, out=dx, casting="same_kind")
         if exponent == 2:
             return [partial(np.multiply, x, found, out=dx, dtype=work, casting="same_kind")]
@@ -133,6 +107,42 @@ class NormPoolingGradient(ImageOperator):
             partial(np.copysign, factor, x, out=factor, dtype=work),
             product,
         ]
+
+
+class NormPoolingGradient(ImageOperator):
+    """dX = sign(x) |x|^(p-1) * the sum over the pixel's windows of dY / Y^(p-1)."""
+
+    def prepare(self) -> Step:
+        """Quotients, sums along one axis after the other, and a product."""
+        work = compute_dtype(self.x(0).dtype)
+        terms = _Terms(read_exponent(self.call()), work)
+        window, axes = pool_window(self.call())
+        x, y, dy, dx = (as_images(array, window) for array in (self.x(0), self.x(1), self.x(2), self.y(0)))
+        if not dx.size:
+            return nothing_to_do
+        blocks = image_blocks(len(dx), math.prod(dx.shape[1:]))
+        count = blocks[0].stop
+        factor = self.scratch((count, *dx.shape[1:]), work)
+        nonzero = self.scratch(factor.shape, np.bool_)
+        quotient = self.scratch((count, *y.shape[1:]), work)
+        defined = self.scratch(quotient.shape, np.bool_)
+
+        def values(piece: slice, place: Array) -> list[Step]:
+            some = slice(0, piece.stop - piece.start)
+            return terms.quotients(y[piece], dy[piece], place, quotient[some], defined[some])
+
+        def sums(piece: slice, found: Array) -> list[Step]:
+            some = slice(0, piece.stop - piece.start)
+            return terms.products(x[piece], found, dx[piece], factor[some], nonzero[some])
+
+        if is_whole(axes):
+            steps: list[Step] = []
+            spare = self.scratch(quotient.shape, work)
+            for piece in blocks:
+                place = spare[: piece.stop - piece.start]
+                steps += [*values(piece, place), *sums(piece, place)]
+            return in_sequence(steps)
+        return spread(self, dx.shape, axes, work, values, sums)
 
 
 def _infer(call: OperatorCall) -> list[TensorType]:

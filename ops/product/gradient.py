@@ -19,7 +19,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import Gradient, GradientOperators, GradientRequest, gradient_of
-from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
@@ -105,31 +105,27 @@ class FullyConnectedGradient(Operator):
         )
         steps, (x, w, dy) = widened(self, [x, w, dy])
         for index, name in enumerate(layer_gradients(call)):
-            result = self.y(index)
+            target, narrow = self._target(self.y(index))
             if name == BIAS:
-                steps.append(partial(np.add.reduce, dy, axis=0, out=self._target(result)))
+                steps.append(partial(np.add.reduce, dy, axis=0, out=target))
             elif name == INPUT:
-                target = self._target(result).reshape(rows, inner)
-                steps.append(self.product(dy, w.T if self.transposed else w, target))
+                steps.append(self.product(dy, w.T if self.transposed else w, target.reshape(rows, inner)))
             else:
-                target = self._target(result).reshape(w_matrix)
                 operands = (x.T, dy) if self.transposed else (dy.T, x)
-                steps.append(self.product(*operands, target))
-            steps += self._narrowing
+                steps.append(self.product(*operands, target.reshape(w_matrix)))
+            steps.append(narrow)
         return in_sequence(steps)
 
     def product(self, a: Array, b: Array, target: Array) -> Step:
         """The step target = A B, of matrices that may be transposed views; the target is packed."""
         return partial(np.matmul, a, b, out=target)
 
-    def _target(self, result: Array) -> Array:
-        """Where `result` is computed, and in `_narrowing` what brings it there."""
-        self._narrowing: list[Step] = []
+    def _target(self, result: Array) -> tuple[Array, Step]:
+        """Where `result` is computed, and what brings it to its place."""
         if not is_narrow(result.dtype):
-            return result
+            return result, nothing_to_do
         wide = self.scratch(result.shape, compute_dtype(result.dtype))
-        self._narrowing = [convert(wide, result)]
-        return wide
+        return wide, convert(wide, result)
 
 
 @operator(_layer_schema("FC", transposed=False))

@@ -10,11 +10,12 @@ import numpy as np
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import INT32, TypeMeta
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.operator import Operator, Prepared, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.base.pieces import copying, has_rows, is_same_memory, offsets_along
 from dagexec.ops.shape.reshaping import copy_cost, integers_of
@@ -126,14 +127,14 @@ class Concat(Operator):
         ends = np.cumsum([part.shape[axis] for part in parts])
         places = np.split(self.y(0), [int(end) for end in ends[:-1]], axis)
         pairs = list(zip(parts, places, strict=True))
-        self.inputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
+        there = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
         steps: list[Step] = [partial(np.concatenate, parts, axis, self.y(0))]
-        if self.inputs_in_place or has_rows(self.y(0), axis):
-            missing = [pair for index, pair in enumerate(pairs) if index not in self.inputs_in_place and pair[0].size]
+        if there or has_rows(self.y(0), axis):
+            missing = [pair for index, pair in enumerate(pairs) if index not in there and pair[0].size]
             steps = [copying(place, part, axis) for part, place in missing]
         if len(self.output_blobs) == 2:
             steps.append(partial(np.copyto, self.y(1), np.array([part.shape[axis] for part in parts], np.int32)))
-        return in_sequence(steps)
+        return Prepared(in_sequence(steps), inputs_in_place=there)
 
 
 @operator(concat_schema("DepthConcat", "Concat along the channel axis; an older name."))
@@ -212,6 +213,11 @@ class Split(Operator):
         if self.arguments.bool("add_axis"):
             targets = [np.expand_dims(target, axis) for target in targets]
         pairs = list(zip(targets, parts, strict=True))
-        self.outputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
-        missing = [pair for index, pair in enumerate(pairs) if index not in self.outputs_in_place]
-        return in_sequence([copying(*pair, axis) for pair in missing])
+        return cut_in_place(pairs, axis)
+
+
+def cut_in_place(pairs: Sequence[tuple[Array, Array]], axis: int) -> Prepared:
+    """A copy for each target and its part of the input, but for those that are one memory."""
+    there = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
+    missing = [pair for index, pair in enumerate(pairs) if index not in there]
+    return Prepared(in_sequence([copying(*pair, axis) for pair in missing]), outputs_in_place=there)

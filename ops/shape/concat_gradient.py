@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
-from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
-from dagexec.ops.base.pieces import copying, is_same_memory
-from dagexec.ops.shape.concat import AXIS_ARGS, infer_concat, joined_pieces, joint_axis
+from dagexec.ops.shape.concat import AXIS_ARGS, cut_in_place, infer_concat, joined_pieces, joint_axis
 from dagexec.ops.shape.reshaping import copy_cost
 
 
@@ -64,9 +63,7 @@ class ConcatGradient(Operator):
             targets = [np.expand_dims(target, axis) for target in targets]
         ends = np.cumsum([target.shape[axis] for target in targets])
         pairs = list(zip(targets, np.split(dy, [int(end) for end in ends[:-1]], axis), strict=True))
-        self.outputs_in_place = tuple(index for index, pair in enumerate(pairs) if is_same_memory(*pair))
-        missing = [pair for index, pair in enumerate(pairs) if index not in self.outputs_in_place]
-        return in_sequence([copying(*pair, axis) for pair in missing])
+        return cut_in_place(pairs, axis)
 
 
 @gradient_of("Concat", "DepthConcat")

@@ -7,7 +7,7 @@ the input's storage, and then there is nothing to do. `dagexec.ops.shape.concat`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -185,19 +185,13 @@ class Reshape(Operator):
     """New shape, same elements."""
 
     reads_strided = True
-    _old_shape: tuple[int, ...] = ()
-
-    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
-        """Note the input's shape first: in place, sizing the output changes it."""
-        self._old_shape = self.x(0).shape
-        return super().bind(types, as_view=as_view, placed=placed)
 
     def prepare(self) -> Step:
         """A view, and the old shape written out when it is asked for."""
         move = view_step(self.x(0), self.y(0))
         if len(self.output_blobs) == 1:
             return move
-        return in_sequence([move, partial(np.copyto, self.y(1), np.array(self._old_shape, np.int64))])
+        return in_sequence([move, partial(np.copyto, self.y(1), np.array(self.old_shape, np.int64))])
 
 
 def infer_flatten(call: OperatorCall) -> list[TensorType]:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
@@ -115,8 +115,7 @@ class Slice(Operator):
         """One strided copy, or nothing where Y is that part of X already."""
         part = self.x(0)[as_slices(slice_ranges(self.call()))]
         if is_same_memory(self.y(0), part):
-            self.outputs_in_place = (0,)
-            return nothing_to_do
+            return Prepared(nothing_to_do, outputs_in_place=(0,))
         return partial(np.copyto, self.y(0), part)
 
 

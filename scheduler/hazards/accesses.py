@@ -18,12 +18,12 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Operator, Prepared, nothing_to_do
 from dagexec.core.runtime import runtime_of
 from dagexec.core.shared_buffer import shared_buffer_forced
 from dagexec.core.tensor import Tensor
 from dagexec.devices.cuda.arrays import address, is_on_device
-from dagexec.scheduler.plan.preparation import CheckedStep, dynamic_operators
+from dagexec.scheduler.plan.dynamic import CheckedStep
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -181,36 +181,29 @@ def named_accesses(graph: Graph) -> Accesses:
     return found.finished()
 
 
-def touched_memory(graph: Graph, operators: Sequence[Operator], steps: Sequence[Step] | None = None) -> Touched:
-    """Where the blobs and the working memory of a prepared net are.
-
-    What a run may yet give other memory, since its shape depends on values, is told from the `steps` that were
-    prepared, or without them from the graph.
-    """
-    if steps is None:
-        unsettled = dynamic_operators(graph, frozenset())
-    else:
-        unsettled = frozenset(index for index, step in enumerate(steps) if isinstance(step, CheckedStep))
+def touched_memory(graph: Graph, operators: Sequence[Operator], prepared: Sequence[Prepared]) -> Touched:
+    """Where the blobs and the working memory of a prepared net are, but for what a run may yet give other memory."""
+    unsettled = [index for index, one in enumerate(prepared) if isinstance(one.step, CheckedStep)]
     dynamic = frozenset(id(blob) for index in unsettled for blob in operators[index].output_blobs)
     blobs = {id(blob): blob for operator in operators for blob in (*operator.input_blobs, *operator.output_blobs)}
     regions = {key: region for key, blob in blobs.items() if key not in dynamic and (region := region_of(blob))}
     names = {key: blob.name for key, blob in blobs.items()}
     working: list[tuple[int, ...]] = []
-    for index, operator in enumerate(operators):
-        arrays = [array for array in operator.working_arrays if array.size and index not in unsettled]
+    for index, one in enumerate(prepared):
+        arrays = [array for array in one.working_memory if array.size]
         numbers = tuple(-1 - len(regions) - place for place in range(len(arrays)))
         working.append(numbers)
         for number, array in zip(numbers, arrays, strict=True):
             regions[number] = _region_of_array(array)
             names[number] = f"working memory of {graph.label(index)}"
     silent = tuple(
-        _silent(index, graph, operator, regions, None if steps is None else steps[index])
-        for index, operator in enumerate(operators)
+        _silent(index, graph, operator, regions, one)
+        for index, (operator, one) in enumerate(zip(operators, prepared, strict=True))
     )
     return Touched(regions, names, tuple(working), silent, dynamic)
 
 
-def _silent(index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], step: Step | None) -> Silent:
+def _silent(index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], prepared: Prepared) -> Silent:
     """What operator `index` does not touch: of a view that has nothing to do, all; and what it says and is so."""
     first_input = id(operator.input_blobs[0]) if operator.input_blobs else 0
     first_output = id(operator.output_blobs[0]) if operator.output_blobs else 0
@@ -218,16 +211,16 @@ def _silent(index: int, graph: Graph, operator: Operator, regions: Mapping[int, 
     if source is None or target is None:
         return Silent()
     if index in graph.views and (source.space, source.low, source.high) == (target.space, target.low, target.high):
-        idle = len(operator.output_blobs) == 1 if step is None else step is nothing_to_do
+        idle = prepared.step is nothing_to_do
         return Silent(frozenset(map(id, operator.input_blobs)) if idle else frozenset(), frozenset((0,)))
     parts = [
         place
-        for place in operator.inputs_in_place
+        for place in prepared.inputs_in_place
         if _lies_within(regions.get(id(operator.input_blobs[place])), target)
     ]
     cut = [
         place
-        for place in operator.outputs_in_place
+        for place in prepared.outputs_in_place
         if _lies_within(regions.get(id(operator.output_blobs[place])), source)
     ]
     unread = {id(operator.input_blobs[place]) for place in parts}
@@ -252,7 +245,7 @@ def _lies_within(part: Region | None, whole: Region) -> bool:
 def prepared_accesses(
     graph: Graph,
     operators: Sequence[Operator],
-    steps: Sequence[Step] | None = None,
+    prepared: Sequence[Prepared],
     touched: Touched | None = None,
 ) -> Accesses:
     """The accesses of a net whose operators are bound to tensors: blobs go by the memory they have.
@@ -260,7 +253,7 @@ def prepared_accesses(
     What is in place already is not touched, such as a view. What a run may yet give other memory goes by name, and so
     does a tensor without elements. `touched` defaults to what `touched_memory` finds for the rest.
     """
-    memory = touched_memory(graph, operators, steps) if touched is None else touched
+    memory = touched_memory(graph, operators, prepared) if touched is None else touched
     found = _Collection(len(graph))
     numbers = _memory_resources(found, memory.regions, memory.names)
     origin: dict[int, int] = {}
@@ -290,7 +283,7 @@ def prepared_accesses(
             found.write(index, resources(id(operator.input_blobs[place])))
         for number in memory.working[index]:
             found.write(index, resources(number))
-        found.take_turns(index, turns_of(operator))
+        found.take_turns(index, turns_of(operator, prepared[index]))
     found.order_controls(graph)
     return found.finished()
 
@@ -300,10 +293,10 @@ def _mutated(graph: Graph, index: int) -> list[int]:
     return [place for place in graph.schemas[index].mutates if place < len(graph.operators[index].input)]
 
 
-def turns_of(operator: Operator) -> list[str]:
+def turns_of(operator: Operator, prepared: Prepared) -> list[str]:
     """Names of the working memories that `operator` shares with others."""
     names = []
-    if operator.shared_buffer is not None:
+    if prepared.shared_buffer is not None:
         names.append(f"shared buffer of {operator.runtime.device}")
     if operator.library_state is not None:
         names.append(operator.library_state.name)

@@ -142,12 +142,12 @@ def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False
         plan = build_plan(net.graph, [0.0] * len(net.graph))
         return _check_order(net, plan, named_accesses(net.graph), streams)
     preparation = net.prepared()
-    touched = touched_memory(net.graph, net.operators, preparation.steps)
-    accesses = prepared_accesses(net.graph, net.operators, preparation.steps, touched)
+    touched = touched_memory(net.graph, net.operators, preparation.prepared)
+    accesses = prepared_accesses(net.graph, net.operators, preparation.prepared, touched)
     proof = _check_order(net, preparation.plan, accesses, streams)
     if preparation.memory is None:
         return proof
-    inputs = [binding.blob for binding in preparation.inputs]
+    inputs = [binding.blob for binding in preparation.bindings.inputs]
     return replace(proof, overwritten=find_overwritten(net.graph, net.operators, touched, inputs, net.keep))
 
 

@@ -378,7 +378,7 @@ class Detector(Observer):
         epoch = binding_epoch()
         known = self._known.get(run.operators[0])
         if known is None or known[0] != epoch:
-            known = self._known[run.operators[0]] = (epoch, prepared_accesses(run.graph, run.operators))
+            known = self._known[run.operators[0]] = (epoch, prepared_accesses(run.graph, run.operators, run.prepared))
         return known[1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import Device
-from dagexec.core.operator import Operator
+from dagexec.core.operator import MemorySource, Operator
 from dagexec.core.runtime import DeviceRuntime
 from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
@@ -23,7 +23,6 @@ from dagexec.scheduler.memory.lower_bound import heaviest_antichain
 from dagexec.scheduler.memory.offsets import BufferOffsets, Integers, aligned, place
 
 Array = npt.NDArray[Any]
-MemorySource = Callable[[int], Array]
 
 _MOST_NAMED = 3
 

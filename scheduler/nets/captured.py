@@ -30,8 +30,9 @@ from dagexec.errors import DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.culprit import label_of
+from dagexec.scheduler.plan.dynamic import dynamic_operators
 from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.plan.preparation import Preparation, dynamic_operators
+from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import synchronize
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.inline import run_inline

@@ -229,7 +229,8 @@ class BaseNet(ABC):
             return None
         everybody = together(observer, self._lines)
         assert everybody is not None
-        return ObservedRun(everybody, self.graph, self.operators, plan)
+        current = self._current
+        return ObservedRun(everybody, self.graph, self.operators, plan, () if current is None else current.prepared)
 
     @abstractmethod
     def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
@@ -243,8 +244,10 @@ class BaseNet(ABC):
         """Run the steps once; called by one thread at a time."""
 
     def guards(self) -> list[tuple[str, ...]]:
-        """The names of the mutexes that each operator runs or is launched under."""
-        return [guards_of(operator) for operator in self.operators]
+        """The names of the mutexes that each operator runs or is launched under, as it is prepared if it is."""
+        current = self._current
+        prepared = [None] * len(self.operators) if current is None else current.prepared
+        return list(map(guards_of, self.operators, prepared))
 
     def kernels(self) -> list[Kernel]:
         """The prepared step of each operator as work for a stream, for the shapes the blobs have now."""
@@ -253,7 +256,7 @@ class BaseNet(ABC):
     def prepared(self) -> Preparation:
         """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""
         current = self._current
-        if current is not None and current.in_place():
+        if current is not None and current.bindings.in_place():
             return current
         del current  # its memory may be needed
         return self._prepare()
@@ -267,7 +270,7 @@ class BaseNet(ABC):
             for tensor in tensors
         )
         preparation = self._preparations.pop(signature, None)
-        if preparation is None or not preparation.restore(self._own_tensors()):
+        if preparation is None or not preparation.bindings.restore(self._own_tensors()):
             preparation = self._new_preparation()
         self._preparations[signature] = preparation
         if len(self._preparations) > _CACHED_PREPARATIONS:
@@ -299,7 +302,6 @@ class BaseNet(ABC):
     def _let_go_of_arenas(self) -> None:
         """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
         for operator in self.operators:
-            operator.working_arrays = []
             for blob in operator.output_blobs:
                 storage = blob.value.storage() if isinstance(blob.value, Tensor) else None
                 if self.keep is not None and storage is not None and not storage.writable:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.culprit import stand_for
-from dagexec.scheduler.plan.preparation import CheckedStep
+from dagexec.scheduler.plan.dynamic import CheckedStep
 
 if TYPE_CHECKING:
     from dagexec.core.stream import Event, Kernel, Stream
@@ -123,14 +123,21 @@ class ObservedRun:
         operators: their objects, in list order.
         chains: operator indices of each chain; a single chain of all of them for a net that has no plan.
         parents: the chains that each chain waits for.
+        prepared: the operators as they are prepared, in list order; empty where nobody knows.
         started: when the run was made.
     """
 
     def __init__(
-        self, observer: Observer, graph: Graph, operators: Sequence[Operator], plan: Plan | None = None
+        self,
+        observer: Observer,
+        graph: Graph,
+        operators: Sequence[Operator],
+        plan: Plan | None = None,
+        prepared: Sequence[Prepared] = (),
     ) -> None:
         """Tells the observer that the run started."""
         self.observer = observer
+        self.prepared = prepared
         self.graph = graph
         self.operators = operators
         self.chains = (tuple(range(len(graph))),) if plan is None else plan.chains

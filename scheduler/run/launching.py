@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.runtime import runtime_of
 from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver, wait_for
 from dagexec.core.tensor import Tensor
@@ -303,11 +303,12 @@ def _copied_bytes(operator: Operator) -> int:
     return 0 if target.is_empty else target.nbytes
 
 
-def guards_of(operator: Operator) -> tuple[str, ...]:
-    """The names of the mutexes that `operator` is launched under, or runs under on the host."""
+def guards_of(operator: Operator, prepared: Prepared | None) -> tuple[str, ...]:
+    """The names of the mutexes that `operator` runs or is launched under; unprepared, those that it may."""
     names = []
-    if operator.shared_buffer is not None:
-        names.append(operator.shared_buffer.name)
+    buffer = operator.shared_buffer if prepared is None else prepared.shared_buffer
+    if buffer is not None:
+        names.append(buffer.name)
     if operator.library_state is not None:
         names.append(operator.library_state.name)
     return tuple(names)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import numpy as np
@@ -18,7 +19,7 @@ from dagexec import NetDef
 from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core import dtypes, registry
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.schema import OpSchema, one_to_one
 from dagexec.errors import FeedError, OperatorError, RunTimeoutError
 from tests.held import PATIENCE, doubled_model, held_operators, rows
@@ -50,7 +51,7 @@ def addresses() -> Iterator[Addresses]:
         def prepare(self) -> Step:
             places = [self.x(0), self.y(0)]
 
-            def move(place: int, array: np.ndarray) -> None:
+            def rebind(place: int, array: np.ndarray) -> None:
                 places[place] = array
 
             def step() -> None:
@@ -60,9 +61,7 @@ def addresses() -> Iterator[Addresses]:
                 if found.failing:
                     raise ValueError("on purpose")
 
-            self.input_rebinds[0] = lambda array: move(0, array)
-            self.output_rebinds[0] = lambda array: move(1, array)
-            return step
+            return Prepared(step, {0: partial(rebind, 0)}, {0: partial(rebind, 1)})
 
     registry.operator(schema)(Moving)
     try:

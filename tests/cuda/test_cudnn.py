@@ -345,7 +345,7 @@ def test_work_given_up_is_waited_for_as_it_cannot_be_taken_back() -> None:
         net, workspace = branches([1])
         with AsyncDAGNet(net, workspace) as running:
             running.run(timeout=60)
-            step = running.operators[0].bind(None)
+            step = running.operators[0].bind(None).step
             module.pause = hold
             state, runtime = library_state(CUDA, 1), cuda_runtime(CUDA)
             first, second = runtime.lease(), runtime.lease()
@@ -376,7 +376,7 @@ def test_a_state_that_hangs_refuses_whoever_comes_next() -> None:
         net, workspace = branches([1])
         with AsyncDAGNet(net, workspace) as running:
             running.run(timeout=60)
-            step = running.operators[0].bind(None)
+            step = running.operators[0].bind(None).step
             module.pause = hold
             state, runtime = library_state(CUDA, 1), cuda_runtime(CUDA)
             first, second = runtime.lease(), runtime.lease()

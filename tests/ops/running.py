@@ -100,6 +100,10 @@ def run_operator(
     for name, array in arrays.items():
         workspace.feed_blob(name, np.ones_like(array) if _is_float(array) else array)
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
+        made = dict(vars(net.operators[0]))
+        net.prepared()
+        kept = [name for name, value in vars(net.operators[0]).items() if made.get(name, net) is not value]
+        assert not kept, "a preparation left these at the operator"
         net.run()
         for name, array in arrays.items():
             workspace.feed_blob(name, array)

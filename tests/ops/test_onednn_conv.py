@@ -11,7 +11,7 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.operator import Operator
+from dagexec.core.operator import Prepared
 from dagexec.core.registry import create_operator
 from dagexec.errors import ArgumentError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.ops.activation.post_ops import parse_post_op
@@ -260,22 +260,22 @@ def test_fed_weights_are_read_in_every_run_and_constant_ones_are_packed_once(
     assert workspace.fetch_blob("u").tobytes() == workspace.fetch_blob("y").tobytes()
 
 
-def prepared(workspace: Workspace, net: NetDef) -> tuple[Operator, object]:
+def prepared(workspace: Workspace, net: NetDef) -> Prepared:
     made = create_operator(net.op[0], workspace)
-    return made, made.bind(made.infer())
+    return made.bind(made.infer())
 
 
 def test_a_caller_may_move_the_image_and_the_result(by_onednn: pytest.LogCaptureFixture) -> None:
     layer, order = Layer(SQUARE), widest_blocks() or "NHWC"
     workspace, net = net_of(layer, order, constant=True)
-    made, step = prepared(workspace, net)
-    step()
+    made = prepared(workspace, net)
+    made.step()
     first = workspace.fetch_blob("y")
     x, y = layer.fed(order)[0] * 2, np.zeros_like(first)
     assert set(made.input_rebinds) == {0}
     made.input_rebinds[0](x)
     made.output_rebinds[0](y)
-    step()
+    made.step()
     assert workspace.fetch_blob("y").tobytes() == first.tobytes()
     bias = to_order(layer.arrays()[2].reshape(1, -1, 1, 1), order)
     np.testing.assert_allclose(y - bias, 2 * (first - bias), rtol=1e-5, atol=1e-5)
@@ -283,7 +283,7 @@ def test_a_caller_may_move_the_image_and_the_result(by_onednn: pytest.LogCapture
 
 def test_in_place_nothing_is_moved() -> None:
     held = np.zeros((2, 2, 9, 8, 16), np.float32)
-    made, _ = prepared(*net_of(Layer(SQUARE), "NCHW16c", constant=True, post_ops=("sum:3",), operand=held))
+    made = prepared(*net_of(Layer(SQUARE), "NCHW16c", constant=True, post_ops=("sum:3",), operand=held))
     assert not made.input_rebinds
     assert not made.output_rebinds
 

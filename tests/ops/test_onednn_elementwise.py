@@ -221,8 +221,8 @@ def test_a_chain_reads_and_writes_a_callers_memory() -> None:
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     other, result = normal(17, 4, 8), np.empty((4, 8), np.float32)
-    op.input_rebinds[0](other)
-    op.output_rebinds[0](result)
+    step.input_rebinds[0](other)
+    step.output_rebinds[0](result)
     step()
     np.testing.assert_allclose(result, np.abs(np.tanh(other.astype(np.float64))), rtol=1e-5)
 

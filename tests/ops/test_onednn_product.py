@@ -250,8 +250,8 @@ def test_a_layer_reads_and_writes_a_callers_memory() -> None:
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     other, result = normal(37, 2, 8), np.empty((2, 16), np.float32)
-    op.input_rebinds[0](other)
-    op.output_rebinds[0](result)
+    step.input_rebinds[0](other)
+    step.output_rebinds[0](result)
     step()
     np.testing.assert_allclose(result, np.maximum(layer(other, normal(35, 16, 8), normal(36, 16)), 0), atol=1e-5)
 

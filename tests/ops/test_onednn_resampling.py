@@ -53,7 +53,7 @@ def test_the_callers_memory_is_not_offered_to_it() -> None:
     resize.engine = "ONEDNN"
     with SimpleNet(NetDef(name="test", op=[resize]), workspace) as net:
         net.run()
-        [operator] = net.operators
+        [operator], [prepared] = net.operators, net.prepared().prepared
         assert isinstance(operator, ResizeNearest)
-        assert list(operator.input_rebinds) == [0]
-        assert not operator.output_rebinds
+        assert list(prepared.input_rebinds) == [0]
+        assert not prepared.output_rebinds

@@ -301,7 +301,7 @@ def try_mutant(net: MutantNet, mutant: Mutant, conflicts: tuple[Conflicts, Confl
     """Judge, prove and run one mutant of `net`, with a stream for every chain."""
     original = net.prepared()
     plan, chain_steps = original.plan, original.chain_steps
-    accesses = prepared_accesses(net.graph, net.operators, original.steps)
+    accesses = prepared_accesses(net.graph, net.operators, original.prepared)
     proof = check_plan(mutant.plan, mutant.synchronization, accesses)
     detector = Detector()
     own = net.streams

@@ -38,7 +38,7 @@ class Script:
         self.net = net
         self.chain_of = plan.chain_of
         self.detector = Detector()
-        self.run = ObservedRun(self.detector, net.graph, net.operators, plan)
+        self.run = ObservedRun(self.detector, net.graph, net.operators, plan, net.prepared().prepared)
         self.streams: dict[int, Stream] = {}
 
     def stream(self, number: int) -> Stream:
@@ -157,7 +157,7 @@ def test_runs_of_one_net_follow_one_another_even_while_another_net_runs() -> Non
                 script.launch(0, stream=0)  # with no turn taken
                 script.stream(0).synchronize()
                 script.run.stopped(None)
-                script.run = ObservedRun(script.detector, net.graph, net.operators, net.plan)
+                script.run = ObservedRun(script.detector, net.graph, net.operators, net.plan, script.run.prepared)
             assert script.races() == []
 
 

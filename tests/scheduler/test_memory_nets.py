@@ -27,7 +27,7 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.plan.preparation import CheckedStep
+from dagexec.scheduler.plan.dynamic import CheckedStep
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
 
@@ -265,9 +265,10 @@ def test_a_preparation_that_comes_back_is_proved_with_its_own_pieces_and_working
             workspace.feed_blob("x", np.ones((rows, 4), np.float32))
             net.run()
             assert check_net(net).holds
-            working = net.operators[0].working_arrays
+            prepared = net.prepared().prepared
+            working = prepared[0].working_memory
             assert [array.size for array in working] == [16 * rows]
-            pieces = [(operator.inputs_in_place, operator.outputs_in_place) for operator in net.operators]
+            pieces = [(one.inputs_in_place, one.outputs_in_place) for one in prepared]
             said = [list(map(id, working)), *pieces]
             assert seen.setdefault(rows, said) == said
         assert seen[1][2] == ((), (0, 1))

@@ -11,7 +11,7 @@ from dagexec.errors import DagexecError, ResourceError, ShapeError
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.plan.preparation import CheckedStep
+from dagexec.scheduler.plan.dynamic import CheckedStep
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
 

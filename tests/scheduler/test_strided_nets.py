@@ -21,7 +21,7 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.trace import Span, Trace
-from dagexec.scheduler.plan.preparation import CheckedStep
+from dagexec.scheduler.plan.dynamic import CheckedStep
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]

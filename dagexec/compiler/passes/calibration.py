@@ -136,7 +136,7 @@ def _run_first(model: Model, inputs: Mapping[str, Array], visit: Visit) -> list[
     prepared = []
     for index, definition in enumerate(model.net.op):
         operator = create_operator(by_onednn(definition), workspace, index=index, net=model.net.name)
-        step = operator.bind(operator.infer())
+        step = operator.bind(operator.infer()).step
         inputs_now, outputs = (
             tuple(_array(workspace, name) for name in names) for names in (definition.input, definition.output)
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core import dtypes
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import MemorySource, Operator, Prepared, Step
 from dagexec.core.schema import TensorType
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.kernels import BLOCK, Launch, compiled
@@ -35,11 +35,18 @@ class CudaOperator(Operator):
         """N of `cuda:N`."""
         return self.runtime.device.index
 
-    def bind(self, types: Sequence[TensorType] | None, *, as_view: bool = False, placed: Collection[int] = ()) -> Step:
+    def bind(
+        self,
+        types: Sequence[TensorType] | None,
+        *,
+        as_view: bool = False,
+        placed: Collection[int] = (),
+        memory: MemorySource | None = None,
+    ) -> Prepared:
         """See Operator."""
         assert isinstance(self.runtime, CudaRuntime)
         with self.runtime.guard():
-            return super().bind(types, as_view=as_view, placed=placed)
+            return super().bind(types, as_view=as_view, placed=placed, memory=memory)
 
     def host_value(self, index: int) -> Array:
         """See Operator: a copy, made after what computes the values; within a run the host waits for its stream."""

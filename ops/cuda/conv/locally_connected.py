@@ -17,7 +17,6 @@ from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT, wanted_gradie
 from dagexec.ops.conv.locally_connected import (
     Block,
     Layer,
-    LayerOperator,
     LocallyConnected,
     LocallyConnectedGradient,
     read_layer,
@@ -31,7 +30,7 @@ from dagexec.ops.cuda.base.windows import channels_first_view
 from dagexec.ops.cuda.conv.convolution import DEFAULT_LIMIT
 
 
-class CudaLayerOperator(CudaOperator, LayerOperator):
+class CudaLayerOperator(CudaOperator):
     """What the layer and its gradient share on CUDA."""
 
     def layer(self) -> Layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.operator import Step, in_sequence
+from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.ops.cuda.base.constants import constant_step
 from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import CudaOperator
@@ -23,12 +23,11 @@ class _CudaConcat(CudaOperator):
         add_axis = self.arguments.bool("add_axis")
         axis = joint_axis(call, len(call.inputs[0].shape) + add_axis)
         parts = [self.x(index) for index in range(len(self.input_blobs))]
-        self.inputs_in_place = in_place(self.y(0), parts, axis)
         steps = [joining(self, self.y(0), parts, axis)]
         if len(self.output_blobs) == 2:
             sizes = np.array([1 if add_axis else part.shape[axis] for part in parts], np.int32)
             steps.append(constant_step(self, self.y(1), sizes))
-        return in_sequence(steps)
+        return Prepared(in_sequence(steps), inputs_in_place=in_place(self.y(0), parts, axis))
 
 
 @on_cuda(Split, ConcatGradient)
@@ -39,5 +38,4 @@ class _CudaCut(CudaOperator):
         """One kernel."""
         whole, axis = self.x(0), joint_axis(self.call(), self.x(0).ndim)
         parts = [self.y(index) for index in range(len(self.output_blobs))]
-        self.outputs_in_place = in_place(whole, parts, axis)
-        return cutting(self, whole, parts, axis)
+        return Prepared(cutting(self, whole, parts, axis), outputs_in_place=in_place(whole, parts, axis))

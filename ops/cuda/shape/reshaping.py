@@ -59,7 +59,7 @@ class _CudaReshape(CudaOperator, Reshape):
         move = view_step(self, self.x(0), self.y(0))
         if len(self.output_blobs) == 1:
             return move
-        return in_sequence([move, constant_step(self, self.y(1), np.array(self._old_shape, np.int64))])
+        return in_sequence([move, constant_step(self, self.y(1), np.array(self.old_shape, np.int64))])
 
 
 @on_cuda(Transpose)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.operator import Prepared, Step, nothing_to_do
 from dagexec.core.schema import OperatorCall
 from dagexec.devices.cuda.arrays import address
 from dagexec.ops.cuda.base.constants import uploaded
@@ -37,8 +37,7 @@ class _CudaSlice(CudaOperator):
         part: Any = self.x(0)[as_slices(slice_ranges(self.call()))]
         y = self.y(0)
         if y.size and address(part) == address(y) and part.flags.c_contiguous:
-            self.outputs_in_place = (0,)
-            return nothing_to_do
+            return Prepared(nothing_to_do, outputs_in_place=(0,))
         return strided_copy(self, y, part)
 
 

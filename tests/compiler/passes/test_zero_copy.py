@@ -138,7 +138,7 @@ def test_a_blob_that_two_concats_want_in_different_places_is_copied_by_one() -> 
         results, net = run(rewritten, x, kind)
         np.testing.assert_array_equal(results["y"], np.concatenate([np.maximum(x, 0)] * 2, 1))
         np.testing.assert_array_equal(results["c"], results["y"])
-        assert [len(operator.inputs_in_place) for operator in net.operators] == [0, 0, 2, 0, 0]
+        assert [len(one.inputs_in_place) for one in net.prepared().prepared] == [0, 0, 2, 0, 0]
 
 
 def test_a_result_that_is_written_over_while_a_part_is_still_read_is_a_copy() -> None:
@@ -153,10 +153,10 @@ def test_a_result_that_is_written_over_while_a_part_is_still_read_is_a_copy() ->
     for kind in (SimpleNet, DAGNet):
         results, net = run(model(operators, ("c", "z")), x, kind)
         np.testing.assert_allclose(results["z"], np.tanh(np.maximum(x, 0)), rtol=1e-6)
-        assert net.operators[1].inputs_in_place == ()
+        assert net.prepared().prepared[1].inputs_in_place == ()
     earlier = [operators[0], operators[1], operators[3], operators[2]]
-    assert run(model(earlier, ("c", "z")), x, SimpleNet)[1].operators[1].inputs_in_place == (0,)
-    assert run(model(earlier, ("c", "z")), x, DAGNet)[1].operators[1].inputs_in_place == ()
+    assert run(model(earlier, ("c", "z")), x, SimpleNet)[1].prepared().prepared[1].inputs_in_place == (0,)
+    assert run(model(earlier, ("c", "z")), x, DAGNet)[1].prepared().prepared[1].inputs_in_place == ()
 
 
 def test_a_split_gives_views_and_what_writes_over_one_gets_a_copy() -> None:
@@ -173,7 +173,7 @@ def test_a_split_gives_views_and_what_writes_over_one_gets_a_copy() -> None:
     over = [operators[0], marked_split, operator_def("Sigmoid", ["p"], ["p"]), operator_def("Sum", ["a", "a"], ["z"])]
     results, net = run(model(over, ("z", "p")), x)
     np.testing.assert_array_equal(results["z"], positive + positive)
-    assert net.operators[1].outputs_in_place == (1,)
+    assert net.prepared().prepared[1].outputs_in_place == (1,)
 
 
 def test_a_slice_is_a_view_where_it_is_one_piece() -> None:
@@ -207,7 +207,7 @@ def test_zoo_models_join_everything_in_place_with_the_same_bytes(name: str) -> N
             assert check_net(net).holds
             net.run()
             found.append([workspace.fetch_blob(output).tobytes() for output in each.outputs])
-            for operator in net.operators:
+            for operator, prepared in zip(net.operators, net.prepared().prepared, strict=True):
                 if each is rewritten and operator.definition.type in ("Concat", "DepthConcat"):
-                    assert operator.inputs_in_place == tuple(range(len(operator.input_blobs)))
+                    assert prepared.inputs_in_place == tuple(range(len(operator.input_blobs)))
     assert found[0] == found[1]

@@ -20,7 +20,7 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.scheduler.plan.preparation import dynamic_operators
+from dagexec.scheduler.plan.dynamic import dynamic_operators
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.model_helper import ModelHelper

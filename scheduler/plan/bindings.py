@@ -1,0 +1,102 @@
+"""Bindings: where the tensors of a net were when its steps were prepared, since the steps keep the arrays.
+
+A net may be prepared for several shapes; its tensors are at the arrays of one preparation at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.blob import Blob
+from dagexec.core.tensor import Storage, Tensor, binding_epoch
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A blob, and the tensor and array it had when the steps were prepared."""
+
+    blob: Blob
+    tensor: Tensor
+    array: Array
+    storage: Storage | None
+    is_view: bool
+
+    def holds(self) -> bool:
+        """True while the blob still has that tensor, and the tensor that array."""
+        return self.blob.value is self.tensor and self.tensor.current_array() is self.array
+
+    def is_packed(self) -> bool:
+        """True when both that array and the one the tensor has now are packed."""
+        return bool(self.array.flags.c_contiguous) and self.tensor.is_packed
+
+    def may_be_written(self) -> bool:
+        """True when the array is the tensor's own to write: neither adopted from a caller nor another tensor's."""
+        return not self.is_view and (self.storage is None or self.storage.writable)
+
+    def put_back(self) -> None:
+        """Give the tensor that array again. The blob holds it still."""
+        self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
+
+
+def _found(blobs: Iterable[Blob]) -> list[Binding]:
+    return [
+        Binding(blob, tensor, tensor.array, tensor.storage(), tensor.is_view)
+        for blob in blobs
+        if isinstance(tensor := blob.value, Tensor) and not tensor.is_empty
+    ]
+
+
+class Bindings:
+    """The bindings of the blobs that the steps of a net read and write.
+
+    Attributes:
+        inputs: of blobs that exist before the net runs.
+        outputs: of blobs that it writes.
+    """
+
+    def __init__(self, inputs: Iterable[Blob], outputs: Iterable[Blob]) -> None:
+        """Of those of the blobs that hold a tensor, as they are now."""
+        self._epoch = binding_epoch()
+        self.inputs = _found(inputs)
+        self.outputs = _found(outputs)
+
+    def in_place(self) -> bool:
+        """True when every tensor still has its array. Cheap while nothing changed anywhere."""
+        epoch = binding_epoch()
+        if self._epoch == epoch:
+            return True
+        if all(binding.holds() for binding in self.inputs) and all(binding.holds() for binding in self.outputs):
+            self._epoch = epoch
+            return True
+        return False
+
+    def restore(self, own: frozenset[int]) -> bool:
+        """Bring the tensors back to these arrays, with the input values they have now.
+
+        Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere, and only from a packed
+        array to a packed one, since another layout was asked for. False when that is not enough; nothing has changed
+        then.
+        """
+        away = [binding for binding in (*self.inputs, *self.outputs) if not binding.holds()]
+        if any(binding.blob.value is not binding.tensor or not binding.is_packed() for binding in away):
+            return False
+        moved = [binding for binding in self.inputs if not binding.holds()]
+        if any(
+            id(binding.tensor) not in own or not binding.may_be_written() or binding.array.shape != binding.tensor.shape
+            for binding in moved
+        ):
+            return False
+        for binding in moved:
+            binding.tensor.runtime.copy_now(binding.array, binding.tensor.array)
+            binding.put_back()
+        for binding in self.outputs:
+            if not binding.holds():
+                binding.put_back()
+        self._epoch = binding_epoch()
+        return True
