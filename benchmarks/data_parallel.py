@@ -49,8 +49,8 @@ Array = npt.NDArray[Any]
 
 DEVICES = [f"sim:{index}" for index in range(4)]
 LAUNCH = 5e-6
-KERNEL_LEAST = 4e-6
-HOST_LEAST, FASTER = 2e-6, 100.0  # what Cost.seconds adds to every operator, and 5 TFLOP/s over its 50 GFLOP/s
+MIN_KERNEL_SECONDS = 4e-6
+MIN_HOST_SECONDS, FASTER = 2e-6, 100.0  # what Cost.seconds adds to every operator, and 5 TFLOP/s over its 50 GFLOP/s
 COPY, COPY_PER_BYTE = 10e-6, 1 / 25e9
 
 
@@ -140,7 +140,7 @@ def bucket_of(definition: OperatorDef) -> str | None:
 
 def kernel_seconds(kernel: Kernel) -> float:
     """What a kernel takes on the device."""
-    return max(KERNEL_LEAST, ((kernel.seconds or 0.0) - HOST_LEAST) / FASTER)
+    return max(MIN_KERNEL_SECONDS, ((kernel.seconds or 0.0) - MIN_HOST_SECONDS) / FASTER)
 
 
 def inputs(workload: Workload, helper: ModelHelper) -> None:
@@ -266,7 +266,7 @@ def main() -> None:
         settings = {
             "devices": len(DEVICES),
             "launch_us": LAUNCH * 1e6,
-            "kernel_least_us": KERNEL_LEAST * 1e6,
+            "kernel_least_us": MIN_KERNEL_SECONDS * 1e6,
             "flops": 50e9 * FASTER,
             "bytes_per_second": 10e9 * FASTER,
             "copy_us": COPY * 1e6,

@@ -12,7 +12,7 @@ from dagexec.compiler.passes import PassOutcome
 from dagexec.core.model import Model
 from dagexec.options import CompileOptions
 
-_MOST_CHANGES = 4  # of one pass in the table; --json has all
+_MAX_CHANGES = 4  # of one pass in the table; --json has all
 
 
 def pass_outcomes(model: Model, shapes: Mapping[str, Sequence[int]], without: Collection[str]) -> Sequence[PassOutcome]:
@@ -31,7 +31,7 @@ def pass_table(outcomes: Sequence[PassOutcome]) -> Table:
     for column in ("pass", "before", "after", "changes", "ms", "what"):
         table.add_column(column, justify="left" if column in ("pass", "what") else "right")
     for outcome in outcomes:
-        shown = list(outcome.changes[:_MOST_CHANGES])
+        shown = list(outcome.changes[:_MAX_CHANGES])
         rest = len(outcome.changes) - len(shown)
         lines = [*shown, *([f"and {rest} more"] if rest else [])]
         table.add_row(

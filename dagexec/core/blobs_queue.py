@@ -23,7 +23,7 @@ from dagexec.platform.threads import ThreadWait, acquire, threads
 Array = npt.NDArray[Any]
 Record = list[Array]
 
-MOST_RECORDS, MOST_BLOBS = 1 << 20, 1 << 16
+MAX_RECORDS, MAX_BLOBS = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class BlobsQueue:
         `names` of the arrays serve messages. With `types`, records of others are refused. Raises ValueError for counts
         out of range, or that do not agree.
         """
-        if not (1 <= capacity <= MOST_RECORDS and 1 <= num_blobs <= MOST_BLOBS):
+        if not (1 <= capacity <= MAX_RECORDS and 1 <= num_blobs <= MAX_BLOBS):
             raise ValueError(
-                f"{name}: expected a capacity from 1 to {MOST_RECORDS:,} and from 1 to {MOST_BLOBS:,} blobs; found "
+                f"{name}: expected a capacity from 1 to {MAX_RECORDS:,} and from 1 to {MAX_BLOBS:,} blobs; found "
                 f"{capacity}, {num_blobs}"
             )
         if (names and len(names) != num_blobs) or (types is not None and len(types) != num_blobs):

@@ -264,7 +264,7 @@ _postponed: ContextVar[dict[str, tuple[float, Measure]] | None] = ContextVar("_p
 def postponed() -> Iterator[Callable[[], bool]]:
     """Within the block, `choose` measures nothing in this thread, but notes what it is asked for.
 
-    The function that it gives measures what was noted, what has the greatest weight first, as long as seconds are left;
+    The function that it gives measures what was noted, what has the largest weight first, as long as seconds are left;
     it says whether they sufficed.
     """
     noted: dict[str, tuple[float, Measure]] = {}

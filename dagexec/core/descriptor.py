@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 from dagexec.core.shapes import element_count
 from dagexec.errors import ResourceError, ShapeError
 
-MOST_SPAN = (1 << 62) - 1
+MAX_SPAN = (1 << 62) - 1
 _LETTERS = ("", "N", "NC", "NCW", "NCHW", "NCDHW")
 _CHUNK = 1 << 16
 
@@ -80,7 +80,7 @@ class TensorDescriptor:
         if any(stride < 0 for stride in strides):
             raise ShapeError(f"strides {strides} of shape {shape} must be 0 or more: copy what runs backwards")
         element_count(shape)
-        if self.span > MOST_SPAN:
+        if self.span > MAX_SPAN:
             raise ResourceError(f"shape {shape} with strides {strides} overflows: it spans {self.span} elements")
 
     @staticmethod

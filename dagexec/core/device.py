@@ -16,7 +16,7 @@ from dagexec.errors import DeviceError
 if TYPE_CHECKING:
     from dagexec.core.runtime import DeviceRuntime
 
-_MOST_INDEX = (1 << 31) - 1  # as a DeviceOption holds it
+_MAX_INDEX = (1 << 31) - 1  # as a DeviceOption holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class Device:
             names = ", ".join(name if name == "cpu" else f"{name}:N" for name in _kinds)
             raise DeviceError(f"device {text!r} is unknown; expected one of {names}")
         index = int(match[2] or 0)
-        if index > _MOST_INDEX:
-            raise DeviceError(f"device {text!r} is unknown; the largest index is {_MOST_INDEX}")
+        if index > _MAX_INDEX:
+            raise DeviceError(f"device {text!r} is unknown; the largest index is {_MAX_INDEX}")
         return Device(match[1], index)
 
     @staticmethod

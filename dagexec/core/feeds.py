@@ -19,7 +19,7 @@ from dagexec.errors import DagexecError, FeedError
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
 
-_MOST_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
+_MAX_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
 
 
 def named_feeds(net: str, feeds: Feeds | npt.ArrayLike, needed: Set[str]) -> Feeds:
@@ -127,7 +127,7 @@ def _meet(one: Array, other: Array) -> bool:
     if not np.may_share_memory(one, other):
         return False
     try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(one, other, max_work=_MAX_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

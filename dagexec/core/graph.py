@@ -226,8 +226,8 @@ def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, .
     return tuple(reduced)
 
 
-_MOST_BITS = 1 << 30  # of ancestor sets held at one time, 128 MiB
-_LEAST_RECYCLED = 512
+_MAX_BITS = 1 << 30  # of ancestor sets held at one time, 128 MiB
+_MIN_RECYCLED = 512
 
 
 class AncestorBits:
@@ -267,7 +267,7 @@ class AncestorBits:
             self._recycle()
         if self._free:
             self._bits[node] = self._free.pop()
-        elif self._length * len(self._ancestors) < _MOST_BITS:
+        elif self._length * len(self._ancestors) < _MAX_BITS:
             self._bits[node] = self._length
             self._length += 1
         return node in self._bits
@@ -280,7 +280,7 @@ class AncestorBits:
 
     def _recycle(self) -> None:
         """Take the bits of released nodes out of all sets, once that frees enough of them."""
-        if len(self._released) < max(_LEAST_RECYCLED, self._length // 2, len(self._ancestors) // 4):
+        if len(self._released) < max(_MIN_RECYCLED, self._length // 2, len(self._ancestors) // 4):
             return
         gone = 0
         for bit in self._released:

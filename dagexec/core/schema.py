@@ -28,7 +28,7 @@ from dagexec.core.traits import ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
 UNBOUNDED = 1 << 30
-_MOST_BYTES = (1 << 63) - 1
+_MAX_BYTES = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TensorType:
 
     def __post_init__(self) -> None:
         """Raises ResourceError for a size that is negative, or sizes so large that no machine counts the bytes."""
-        if element_count(self.shape) > _MOST_BYTES // self.meta.itemsize:
+        if element_count(self.shape) > _MAX_BYTES // self.meta.itemsize:
             raise ResourceError(f"shape {self.shape} of {self.meta} overflows: it has more than 2^63 - 1 bytes")
 
     @property

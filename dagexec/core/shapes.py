@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagexec.errors import ResourceError
 
-_MOST_ELEMENTS = (1 << 63) - 1
+_MAX_ELEMENTS = (1 << 63) - 1
 
 
 def element_count(shape: tuple[int, ...]) -> int:
@@ -18,6 +18,6 @@ def element_count(shape: tuple[int, ...]) -> int:
             raise ResourceError(f"shape {shape} has a negative size")
         count *= size
         extent *= size or 1
-    if extent > _MOST_ELEMENTS:
+    if extent > _MAX_ELEMENTS:
         raise ResourceError(f"shape {shape} overflows: it has more than 2^63 - 1 elements")
     return count

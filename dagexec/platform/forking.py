@@ -22,7 +22,7 @@ from typing import TypeVar
 
 _Owner = TypeVar("_Owner")
 
-LONGEST_WAIT = 10.0
+MAX_WAIT = 10.0
 """Seconds that a fork waits for what other threads do undivided."""
 
 LEFT_BEHIND = "the process was forked, and the threads stayed in the parent; make it anew in the child"
@@ -95,7 +95,7 @@ def _await_others() -> None:
     """Before a fork: wait for what other threads do undivided, but not for ever."""
     me = threading.get_ident()
     with _changed:
-        _changed.wait_for(lambda: all(thread == me for thread in _undivided), LONGEST_WAIT)
+        _changed.wait_for(lambda: all(thread == me for thread in _undivided), MAX_WAIT)
 
 
 def _in_child() -> None:

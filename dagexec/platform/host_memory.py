@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 _MEMORY_INFO = "/proc/meminfo"
 _LINE = 64  # bytes: a cache line, and the widest vector register
 _FRESH = 0.05  # seconds for which a number is believed
-_LEAST_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
+_MIN_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Promises:
 
     def add(self, owner: Array, nbytes: int, start: int = 0) -> None:
         """List `nbytes` bytes from `start` of the memory of `owner`, for as long as that array lives."""
-        if nbytes < _LEAST_LISTED:
+        if nbytes < _MIN_LISTED:
             return
         address = owner.__array_interface__["data"][0] + start
         reference = weakref.ref(owner, partial(self._blocks.pop, address))

@@ -27,7 +27,7 @@ Wait = Callable[[Deadline], object]
 Stop = Callable[[_Owner], Wait]
 """Stops what an owner does, waiting for nobody."""
 
-LONGEST_WAIT = 5.0
+MAX_WAIT = 5.0
 """Seconds that the end of the process waits for operators that are under way."""
 
 _stops: dict[int, tuple[weakref.ref[object], Stop[object]]] = {}
@@ -50,7 +50,7 @@ def hold_daemon() -> None:
 
 def _end() -> None:
     _ending.set()
-    deadline = Deadline(LONGEST_WAIT)
+    deadline = Deadline(MAX_WAIT)
     waits: list[Wait] = []
     for reference, stop in tuple(_stops.values()):
         owner = reference()
@@ -59,7 +59,7 @@ def _end() -> None:
     for wait in reversed(waits):  # who was made last works on what was made before
         wait(deadline)
     if deadline.is_over:
-        logger.warning("the process ends beside operators that take more than %g s", LONGEST_WAIT)
+        logger.warning("the process ends beside operators that take more than %g s", MAX_WAIT)
 
 
 atexit.register(_end)

@@ -154,7 +154,7 @@ class Executor:
                 of its elements a place of its own, apart from inputs, parameters and the other arrays. What they hold
                 after a run that failed is undefined.
             timeout: seconds until the run is cancelled, waiting for a replica included.
-            priority: of the requests that wait for a replica the one with the greatest goes first, among equal ones
+            priority: of the requests that wait for a replica the one with the highest goes first, among equal ones
                 the oldest; chains of its run go before those of others. A request that has been the oldest while 32
                 others were taken goes next all the same.
             trace: is told what runs when: a `Trace`, or any observer.

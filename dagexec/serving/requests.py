@@ -19,7 +19,7 @@ from dagexec.scheduler.run.run import Run
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-MOST_OVERTAKEN = 32
+MAX_OVERTAKEN = 32
 """How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
 
 _STALE_ENTRIES_KEPT = 64
@@ -119,8 +119,8 @@ class RequestQueue:
     """Requests in the order in which they are to be served. Not safe by itself: its owner's lock guards it.
 
     The highest priority goes first, and requests of equal priority in order of arrival. A request that has been the
-    oldest while `MOST_OVERTAKEN` others were taken goes next, whatever its priority: one with n older requests before
-    it waits for at most (n + 1) * (MOST_OVERTAKEN + 1) others. Every operation takes O(log n), amortized.
+    oldest while `MAX_OVERTAKEN` others were taken goes next, whatever its priority: one with n older requests before
+    it waits for at most (n + 1) * (MAX_OVERTAKEN + 1) others. Every operation takes O(log n), amortized.
 
     Attributes:
         waiting: the requests, the oldest first; to look at.
@@ -153,7 +153,7 @@ class RequestQueue:
         if oldest is None:
             return None
         request = oldest
-        if self._overtaken < MOST_OVERTAKEN:
+        if self._overtaken < MAX_OVERTAKEN:
             while (request := self._heap[0][2]).queue is not self:
                 heappop(self._heap)
         if request is not oldest:

@@ -23,7 +23,7 @@ _FILE = "data.mdb"
 _CHECKSUM = "data.crc32"
 _MAP_SIZES = (1 << 40, 1 << 36, 1 << 32, 1 << 30)
 """Address space to ask for, the first that is granted; disk is taken as records come."""
-_LONGEST_KEY = 511
+_MAX_KEY = 511
 
 
 def _lmdb() -> ModuleType:
@@ -200,10 +200,10 @@ class LmdbTransaction(Transaction):
 
     def put(self, key: bytes, value: bytes) -> None:
         """Add a record. Raises StorageError for a key that is empty, too long or there already."""
-        if not 0 < len(key) <= _LONGEST_KEY:
+        if not 0 < len(key) <= _MAX_KEY:
             raise StorageError(
                 f"{self._database.path}: a key of {len(key)} bytes does not go into an lmdb database, which takes "
-                f"1 to {_LONGEST_KEY}: {key[:40]!r}; minidb takes any"
+                f"1 to {_MAX_KEY}: {key[:40]!r}; minidb takes any"
             )
         try:
             new = self._opened().put(key, value, overwrite=False)

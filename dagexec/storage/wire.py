@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT = 10
+_MAX_VARINT = 10
 
 
 class WireError(Exception):
@@ -63,7 +63,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryvi
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
-    for index in range(position, min(position + _LONGEST_VARINT, len(message))):
+    for index in range(position, min(position + _MAX_VARINT, len(message))):
         byte = message[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -107,7 +107,7 @@ def decode_varints(content: memoryview) -> npt.NDArray[np.int64]:
     starts[1:] = ends[:-1] + 1
     lengths = ends - starts + 1
     longest = int(lengths.max())
-    if longest > _LONGEST_VARINT:
+    if longest > _MAX_VARINT:
         raise WireError(f"a packed number of {longest} bytes")
     values = np.zeros(ends.size, np.uint64)
     for place in range(longest):

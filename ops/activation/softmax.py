@@ -45,7 +45,7 @@ def softmax_schema(name: str, formula: str) -> OpSchema:
         outputs=(1, 1),
         infer=infer_softmax,
         doc=f"{formula} The sum is over the axes from `axis` on, or with single_axis over `axis` alone. "
-        "The greatest element is subtracted first, so nothing overflows.",
+        "The maximum is subtracted first, so nothing overflows.",
         input_names=("X",),
         output_names=("Y",),
         args=SOFTMAX_ARGS,

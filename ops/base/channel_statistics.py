@@ -22,9 +22,9 @@ from dagexec.core.schema import OperatorCall
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.layout import channel_axis
 
-_LEAST_RUN = 1024  # elements of a channel block that lie together: shorter runs make slow passes
+_MIN_RUN = 1024  # elements of a channel block that lie together: shorter runs make slow passes
 _SHORT = 128  # pixels below which a pass goes along channels and pixels together
-_MOST_ROWS = 4096  # rows that are added up one after another in the dtype of the tensor
+_MAX_ROWS = 4096  # rows that are added up one after another in the dtype of the tensor
 
 
 def channel_view(call: OperatorCall, index: int = 0) -> tuple[int, int, int]:
@@ -60,10 +60,10 @@ class ChannelPieces:
         self.work = compute_dtype(dtype)
         self._narrow = is_narrow(dtype)
         self._short = inner < _SHORT
-        width = min(channels, max(BLOCK // (outer * inner), -(-_LEAST_RUN // inner), 1))
+        width = min(channels, max(BLOCK // (outer * inner), -(-_MIN_RUN // inner), 1))
         rows = max(1, BLOCK // (width * inner))
         if self._short:
-            rows = min(rows, _MOST_ROWS)
+            rows = min(rows, _MAX_ROWS)
         rows = min(rows, outer)
         pieces = tuple(slice(start, min(start + rows, outer)) for start in range(0, outer, rows))
         self.blocks = [

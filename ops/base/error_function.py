@@ -6,7 +6,7 @@ NumPy has none. Here, with h(x) = -ln(erfc(x)), which is smooth on x >= 0 and cl
 
 q is a polynomial on [0, 6], found when it is first needed: the Chebyshev interpolant of values of `math.erfc`, whose
 error falls geometrically with the degree (Trefethen, Approximation Theory and Approximation Practice, 2013, chapter 8).
-Beyond 6, erfc is below 3e-17. Greatest relative errors against `math.erf`: 1e-6 in float32, 3e-14 in float64.
+Beyond 6, erfc is below 3e-17. Maximum relative errors against `math.erf`: 1e-6 in float32, 3e-14 in float64.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ Array = npt.NDArray[Any]
 
 _HEADERS, _BYTES, _NOTICES = 1, 2, 3  # tags of MPI
 _HEADER_BYTES = 512
-_MOST_BYTES = 1 << 30  # of one message: MPI counts in 32 bits
+_MAX_BYTES = 1 << 30  # of one message: MPI counts in 32 bits
 _SPINS = 200
 """How often a wait only yields the processor before it begins to sleep between its looks."""
-_MOST_PAUSE = 1e-3
+_MAX_PAUSE = 1e-3
 """Seconds between two looks of a long wait."""
 _ANSWER_SECONDS = 0.5
 """How long a rank that waits itself may take to say for whom."""
@@ -115,7 +115,7 @@ class MPIWorld(CommonWorld):
             if looks < _SPINS:
                 os.sched_yield()
             else:
-                time.sleep(min(_MOST_PAUSE, (looks - _SPINS) * 1e-5))
+                time.sleep(min(_MAX_PAUSE, (looks - _SPINS) * 1e-5))
         return True
 
     def _silent(self, other: int) -> int:
@@ -222,7 +222,7 @@ class _PostedMessage:
 def _parts(array: Array) -> list[Array]:
     """The bytes of a packed array in pieces that MPI can count; none of an empty one."""
     flat = array.reshape(-1).view(np.uint8)
-    return [flat[first : first + _MOST_BYTES] for first in range(0, flat.size, _MOST_BYTES)]
+    return [flat[first : first + _MAX_BYTES] for first in range(0, flat.size, _MAX_BYTES)]
 
 
 def _encoded(content: dict[str, object]) -> Array:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LONGEST_START = 120.0
+MAX_START = 120.0
 """Seconds that a rank waits for the others to start, or as long as it waits for them later, if that is more."""
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -23,7 +23,7 @@ _JOBS = ("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
 
 @contextmanager
 def limited_start(timeout: float) -> Iterator[None]:
-    """Within it, this process is ended where it takes longer than `LONGEST_START` and `timeout` seconds."""
+    """Within it, this process is ended where it takes longer than `MAX_START` and `timeout` seconds."""
     if not _first(os.environ, _RANKS):
         yield  # nobody to wait for
         return
@@ -33,7 +33,7 @@ def limited_start(timeout: float) -> Iterator[None]:
         "-S",
         os.path.realpath(__file__),
         str(os.getpid()),
-        str(max(timeout, LONGEST_START)),
+        str(max(timeout, MAX_START)),
     ]
     watch = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:

@@ -19,7 +19,7 @@ from dagexec.ops.base.blocks import Array
 
 logger = logging.getLogger("dagexec")
 
-MOST_PRINTED = 1000
+MAX_PRINTED = 1000
 TO_FILE = "1 asks Caffe2 for a file; dagexec writes to the log all the same, and says so once"
 
 
@@ -60,7 +60,7 @@ def infer_print(call: OperatorCall) -> list[TensorType]:
         input_names=("X",),
         args={
             "every_n": "the first of so many runs is logged (default 1)",
-            "limit": f"so many elements at most (default {MOST_PRINTED}, also for 0)",
+            "limit": f"so many elements at most (default {MAX_PRINTED}, also for 0)",
             "to_file": TO_FILE,
         },
         effects=True,
@@ -73,7 +73,7 @@ class Print(Watcher):
 
     def telling(self, x: Array) -> Step:
         """One line of the log in every_n runs."""
-        every, limit = self.arguments.int("every_n", 1), self.arguments.int("limit", 0) or MOST_PRINTED
+        every, limit = self.arguments.int("every_n", 1), self.arguments.int("limit", 0) or MAX_PRINTED
         name, meta = self.input_blobs[0].name, dtypes.from_numpy(x.dtype)
 
         def tell() -> None:
@@ -91,7 +91,7 @@ def infer_summarize(call: OperatorCall) -> list[TensorType]:
     """Four floats, where the output is asked for."""
     meta = call.require_types(0, *FLOAT_TYPES)
     if not call.inputs[0].elements:
-        raise call.fail("a tensor without elements has no least element and no mean")
+        raise call.fail("a tensor without elements has no minimum and no mean")
     call.arguments.bool("to_file")
     return [TensorType((4,), meta)] * len(call.definition.output)
 
@@ -103,7 +103,7 @@ def infer_summarize(call: OperatorCall) -> list[TensorType]:
         outputs=(0, 1),
         infer=infer_summarize,
         doc=(
-            "Logs the least and the greatest element of X, their mean, and their standard deviation: the root of the "
+            "Logs the minimum and the maximum of X, their mean, and their standard deviation: the root of the "
             "sum of squares of differences from the mean over the number of elements less one, 0 of one element. The "
             "output, if it is asked for, holds these four."
         ),

@@ -28,7 +28,7 @@ from dagexec.ops.conv.product import product
 
 _BLOCK = 256 << 10  # bytes: a few blocks stay in the L2 cache of a core
 _SHORT_ROW = 12  # pixels: a matrix product of fewer takes longer than gathering several rows for one
-_MOST_PRODUCTS = 50_000  # that are prepared: with more, the steps of a part are made again in every run
+_MAX_PRODUCTS = 50_000  # that are prepared: with more, the steps of a part are made again in every run
 
 Slices = tuple[slice, ...]
 
@@ -59,7 +59,7 @@ def _steps(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     memory = _Memory(problem)
     memory.take(allocate)
     weights, calls = _matrices(problem, memory)
-    few = len(memory.parts) * tap_count(problem.axes) <= _MOST_PRODUCTS
+    few = len(memory.parts) * tap_count(problem.axes) <= _MAX_PRODUCTS
     for images, *windows in memory.parts:
         part = _Part(problem, memory, weights, images, tuple(windows))
         calls += part.steps() if few else [part.run]

@@ -33,7 +33,7 @@ from dagexec.ops.conv.toom_cook import Matrix, kronecker, minimal_filter
 
 _TAPS = 3
 _SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without copying its operands first
-_PART, _LEAST_PART = 64, 8  # filters in a product
+_PART, _MIN_PART = 64, 8  # filters in a product
 _NARROW = 60  # tiles in a product: with fewer, reading the transformed filter takes longer than multiplying with it
 _TILES = 192  # wanted in a block
 _BLOCK_BYTES = 1 << 20  # more tiles, where there are so few channels and filters that these fit
@@ -208,7 +208,7 @@ def _part(problem: ConvProblem) -> int:
     """
     per_group = problem.filters // problem.group
     most = min(_PART, _SMALL // (_NARROW * (problem.channels // problem.group)))
-    return next((part for part in range(most, _LEAST_PART - 1, -1) if per_group % part == 0), per_group)
+    return next((part for part in range(most, _MIN_PART - 1, -1) if per_group % part == 0), per_group)
 
 
 def _filter_nbytes(problem: ConvProblem, tiling: Tiling) -> int:

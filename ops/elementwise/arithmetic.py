@@ -339,7 +339,7 @@ class Mean(VariadicOperator):
 @operator(
     variadic_schema(
         "Max",
-        "Y = the greatest of X1, X2, ... in each place; NaN where one is.",
+        "Y = the maximum of X1, X2, ..., element by element; NaN where one of them is NaN.",
         NUMBER_TYPES,
         lambda *x: reduce(np.maximum, x),
         **arithmetic("max"),
@@ -354,7 +354,7 @@ class Max(VariadicOperator):
 @operator(
     variadic_schema(
         "Min",
-        "Y = the least of X1, X2, ... in each place; NaN where one is.",
+        "Y = the minimum of X1, X2, ..., element by element; NaN where one of them is NaN.",
         NUMBER_TYPES,
         lambda *x: reduce(np.minimum, x),
         **arithmetic("min"),

@@ -65,7 +65,7 @@ Sign = _define(
     metas=SIGNED_TYPES,
     flops=1,
 )
-Floor = _define("Floor", np.floor, "Y = the greatest integer that is at most X.", OnnxName("Floor", 13), flops=1)
+Floor = _define("Floor", np.floor, "Y = the largest integer that is at most X.", OnnxName("Floor", 13), flops=1)
 Ceil = _define("Ceil", np.ceil, "Y = the least integer that is at least X.", OnnxName("Ceil", 13), flops=1)
 Round = _define(
     "Round", np.rint, "Y = the integer next to X, of two equally near the even one.", OnnxName("Round", 22), flops=1

@@ -132,7 +132,7 @@ class Dropout(Operator):
 
 
 def last_kept(ratio: float) -> np.uint32:
-    """The greatest random word of 32 bits that keeps an element."""
+    """The largest random word of 32 bits that keeps an element."""
     return np.uint32(max(0, round((1 - ratio) * _WORDS) - 1))
 
 

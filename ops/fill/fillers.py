@@ -33,7 +33,7 @@ SHAPE_ARGS = {
     "extra_shape": "sizes to append to the input's shape",
     "input_as_shape": "1: the input holds the shape, an integer vector (default 0: its own shape is used)",
 }
-_MOST_AXES = 64  # of a NumPy array
+_MAX_AXES = 64  # of a NumPy array
 
 
 def fill_shape(call: OperatorCall) -> tuple[int, ...]:
@@ -49,8 +49,8 @@ def fill_shape(call: OperatorCall) -> tuple[int, ...]:
     else:
         shape = integers_of(call, 0) if arguments.bool("input_as_shape") else call.inputs[0].shape
         shape += tuple(arguments.ints("extra_shape"))
-    if len(shape) > _MOST_AXES or any(size < 0 for size in shape):
-        raise call.fail(f"the shape must have at most {_MOST_AXES} axes and no negative size, found {shape}")
+    if len(shape) > _MAX_AXES or any(size < 0 for size in shape):
+        raise call.fail(f"the shape must have at most {_MAX_AXES} axes and no negative size, found {shape}")
     return shape
 
 

@@ -29,7 +29,7 @@ from dagexec.ops.pool.window import image_blocks
 
 Array = npt.NDArray[Any]
 
-MOST_PAD = (1 << 31) - 1
+MAX_PAD = (1 << 31) - 1
 _MODES = ("constant", "reflect", "edge")
 _MODE_HELP = "constant (default), reflect (mirror, without repeating the border pixel) or edge (repeat it)"
 _MODE_ARGS = {"mode": _MODE_HELP, "value": "what constant padding holds (default 0)"}
@@ -61,7 +61,7 @@ class Padding:
 def image_padding(call: OperatorCall) -> Padding:
     """PadImage's padding: the window arguments' pads on the two spatial axes. Raises ArgumentError or ShapeError."""
     call.require_rank(0, 4)
-    top, left, bottom, right = read_pads(call, 2, least=-MOST_PAD)
+    top, left, bottom, right = read_pads(call, 2, least=-MAX_PAD)
     if channels_last(call):
         return Padding((0, top, left, 0), (0, bottom, right, 0))
     return Padding((0, 0, top, left), (0, 0, bottom, right))
@@ -73,7 +73,7 @@ def tensor_padding(call: OperatorCall) -> Padding:
     pads = call.arguments.ints("pads")
     if len(pads) != 2 * rank:
         raise ArgumentError(f"{call.label}: pads needs {2 * rank} entries (heads, then tails), found {pads}")
-    if any(abs(pad) > MOST_PAD for pad in pads):
+    if any(abs(pad) > MAX_PAD for pad in pads):
         raise ArgumentError(f"{call.label}: pads are out of range: {pads}")
     return Padding(tuple(pads[:rank]), tuple(pads[rank:]))
 

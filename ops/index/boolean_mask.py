@@ -12,7 +12,7 @@ from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 
-_MOST_PAIRS = 32
+_MAX_PAIRS = 32
 
 
 def infer_boolean_mask(call: OperatorCall) -> list[TensorType]:
@@ -100,13 +100,13 @@ def infer_boolean_unmask(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BooleanUnmask",
-        inputs=(2, _MOST_PAIRS * 2),
+        inputs=(2, _MAX_PAIRS * 2),
         outputs=(1, 1),
         infer=infer_boolean_unmask,
         doc="Values put where their mask is true; where several masks are, the first.",
         input_names=("mask_0", "values_0", "..."),
         output_names=("Y",),
-        value_inputs=tuple(range(0, 2 * _MOST_PAIRS, 2)),
+        value_inputs=tuple(range(0, 2 * _MAX_PAIRS, 2)),
     )
 )
 def boolean_unmask(_call: OperatorCall, *inputs: Array) -> Sequence[Array]:

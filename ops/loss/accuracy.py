@@ -41,7 +41,7 @@ def infer_accuracy(call: OperatorCall) -> list[TensorType]:
         inputs=(2, 2),
         outputs=(1, 1),
         infer=infer_accuracy,
-        doc="The fraction of rows whose label is among the `top_k` classes of the greatest scores, a float32 scalar. "
+        doc="The fraction of rows whose label is among the `top_k` classes of the largest scores, a float32 scalar. "
         "Of equal scores the lower class comes first. A row whose score is NaN at its label, or at another class that "
         "would then decide, counts as wrong. NaN when there are no rows.",
         input_names=("predictions", "labels"),
@@ -113,7 +113,7 @@ def infer_multi_class_accuracy(call: OperatorCall) -> list[TensorType]:
         inputs=(2, 2),
         outputs=(2, 2),
         infer=infer_multi_class_accuracy,
-        doc="For each class, the fraction of the rows with that label whose greatest score is that class's (the first "
+        doc="For each class, the fraction of the rows with that label whose largest score is that class's (the first "
         "of equal ones), 0 without such rows; and their number.",
         input_names=("prediction", "labels"),
         output_names=("accuracies", "amounts"),
@@ -124,7 +124,7 @@ class MultiClassAccuracy(Operator):
     """Accuracy for each class."""
 
     def prepare(self) -> Step:
-        """The class of the greatest score of each row, compared with its label, counted by label."""
+        """The class of the largest score of each row, compared with its label, counted by label."""
         x, labels = self.x(0), self.x(1).reshape(-1)
         accuracies, amounts = self.y(0), self.y(1)
         classes = x.shape[1]

@@ -21,7 +21,7 @@ from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.labels import label_check, require_labels
 from dagexec.ops.loss.rows import RowGradient, RowLoss, gradient_after_inputs, row_gradient_schema, row_loss_schema
 
-LEAST_PROBABILITY = 1e-20
+MIN_PROBABILITY = 1e-20
 
 
 def _require_labeled(call: OperatorCall) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class _Labeled(Operator):
             label_check(self, 1, classes),
             partial(np.add, np.arange(rows) * classes, labels, out=place),
             partial(np.take, x, place, out=given, mode="clip"),
-            partial(np.maximum, given, np.asarray(LEAST_PROBABILITY, work), out=found),
+            partial(np.maximum, given, np.asarray(MIN_PROBABILITY, work), out=found),
         ]
         return found, place, steps if rows else []
 
@@ -145,7 +145,7 @@ class CrossEntropy(RowLoss):
         x, label = sources
         logarithm = scratch(0, x.shape)
         return [
-            scalar_pass(np.maximum, x, LEAST_PROBABILITY, logarithm),
+            scalar_pass(np.maximum, x, MIN_PROBABILITY, logarithm),
             partial(np.log, logarithm, out=logarithm),
             partial(np.multiply, logarithm, label, out=logarithm),
             partial(np.add.reduce, logarithm, axis=1, out=z),
@@ -162,7 +162,7 @@ class CrossEntropyGradient(RowGradient):
         x, label = sources
         [dx] = targets
         return [
-            scalar_pass(np.maximum, x, LEAST_PROBABILITY, dx),
+            scalar_pass(np.maximum, x, MIN_PROBABILITY, dx),
             partial(np.divide, label, dx, out=dx),
             partial(np.multiply, dx, dz, out=dx),
             partial(np.negative, dx, out=dx),

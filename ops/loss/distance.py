@@ -22,7 +22,7 @@ from dagexec.ops.loss.rows import (
 
 _PAIR, _WITH_GRADIENT, _BOTH = ("X", "Y"), ("X", "Y", "dZ"), ("dX", "dY")
 _EQUAL = 1e-12  # of L1Distance: elements that differ by no more have no gradient, as in Caffe2
-_LEAST_SQUARE = 1e-12  # of CosineSimilarity: the least square of a length, as in Caffe2
+_MIN_SQUARE = 1e-12  # of CosineSimilarity: the least square of a length, as in Caffe2
 
 
 @operator(
@@ -111,7 +111,7 @@ def _length_passes(x: Array, out: Array) -> list[Step]:
     """The passes that write the length of each row, at least 1e-6, to the vector `out`."""
     return [
         inner_product(x, x, out),
-        scalar_pass(np.maximum, out, _LEAST_SQUARE, out),
+        scalar_pass(np.maximum, out, _MIN_SQUARE, out),
         partial(np.sqrt, out, out=out),
     ]
 

@@ -24,7 +24,7 @@ from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_nar
 from dagexec.ops.loss.averaged import require_one_element
 from dagexec.ops.loss.labels import IGNORED, label_check, require_labels
 
-LEAST_LOG = math.log(1e-20)
+MIN_LOG = math.log(1e-20)
 """Below this logarithm a probability counts as 1e-20 with label_prob, as in Caffe2."""
 
 
@@ -227,7 +227,7 @@ class _Forward(_SoftmaxLoss):
                 logarithms = spare[:size]
                 steps += [
                     partial(np.subtract, logarithms, row, out=logarithms),
-                    partial(np.maximum, logarithms, np.asarray(LEAST_LOG, work), out=logarithms),
+                    partial(np.maximum, logarithms, np.asarray(MIN_LOG, work), out=logarithms),
                     partial(np.multiply, logarithms, self.x(1).reshape(sizes.shape)[piece], out=logarithms),
                     partial(np.add.reduce, logarithms, axis=1, out=losses[piece]),
                     partial(np.negative, losses[piece], out=losses[piece]),

@@ -17,7 +17,7 @@ from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
 
-LEAST_LENGTH = 1e-12
+MIN_LENGTH = 1e-12
 """A shorter vector is divided by this, as in Caffe2."""
 
 ARGUMENTS = {"axis": "the axis of the vectors (default -1)"}
@@ -87,12 +87,12 @@ def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSche
 
 
 def _length_passes(x: Array, squares: Array, length: Array) -> list[Step]:
-    """The passes that write the length of each vector, at least LEAST_LENGTH."""
+    """The passes that write the length of each vector, at least MIN_LENGTH."""
     return [
         partial(np.square, x, out=squares),
         partial(np.add.reduce, squares, axis=1, keepdims=True, out=length),
         partial(np.sqrt, length, out=length),
-        scalar_pass(np.maximum, length, LEAST_LENGTH, length),
+        scalar_pass(np.maximum, length, MIN_LENGTH, length),
     ]
 
 

@@ -42,7 +42,7 @@ from dagexec.ops.onednn.primitive import (
     PrimitiveDescriptor,
 )
 
-MOST_POST_OPS = 32
+MAX_POST_OPS = 32
 """What one primitive takes."""
 
 Operands = Mapping[int, Array]
@@ -193,7 +193,7 @@ def _groups(links: Sequence[PostOp]) -> list[list[PostOp]]:
     """The links of each primitive: post-ops, and before them one that is the primitive itself, if it has an operand."""
     groups: list[list[PostOp]] = []
     for link in links:
-        most = MOST_POST_OPS + (1 if groups and groups[-1][0].kind in BINARY else 0)
+        most = MAX_POST_OPS + (1 if groups and groups[-1][0].kind in BINARY else 0)
         if not groups or len(groups[-1]) == most:
             groups.append([])
         groups[-1].append(link)

@@ -23,7 +23,7 @@ logger = logging.getLogger("dagexec")
 _WINOGRAD = {"wino_2x3": (2, 1.8, 16 / 9), "wino_4x3": (4, 2.5, 36 / 9)}
 """By a part of the name: pixels a side of a tile, speed against sums over taps, growth of the weights."""
 
-_LEAST_CHANNELS = 32  # for F(4x4, 3x3): with fewer the transforms take longer than the products
+_MIN_CHANNELS = 32  # for F(4x4, 3x3): with fewer the transforms take longer than the products
 _PRODUCTS, _STREAM, _COPY = 5.5e10, 2.5e10, 1e10  # a second: products, bytes of weights, bytes copied; one core's
 _TRANSFORM = 1.5e9  # a second: bytes of a filter that Winograd's algorithms transform in every run, one core's
 _NARROW = 128  # columns of a matrix: with fewer, a product for each group is slower in proportion
@@ -162,7 +162,7 @@ def _has_channels(candidate: Candidate, problem: Problem) -> bool:
     descriptor, meta = problem.tensors[filters]
     channels = problem.fan_in // max(1, problem.taps)
     written = descriptor.nbytes // meta.itemsize // max(1, problem.fan_in)
-    return "wino_4x3" not in candidate.name or (meta is FLOAT32 and min(channels, written) >= _LEAST_CHANNELS)
+    return "wino_4x3" not in candidate.name or (meta is FLOAT32 and min(channels, written) >= _MIN_CHANNELS)
 
 
 def _seconds(problem: Problem, candidate: Candidate | None = None) -> float:

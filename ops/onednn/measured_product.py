@@ -30,7 +30,7 @@ MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
 Where the operator is no inner product, the last two are matmul, too.
 """
 
-MOST_MEASURED = 20 << 20
+MAX_MEASURED = 20 << 20
 """Bytes of weights: of more, a part of the units is measured, which takes as long for each byte."""
 
 Request = Callable[[Mapping[int, Descriptor]], Sequence[object]]
@@ -87,10 +87,10 @@ class MeasuredProduct(OneDNNOperator):
         whole = self._problem(product, product.arrays)
         weights = product.arrays[WEIGHTS]
         units = weights.shape[product.units_axis]
-        if weights.nbytes <= MOST_MEASURED:
+        if weights.nbytes <= MAX_MEASURED:
             chosen = choose_implementation(whole)
         elif not product.further:
-            part = product.part(max(1, units * MOST_MEASURED // weights.nbytes // 16 * 16))
+            part = product.part(max(1, units * MAX_MEASURED // weights.nbytes // 16 * 16))
             name = choose_implementation(self._problem(product, part)).name
             chosen = whole.named(name, self.threads) or rule(whole)
         else:

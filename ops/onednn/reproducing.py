@@ -22,7 +22,7 @@ from dagexec.ops.onednn.primitive import (
 )
 
 _ENOUGH = 64  # sums: if they were cut, one of so many would differ
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 
 _known: dict[Hashable, bool] = {}
 
@@ -45,7 +45,7 @@ def gives_same_bytes(
     kinds = tuple((number, array.shape, array.strides, array.dtype.str) for number, array in tensors.items())
     key = (one.name, one.threads, other.name, other.threads, kinds)
     if key not in _known:
-        if len(_known) >= _MOST_KNOWN:
+        if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = _agree(one, other, arrays, further, result, label)
     return _known[key]

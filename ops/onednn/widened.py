@@ -30,7 +30,7 @@ from dagexec.ops.onednn.primitive import (
 )
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
 
-MOST_SUMMED = 128
+MAX_SUMMED = 128
 """Channels of all groups times taps: with more, products with zeros cost more than narrow matrices do."""
 
 Shape = tuple[int, ...]
@@ -41,7 +41,7 @@ AskWide = Callable[[int, Shape], PrimitiveDescriptor]
 
 def pays(grouped: Shape) -> bool:
     """True for a filter (G, M/G, C/G, kernel) of few channels in all, that is not depthwise."""
-    return grouped[2] > 1 and prod((grouped[0], *grouped[2:])) <= MOST_SUMMED
+    return grouped[2] > 1 and prod((grouped[0], *grouped[2:])) <= MAX_SUMMED
 
 
 def candidates(ask: AskWide, grouped: Shape, threads: int) -> Iterator[Candidate]:

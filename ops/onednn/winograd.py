@@ -114,7 +114,7 @@ def finish(
             found.append((kernels.ADD_OTHER, 0.0, 0.0))
         else:
             return None
-    if sum(kind != kernels.ADD_OTHER for kind, _, _ in found) > kernels.MOST_LIMITS:
+    if sum(kind != kernels.ADD_OTHER for kind, _, _ in found) > kernels.MAX_LIMITS:
         return None
     return kernels.Epilogue(has_bias, tuple(found)), other
 

@@ -57,7 +57,7 @@ _SAVED = (RBX, RBP, R12, R13, R14, R15)
 _FIRST_RESULT = 6  # vectors below hold what was read
 _LAST_VECTOR = 15
 
-MOST_LIMITS = 2
+MAX_LIMITS = 2
 """How many of RELU and CLIP `Epilogue` may have: vectors hold their limits."""
 
 ADD_OTHER = "add"

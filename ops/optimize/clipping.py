@@ -80,7 +80,7 @@ def infer_clip_tensor(call: OperatorCall) -> list[TensorType]:
         "input if there is one. May be in place, and costs nothing then while nothing is clipped.",
         input_names=("X", "norm", "factor"),
         output_names=("Y",),
-        args={"threshold": "the greatest norm, above 0"},
+        args={"threshold": "the maximum norm, above 0"},
         required_args=("threshold",),
         inplace=first_to_first,
     )
@@ -151,7 +151,7 @@ def norm_of(array: Array, work: Array) -> Callable[[], float]:
         output_names=("factor",),
         args={
             "offset": "keeps the divisor away from 0 (default 0.5)",
-            "lr_min": "the least factor, of the form with five inputs (default 0.02)",
+            "lr_min": "the minimum factor, of the form with five inputs (default 0.02)",
         },
     )
 )

@@ -39,7 +39,7 @@ def infer_learning_rate(call: OperatorCall) -> list[TensorType]:
             "max_iter": "poly: where the rate is 0",
             "num_iter": "warm-ups, hill, gate: how many iterations",
             "start_multiplier": "linearWarmup, hill: where the line begins",
-            "end_multiplier": "hill: the least multiplier",
+            "end_multiplier": "hill: the minimum multiplier",
             "multiplier": "constantWarmup: the multiplier before num_iter",
             "multiplier_1": "gate, slope: the first multiplier",
             "multiplier_2": "gate, slope: the second multiplier",

@@ -21,7 +21,7 @@ from dagexec.ops.optimize.scalars import read_iteration, require_iteration
 from dagexec.ops.optimize.update import PIECE
 
 SCALARS = 5
-"""Running means that are one number: of the norm, its square, the window's least and greatest, the distance."""
+"""Running means that are one number: of the norm, its square, the window's minimum and maximum, the distance."""
 
 
 def infer_yellowfin(call: OperatorCall) -> list[TensorType]:

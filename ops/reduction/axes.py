@@ -471,14 +471,14 @@ class _ArgExtreme(Operator):
         return in_sequence([partial(np.copyto, copy, moved), partial(type(self).search, copy, axis=-1, out=y)])
 
 
-@operator(_arg_schema("ArgMax", "greatest"))
+@operator(_arg_schema("ArgMax", "largest"))
 class ArgMax(_ArgExtreme):
     """Index of the maximum."""
 
     search = np.ndarray.argmax
 
 
-@operator(_arg_schema("ArgMin", "least"))
+@operator(_arg_schema("ArgMin", "smallest"))
 class ArgMin(_ArgExtreme):
     """Index of the minimum."""
 

@@ -14,7 +14,7 @@ from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.indexing import check_indices
 from dagexec.ops.sparse.segments import checked_lengths
 
-_LEAST = 1e-6
+_MIN_ARGUMENT = 1e-6
 
 
 def infer_box_cox(call: OperatorCall) -> list[TensorType]:
@@ -44,7 +44,7 @@ def infer_box_cox(call: OperatorCall) -> list[TensorType]:
 )
 def box_cox(_call: OperatorCall, data: Array, lambda1: Array, lambda2: Array) -> Sequence[Array]:
     """In float64: for a small lambda1, numerator and denominator are both small."""
-    x = np.log(np.maximum(data.astype(np.float64) + lambda2, _LEAST))
+    x = np.log(np.maximum(data.astype(np.float64) + lambda2, _MIN_ARGUMENT))
     power = np.where(lambda1 == 0, 1.0, lambda1.astype(np.float64))
     return [np.where(lambda1 == 0, x, np.expm1(x * power) / power)]
 

@@ -50,7 +50,7 @@ def _pairs(inputs: Sequence[Array]) -> list[tuple[Array, Array]]:
     return list(zip(inputs[::2], inputs[1::2], strict=True))
 
 
-_MOST_LISTS = 32
+_MAX_LISTS = 32
 
 
 def infer_merge(call: OperatorCall) -> list[TensorType]:
@@ -70,13 +70,13 @@ def infer_merge(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "MergeIdLists",
-        inputs=(2, 2 * _MOST_LISTS),
+        inputs=(2, 2 * _MAX_LISTS),
         outputs=(2, 2),
         infer=infer_merge,
         doc="For each row the identifiers of all lists, each once, sorted.",
         input_names=("lengths_0", "values_0", "..."),
         output_names=("lengths", "values"),
-        value_inputs=tuple(range(2 * _MOST_LISTS)),
+        value_inputs=tuple(range(2 * _MAX_LISTS)),
     )
 )
 def merge(_call: OperatorCall, *inputs: Array) -> Sequence[Array]:

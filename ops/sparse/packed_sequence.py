@@ -1,4 +1,4 @@
-"""Sequences one after another and side by side: PackRNNSequence and what undoes it; the greatest of each sequence."""
+"""Sequences one after another and side by side: PackRNNSequence and what undoes it; the top k of each sequence."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def infer_lengths_top_k(call: OperatorCall) -> list[TensorType]:
         inputs=(2, 2),
         outputs=(2, 2),
         infer=infer_lengths_top_k,
-        doc="The k greatest of each segment, greatest first, and where in it they are; 0 and -1 where it is shorter.",
+        doc="The k largest of each segment, the largest first, and where in it they are; 0 and -1 where it is shorter.",
         input_names=("X", "lengths"),
         output_names=("values", "indices"),
         args={"k": "how many"},

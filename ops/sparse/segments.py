@@ -269,7 +269,7 @@ def segment_weights(call: OperatorCall, lengths: Array) -> Sequence[Array]:
 
 
 def infer_segment_lengths(call: OperatorCall) -> list[TensorType]:
-    """As many lengths as the greatest number needs. Raises ShapeError for numbers that are not sorted."""
+    """As many lengths as the largest number needs. Raises ShapeError for numbers that are not sorted."""
     call.require_rank(0, 1)
     call.require_types(0, *_INTEGERS)
     ids = call.known_value(0)

@@ -28,7 +28,7 @@ from dagexec.storage import open_database
 from dagexec.storage.blob_file import BlobFile, read_blobs
 from dagexec.storage.reader import DBReader
 
-_MOST_READERS = 64
+_MAX_READERS = 64
 
 
 def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
@@ -43,7 +43,7 @@ def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
 @operator(
     OpSchema(
         "Load",
-        inputs=(0, _MOST_READERS),
+        inputs=(0, _MAX_READERS),
         outputs=(0, UNBOUNDED),
         infer=None,
         doc="Reads blobs from the databases `dbs` (or `db`), or those of the readers. A blob that is not there is an "
@@ -61,7 +61,7 @@ def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
             "allow_incomplete": "outputs that are not in the database stay as they are",
             "source_blob_names": "names in the database of the outputs; otherwise their own",
         },
-        handles=tuple(range(_MOST_READERS)),
+        handles=tuple(range(_MAX_READERS)),
         effects=True,
         does_io=IO.READ_FOLDER,
         reproducible=False,

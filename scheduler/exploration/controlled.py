@@ -23,7 +23,7 @@ from dagexec.scheduler.exploration.strategies import Candidate, Strategy
 
 Ready = Callable[[], bool]
 
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 _HERE = (__file__, threading.__file__, sys.modules[Threads.__module__].__file__)
 
 
@@ -381,8 +381,8 @@ class ControlledThreads(Threads):
         if not candidates:
             self._end(DeadlockError(self._who_waits()))
             raise ThreadsEndedError("deadlock")
-        if len(self.trace) >= MOST_STEPS:
-            self._end(DeadlockError(f"no end after {MOST_STEPS} steps; going on: {_names(candidates)}"))
+        if len(self.trace) >= MAX_STEPS:
+            self._end(DeadlockError(f"no end after {MAX_STEPS} steps; going on: {_names(candidates)}"))
             raise ThreadsEndedError("no end")
         number = 0
         if len(candidates) > 1:

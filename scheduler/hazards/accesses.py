@@ -27,8 +27,8 @@ from dagexec.scheduler.plan.dynamic import CheckedStep
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-_MOST_NAMED = 6
-_MOST_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
+_MAX_NAMED = 6
+_MAX_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +350,7 @@ def _memory_resources(
 
 def _named(blobs: Iterable[str], working: Sequence[str]) -> str:
     names = sorted(set(blobs))
-    shown = [*(repr(name) for name in names[:_MOST_NAMED]), *working[: max(0, _MOST_NAMED - len(names))]]
+    shown = [*(repr(name) for name in names[:_MAX_NAMED]), *working[: max(0, _MAX_NAMED - len(names))]]
     if len(shown) == 1:
         return shown[0] if working else f"blob {shown[0]}"
     more = len(names) + len(working) - len(shown)
@@ -404,7 +404,7 @@ def _share(one: Region, other: Region) -> bool:
     if one.array is None or other.array is None:
         return True
     try:
-        return bool(np.shares_memory(one.array, other.array, max_work=_MOST_WORK))  # type: ignore[arg-type]
+        return bool(np.shares_memory(one.array, other.array, max_work=_MAX_WORK))  # type: ignore[arg-type]
     except (np.exceptions.TooHardError, OverflowError):
         return True
 

@@ -22,12 +22,12 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.intp]
 Packed = npt.NDArray[np.uint8]
 
-MOST_IN_PAIRS = 4096
+MAX_IN_PAIRS = 4096
 """Operators, or buffers, that are compared with one another; of more of them a table of pairs would take too much."""
 
 _SHORT = 64  # operators
-_MOST_STEPS = 4096
-_MOST_PAIRS = 8 * MOST_IN_PAIRS**2 // 10
+_MAX_STEPS = 4096
+_MAX_PAIRS = 8 * MAX_IN_PAIRS**2 // 10
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Order:
 
 
 def _is_found(graph: Graph, earlier: int, later: int) -> bool:
-    """True when a path of dependencies between the two is found within `_MOST_STEPS`."""
+    """True when a path of dependencies between the two is found within `_MAX_STEPS`."""
     seen: set[int] = set()
     waiting = [later]
-    while waiting and len(seen) < _MOST_STEPS:
+    while waiting and len(seen) < _MAX_STEPS:
         for parent in graph.reduced_parents[waiting.pop()]:
             if parent == earlier:
                 return True
@@ -75,7 +75,7 @@ def graph_order(graph: Graph) -> Order:
     """The order that every correct schedule of `graph` has: a path of dependencies leads from one to the other."""
     if all(parents == (index - 1,) for index, parents in enumerate(graph.reduced_parents) if index):
         return list_order(len(graph))
-    if len(graph) > MOST_IN_PAIRS:
+    if len(graph) > MAX_IN_PAIRS:
         return Order(len(graph), None, graph)
     before: list[int] = []
     for parents in graph.reduced_parents:
@@ -154,7 +154,7 @@ class _Intervals:
     def are_crowded(self) -> bool:
         begun = np.searchsorted(self._starts, self._last, "right")
         done = np.searchsorted(np.sort(self._ends), self._first, "left")
-        return int((begun - done).sum()) > _MOST_PAIRS
+        return int((begun - done).sum()) > _MAX_PAIRS
 
     def rivals(self, buffer: int) -> Numbers:
         low, high = self._near[buffer]

@@ -23,9 +23,9 @@ from dagexec.core.graph import AncestorBits, Graph
 from dagexec.scheduler.memory.lifetime import Order
 from dagexec.scheduler.memory.offsets import Integers, aligned
 
-_MOST_LOOKED_AT = 64  # free blocks, those that are free for the longest first
-_MOST_USERS = 8  # of a block that is made of several
-_MOST_STRIPS_LOOKED_AT = 32  # those used longest ago
+_MAX_LOOKED_AT = 64  # free blocks, those that are free for the longest first
+_MAX_USERS = 8  # of a block that is made of several
+_MAX_STRIPS_LOOKED_AT = 32  # those used longest ago
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Walk:
             return
         before = next((one for one in graph.reduced_parents[operator] if one in self._strip_of), None)
         if before is None:
-            for one in list(itertools.islice(self._strip_of, _MOST_STRIPS_LOOKED_AT)):
+            for one in list(itertools.islice(self._strip_of, _MAX_STRIPS_LOOKED_AT)):
                 if bits.has(self._ancestors, one):
                     before = one
                     break
@@ -135,7 +135,7 @@ class _Walk:
         """The offset of `size` bytes for a buffer: the smallest of some free blocks that take it, or at the end."""
         best: _Block | None = None
         if self._graph is None or _begins_with_first(self._graph, self._users[buffer]):  # else who does is not certain
-            for block in list(itertools.islice(self._blocks.values(), _MOST_LOOKED_AT)):
+            for block in list(itertools.islice(self._blocks.values(), _MAX_LOOKED_AT)):
                 if self._blocks.get(block.start) is not block:
                     continue  # it is part of another now
                 if not self._is_usable(block):
@@ -175,7 +175,7 @@ class _Walk:
             if other is None or not self._is_usable(other):
                 return
             users = tuple(dict.fromkeys((*block.users, *other.users)))
-            if len(users) > _MOST_USERS and len(users) > max(len(block.users), len(other.users)):
+            if len(users) > _MAX_USERS and len(users) > max(len(block.users), len(other.users)):
                 return
             self._append(block, other, users)
 

@@ -20,7 +20,7 @@ from dagexec.scheduler.memory.lifetime import Numbers
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 _PROMOTIONS = 24  # orders tried after the fixed ones
-_MOST_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
+_MAX_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
 Integers = npt.NDArray[np.int64]
 Rivals = Callable[[int], Numbers]
@@ -54,7 +54,7 @@ def place(sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> BufferOffsets
         if best.extent <= bound:
             return best
     assert best is not None
-    if len(room) <= _MOST_PROMOTED:
+    if len(room) <= _MAX_PROMOTED:
         best = _promoted(room, rivals, best, best_order, bound)
     return best
 

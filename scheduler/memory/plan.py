@@ -17,14 +17,14 @@ from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.memory.arena import Arena, StripArena
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
-from dagexec.scheduler.memory.lifetime import MOST_IN_PAIRS, Lifetimes, Numbers, Order
+from dagexec.scheduler.memory.lifetime import MAX_IN_PAIRS, Lifetimes, Numbers, Order
 from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
 from dagexec.scheduler.memory.lower_bound import heaviest_antichain
 from dagexec.scheduler.memory.offsets import BufferOffsets, Integers, aligned, place
 
 Array = npt.NDArray[Any]
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 class MemoryPlan:
@@ -45,7 +45,7 @@ class MemoryPlan:
         self.lifetimes: Lifetimes | None = None
         if order.graph is None:
             self.lifetimes = Lifetimes([row.users for row in self.buffers], [row.kept for row in self.buffers], order)
-        self._many = max(order.count, len(self.buffers)) > MOST_IN_PAIRS
+        self._many = max(order.count, len(self.buffers)) > MAX_IN_PAIRS
         self._strips: dict[Device, tuple[int, ...]] = {}
         self._places = found.places
         self._order = order
@@ -172,7 +172,7 @@ class MemoryPlan:
         return place(sizes, rivals)
 
     def _needs(self) -> str:
-        largest: list[Buffer] = sorted(self.buffers, key=lambda buffer: -buffer.nbytes)[:_MOST_NAMED]
+        largest: list[Buffer] = sorted(self.buffers, key=lambda buffer: -buffer.nbytes)[:_MAX_NAMED]
         named = ", ".join(f"{buffer.name!r} {buffer.nbytes:,}" for buffer in largest)
         return (
             f"its memory plan takes {self.tensor_bytes:,} bytes for {len(self.buffers)} buffers "

@@ -39,7 +39,7 @@ from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.launching import DeviceStreams, Launch, LaunchedChains, NetStreams, kernels_of
 from dagexec.scheduler.run.run import Run, SingleChain
 
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 """Streams of a capture at most: branches beyond them are put behind others."""
 
 _GROUP = "capture"
@@ -100,7 +100,7 @@ class CapturedNet(AsyncDAGNet):
     def _streams_for(self, plan: Plan) -> CaptureStreams:
         """The streams of all captures of this net, leased once."""
         if self._capture_streams is None:
-            streams = CaptureStreams(self._device, min(_width(plan), MOST_STREAMS), self.streams.stream_priority)
+            streams = CaptureStreams(self._device, min(_width(plan), MAX_STREAMS), self.streams.stream_priority)
             self.streams.hold(self._device, _GROUP, streams)
             self._capture_streams = streams
         return self._capture_streams

@@ -7,7 +7,7 @@ from numbers import Integral
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, SchemaError, SettingError
-from dagexec.scheduler.run.pool import MOST_WORKERS
+from dagexec.scheduler.run.pool import MAX_WORKERS
 
 NET_TYPES = ("simple", "dag", "async_dag")
 STREAM_PRIORITIES = ("normal", "high")
@@ -52,8 +52,8 @@ class RunOptions:
         for what, count in counts:
             if count is not None and (not isinstance(count, Integral) or count < 1):
                 raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
-            if count is not None and count > MOST_WORKERS:
-                raise SettingError(f"at most {MOST_WORKERS} {what}s are made, not {count}")
+            if count is not None and count > MAX_WORKERS:
+                raise SettingError(f"at most {MAX_WORKERS} {what}s are made, not {count}")
         if not isinstance(self.streams_per_worker, Integral) or self.streams_per_worker < 1:
             raise SettingError(f"at least 1 stream a worker is needed, not {self.streams_per_worker}")
         if self.stream_priority not in STREAM_PRIORITIES:

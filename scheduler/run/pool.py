@@ -86,7 +86,7 @@ class _Worker:
             self.wake_up.wake()
 
 
-MOST_WORKERS = 4096
+MAX_WORKERS = 4096
 """A net's file may say how many it wants."""
 
 
@@ -99,8 +99,8 @@ class WorkerPool:
 
     def __init__(self, num_workers: int, name: str = "dagexec") -> None:
         """Raises SettingError for a number out of range, ResourceError when the system starts no more threads."""
-        if not 1 <= num_workers <= MOST_WORKERS:
-            raise SettingError(f"pool {name!r}: expected 1 to {MOST_WORKERS} workers, found {num_workers}")
+        if not 1 <= num_workers <= MAX_WORKERS:
+            raise SettingError(f"pool {name!r}: expected 1 to {MAX_WORKERS} workers, found {num_workers}")
         self.num_workers = num_workers
         self.name = name
         self._source = threads()

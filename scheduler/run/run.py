@@ -57,7 +57,7 @@ class Run:
         counts: parents that each chain still waits for.
         ready: heap of ready chains nobody has taken yet.
         active: workers inside this run.
-        priority: of several runs with ready chains, the one with the greatest is served first.
+        priority: of several runs with ready chains, the one with the highest is served first.
         order: among runs of one priority, the smallest is served first; set by the pool.
         stopped: no further chain is started (failure or cancellation).
         interrupted: workers inside look up after their chain: the run is stopped, or another may have to go first.

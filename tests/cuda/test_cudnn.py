@@ -551,7 +551,7 @@ def test_one_thread_builds_a_plan_and_others_wait_for_it() -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.devices.cuda.cudnn_plans.MOST_PLANS", 2)
+    monkeypatch.setattr("dagexec.devices.cuda.cudnn_plans.MAX_PLANS", 2)
     with emulated_cudnn():
         plans = plan_cache(cuda_runtime(CUDA))
         for size in (5, 6, 5, 7, 5, 6):

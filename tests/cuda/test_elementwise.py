@@ -107,7 +107,7 @@ def test_operands_broadcast_with_indices_of_both_sizes(
     a: tuple[int, ...], b: tuple[int, ...], wide_indices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wide_indices:
-        monkeypatch.setattr(expression, "MOST_ELEMENTS_32", 1)
+        monkeypatch.setattr(expression, "MAX_ELEMENTS_32", 1)
     x, y = (rng.normal(size=shape).astype(np.float32) for shape in (a, b))
     same(run("Sub", [x, y])[0], np.asarray(x - y))
     same(run("LT", [x, y])[0], np.asarray(x < y))
@@ -178,7 +178,7 @@ def test_sums_over_stretched_axes_are_accurate_and_do_not_depend_on_the_grid(
     np.testing.assert_allclose(found, a.astype(np.float64).sum(axes, keepdims=True), rtol=0, atol=1e-6 * scale)
     monkeypatch.setattr(kernels, "_BLOCKS_PER_MULTIPROCESSOR", 3)
     same(run("SumReduceLike", [a, b])[0], found)
-    monkeypatch.setattr(broadcast_reduction, "MOST_ELEMENTS_32", 1)
+    monkeypatch.setattr(broadcast_reduction, "MAX_ELEMENTS_32", 1)
     same(run("SumReduceLike", [a, b])[0], found)
 
 

@@ -104,7 +104,7 @@ def test_a_fast_event_is_not_held_up_by_a_slow_one() -> None:
 
 
 def test_events_beyond_the_most_threads_are_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(completion, "MAX_WATCHERS", 2)
     with emulated(asynchronous=True):
         runtime, told = cuda(), threading.Semaphore(0)
         streams = [runtime.lease() for _ in range(5)]

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from tests.fuzz.damage import FLOATS, STRANGE, damaged_bytes, number
 
-_MOST_PARTS = 2000
+_MAX_PARTS = 2000
 _KEPT = 400
 _FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 
@@ -58,7 +58,7 @@ class Vocabulary:
 def parts_of(message: Message) -> Iterator[Message]:
     """The message and all messages inside it, the outer ones first, to a bound."""
     waiting, found = [message], 0
-    while waiting and found < _MOST_PARTS:
+    while waiting and found < _MAX_PARTS:
         part = waiting.pop()
         found += 1
         yield part

@@ -37,7 +37,7 @@ from dagexec.training.safetensors_file import import_safetensors, read_safetenso
 Array = npt.NDArray[Any]
 Phase = Callable[[str], None]
 
-_MOST_FED = 1 << 20
+_MAX_FED = 1 << 20
 """Elements of all inputs together beyond which a model is compiled, and not run: it would be the fuzzer's memory."""
 _MODERATE = 1e4  # results beyond are of sums that cancel, or overflow in one order and not in another
 _CLOSE = 0.02  # of the largest result
@@ -65,7 +65,7 @@ def _feeds(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
     """Arrays for the inputs; None when they would be too large."""
     shapes = _shapes(model, feeds)
     sizes = [info.shape or () for info in model.inputs.values()]
-    if sum(int(np.prod([size or 1 for size in row], dtype=np.float64)) for row in sizes) > _MOST_FED:
+    if sum(int(np.prod([size or 1 for size in row], dtype=np.float64)) for row in sizes) > _MAX_FED:
         return None
     given = random_feeds(model, shapes)
     return given | {name: array for name, array in feeds.items() if model.inputs.get(name, None) and name in given}

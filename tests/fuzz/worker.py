@@ -28,8 +28,8 @@ from tests.fuzz.use import Phase, WrongError, use
 MEMORY_BYTES = 2 << 30
 """Address space that a worker may take beyond what it has when it starts."""
 
-_MOST_KEPT = 400 << 20  # bytes that a worker may have taken for good before another takes its place
-_MOST_CASES = 3000
+_MAX_KEPT = 400 << 20  # bytes that a worker may have taken for good before another takes its place
+_MAX_CASES = 3000
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def serve(cases: Cases, numbers: Iterable[int], write: int, folder: Path, memory
         _say(write, f"B {number} {case.seed.kind}")
         outcome = _outcome(case, folder, lambda phase: _say(write, f"P {phase}"))
         _say(write, "E " + json.dumps(asdict(outcome)))
-        if done >= _MOST_CASES or _resident() - start > _MOST_KEPT:
+        if done >= _MAX_CASES or _resident() - start > _MAX_KEPT:
             return
 
 

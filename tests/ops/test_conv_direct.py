@@ -51,7 +51,7 @@ def test_parts_of_any_size_give_the_same(case: Case) -> None:
 @given(cases())
 @drawn(60)
 def test_steps_made_in_every_run_give_the_same(case: Case) -> None:
-    with patch.object(direct, "_MOST_PRODUCTS", 0):
+    with patch.object(direct, "_MAX_PRODUCTS", 0):
         check(case)
 
 
@@ -59,7 +59,7 @@ def test_a_large_kernel_over_a_large_image_prepares_few_steps() -> None:
     geometry = Geometry((2048, 2048), (31, 31), (1, 1), (1, 1), (15, 15, 15, 15))
     problem = Case(geometry, 1, 1, 1, 1).problem()
     with patch.object(direct, "_BLOCK", 1 << 13):  # as many parts as 32 filters have
-        assert len(DIRECT.steps(problem, Memory().allocate)) < 2 * direct._MOST_PRODUCTS
+        assert len(DIRECT.steps(problem, Memory().allocate)) < 2 * direct._MAX_PRODUCTS
 
 
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])

@@ -13,7 +13,7 @@ from tests import mpi
 SCRIPT = """
 import os, signal
 from dagexec.ops.communication import mpi_startup
-mpi_startup.LONGEST_START = 2.0
+mpi_startup.MAX_START = 2.0
 from dagexec.ops.communication.mpi import join_mpi, require_mpi
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     if {late}:

@@ -145,7 +145,7 @@ def test_of_large_weights_a_part_is_measured(
         "dagexec.ops.onednn.implementation.fastest",
         lambda problem, *others: (measured.append(problem.weights_nbytes), fastest(problem, *others))[1],
     )
-    monkeypatch.setattr(measured_product, "MOST_MEASURED", arrays[1].nbytes // 2)
+    monkeypatch.setattr(measured_product, "MAX_MEASURED", arrays[1].nbytes // 2)
     with measuring(60):
         found = run(op_type, arrays)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -69,7 +69,7 @@ def test_summarize_of_one_element_has_no_deviation() -> None:
 
 
 def test_summarize_refuses_no_elements() -> None:
-    with pytest.raises(ShapeError, match="no least element"):
+    with pytest.raises(ShapeError, match="no minimum"):
         run(operator_def("Summarize", ["x"], []), np.zeros((0, 2), np.float32))
 
 

@@ -405,7 +405,7 @@ def test_a_fork_waits_for_what_another_thread_does_undivided() -> None:
 
 
 def test_a_thread_may_fork_within_what_it_does_undivided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "LONGEST_WAIT", float(PATIENCE))
+    monkeypatch.setattr(forking, "MAX_WAIT", float(PATIENCE))
     with forking.undivided():
         assert in_child(lambda: forking._undivided) == [threading.get_ident()]
 

@@ -179,7 +179,7 @@ def test_at_the_end_runs_of_nets_are_stopped_too(net_type: str) -> None:
 @needs_fork
 def test_the_end_waits_for_an_operator_that_hangs_only_so_long(caplog: pytest.LogCaptureFixture) -> None:
     def end(held: Held) -> list[str]:
-        shutdown.LONGEST_WAIT = 0.05
+        shutdown.MAX_WAIT = 0.05
         executor = dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1)
         threading.Thread(target=executor.run, args=({"x": rows(1)},), daemon=True).start()
         held.wait_inside()

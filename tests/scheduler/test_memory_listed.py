@@ -64,8 +64,8 @@ def test_an_order_that_only_the_graph_tells_is_that_of_the_table(seed: int, coun
 def test_nets_planned_as_large_ones_are_have_the_bytes_of_simple_net_and_are_proven(
     kind: Make, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifetime, "MOST_IN_PAIRS", 4)
-    monkeypatch.setattr(plan, "MOST_IN_PAIRS", 4)
+    monkeypatch.setattr(lifetime, "MAX_IN_PAIRS", 4)
+    monkeypatch.setattr(plan, "MAX_IN_PAIRS", 4)
     rng = random.Random(seed)
     definition, keep = random_net(rng, 12)
     found = []

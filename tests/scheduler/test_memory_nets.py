@@ -436,7 +436,7 @@ def test_working_memory_larger_than_the_room_behind_the_buffers_gets_a_block_of_
 def test_working_memory_that_the_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     definition, workspace = two_users()
     with SimpleNet(definition, workspace, keep=frozenset({"xy", "zy"})) as net:
-        monkeypatch.setattr(host_memory, "_LEAST_LISTED", 0)
+        monkeypatch.setattr(host_memory, "_MIN_LISTED", 0)
         leave(monkeypatch, 8100)
         with pytest.raises(
             ResourceError,

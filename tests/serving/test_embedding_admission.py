@@ -17,7 +17,7 @@ import dagexec
 from dagexec.binding.replicas import Replica
 from dagexec.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunTimeoutError
 from dagexec.platform.threads import ThreadWait
-from dagexec.serving.requests import MOST_OVERTAKEN, Request
+from dagexec.serving.requests import MAX_OVERTAKEN, Request
 from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
 
 BACKENDS = ["asyncio", "trio"]
@@ -68,12 +68,12 @@ def test_a_request_of_low_priority_is_not_kept_waiting_for_ever(held: Held, call
     with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
         futures = [callers.submit(executor.run, {"x": rows(0)})]
         held.wait_inside()
-        futures += in_order(executor, callers, [-5] + [1] * (MOST_OVERTAKEN + 5))
+        futures += in_order(executor, callers, [-5] + [1] * (MAX_OVERTAKEN + 5))
         for _ in futures:
             held.go_on.release()
         for future in futures:
             future.result(PATIENCE)
-    assert held.seen.index(1) == MOST_OVERTAKEN + 1
+    assert held.seen.index(1) == MAX_OVERTAKEN + 1
 
 
 def test_chains_of_a_more_urgent_run_go_before_those_of_another(held: Held, callers: ThreadPoolExecutor) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.serving.requests import MOST_OVERTAKEN, Request, RequestQueue
+from dagexec.serving.requests import MAX_OVERTAKEN, Request, RequestQueue
 
 
 def request(priority: int = 0) -> Request:
@@ -36,11 +36,11 @@ def test_a_request_overtaken_so_often_goes_next_whatever_its_priority() -> None:
     queue.push(patient)
     queue.push(second)
     order = []
-    for _ in range(3 * MOST_OVERTAKEN):
+    for _ in range(3 * MAX_OVERTAKEN):
         queue.push(request(1))
         order.append(queue.pop())
-    assert order.index(patient) == MOST_OVERTAKEN
-    assert order.index(second) == 2 * MOST_OVERTAKEN + 1
+    assert order.index(patient) == MAX_OVERTAKEN
+    assert order.index(second) == 2 * MAX_OVERTAKEN + 1
 
 
 class Reference:
@@ -54,7 +54,7 @@ class Reference:
         if not self.waiting:
             return None
         oldest = self.waiting[0]
-        taken = oldest if self.overtaken >= MOST_OVERTAKEN else max(self.waiting, key=lambda one: one.priority)
+        taken = oldest if self.overtaken >= MAX_OVERTAKEN else max(self.waiting, key=lambda one: one.priority)
         self.remove(taken, taking=True)
         return taken
 
@@ -136,7 +136,7 @@ def test_a_request_lets_go_of_its_error_when_it_is_asked_for() -> None:
 def test_after_clearing_nobody_has_been_overtaken() -> None:
     queue = RequestQueue()
     queue.push(request())
-    for _ in range(MOST_OVERTAKEN):
+    for _ in range(MAX_OVERTAKEN):
         queue.push(request(1))
         queue.pop()
     queue.clear()

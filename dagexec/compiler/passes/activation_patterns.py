@@ -34,7 +34,7 @@ _DENSE = np.linspace(-12.0, 12.0, 1537)
 _SPARSE = np.geomspace(12.0, _FAR, 200)
 SAMPLES: Samples = np.concatenate([-_SPARSE[::-1], _DENSE, _SPARSE])
 _TOLERANCE = 2e-6  # of constants that a model holds in float32
-_MOST_OPERATORS = 10
+_MAX_OPERATORS = 10
 
 
 def _sigmoid(x: Samples) -> Samples:
@@ -130,7 +130,7 @@ def _candidates(draft: Draft, root: int) -> list[str]:
     """Blobs that the operators behind `root` depend on, from the farthest to the nearest."""
     found: dict[str, int] = {}
     frontier, depth = [root], 0
-    while frontier and depth < _MOST_OPERATORS:
+    while frontier and depth < _MAX_OPERATORS:
         depth += 1
         names = [name for number in frontier for name in draft[number].input if draft.constant(name) is None]
         found.update(dict.fromkeys(names, depth))
@@ -166,7 +166,7 @@ class _Expression:
 
     def _result(self, number: int) -> Samples | None:
         definition = self._draft[number]
-        if not _is_known(definition) or len(definition.output) != 1 or len(self.operators) > _MOST_OPERATORS:
+        if not _is_known(definition) or len(definition.output) != 1 or len(self.operators) > _MAX_OPERATORS:
             return None
         self.operators.add(number)
         operands = []

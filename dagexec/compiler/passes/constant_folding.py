@@ -30,7 +30,7 @@ GROWTH_BYTES = 1 << 20
 
 _SHAPED = frozenset({"Reshape", "Shape", "Size"})
 
-MOST_SECONDS = 1.0
+MAX_SECONDS = 1.0
 """Nominal time (`Cost.seconds`) of all that is computed; what would take longer is left to the runs."""
 
 
@@ -53,7 +53,7 @@ def apply(model: Model) -> Rewritten:
             _fold_shape(draft, number, types)
         elif constant and is_pure(definition):
             needed = _seconds(draft, number)
-            if seconds + needed <= MOST_SECONDS:
+            if seconds + needed <= MAX_SECONDS:
                 seconds += needed
                 _fold(draft, number)
     return draft.finish()

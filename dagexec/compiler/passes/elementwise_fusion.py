@@ -15,7 +15,7 @@ import numpy as np
 from dagexec.compiler.passes.affine import normalization
 from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, described, fused, has_room, layer_meta, post_ops_of
-from dagexec.compiler.passes.post_operations import FUSED_TYPES, MOST_POST_OPS, Link, Types, operand_links, unary_links
+from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link, Types, operand_links, unary_links
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.model import Model
@@ -55,7 +55,7 @@ class _Fusion:
             name = draft[chain[-1]].output[0]
             reader = draft.only_reader(name)
             more = () if reader is None or reader in self.members else self._links(reader, name)
-            if reader is None or not more or len(links) + len(more) > MOST_POST_OPS:
+            if reader is None or not more or len(links) + len(more) > MAX_POST_OPS:
                 break
             links += more
             chain.append(reader)

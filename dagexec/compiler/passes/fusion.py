@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dagexec.compiler.passes.draft import Draft, copied
-from dagexec.compiler.passes.post_operations import FUSED_TYPES, MOST_POST_OPS, Link
+from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import TypeMeta, from_numpy
 from dagexec.core.proto import OperatorDef
@@ -40,7 +40,7 @@ def layer_meta(draft: Draft, number: int) -> TypeMeta | None:
 
 def has_room(definition: OperatorDef, links: Sequence[Link]) -> bool:
     """True when an operator may take so many post-ops more."""
-    return len(post_ops_of(definition)) + len(links) <= MOST_POST_OPS
+    return len(post_ops_of(definition)) + len(links) <= MAX_POST_OPS
 
 
 def fused(definition: OperatorDef, links: Sequence[Link], output: str) -> OperatorDef:

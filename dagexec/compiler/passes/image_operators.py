@@ -27,7 +27,7 @@ from dagexec.ops.shape.slicing import slice_ranges
 
 Array = npt.NDArray[Any]
 
-_MOST_CHANNELS_READ_PLAIN = 4  # an image with colors: oneDNN has kernels that read it in NCHW and write blocks
+_MAX_CHANNELS_READ_PLAIN = 4  # an image with colors: oneDNN has kernels that read it in NCHW and write blocks
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _convolution(
         return None
     inputs, constants = extra
     depthwise = group == weights.shape[0] and weights.shape[1] == 1
-    reads_plain = group == 1 and source.channels <= _MOST_CHANNELS_READ_PLAIN
+    reads_plain = group == 1 and source.channels <= _MAX_CHANNELS_READ_PLAIN
     return Role(
         inputs={0: source, **inputs},
         outputs={0: result},

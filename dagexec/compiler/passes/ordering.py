@@ -16,7 +16,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
 
-_LEAST_SECONDS = 2e-6
+_MIN_SECONDS = 2e-6
 
 
 class Ordering:
@@ -140,11 +140,11 @@ def _nominal_seconds(draft: Draft, number: int, types: Types) -> float:
     known = [TensorType(kind.shapes[0], kind.meta) for kind in kinds if kind is not None]
     outputs = [TensorType(kind.shapes[0], kind.meta) for kind in results if kind is not None]
     if len(known) != len(kinds) or len(outputs) != len(results):
-        return _LEAST_SECONDS
+        return _MIN_SECONDS
     label = draft.label(number)
     values = tuple(draft.constant(name) for name in definition.input)
     call = OperatorCall(definition, Arguments(definition, label), tuple(known), values, label)
     try:
         return schema_of(definition.type).cost(call, outputs).seconds
     except DagexecError:
-        return _LEAST_SECONDS
+        return _MIN_SECONDS

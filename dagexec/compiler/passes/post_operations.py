@@ -18,7 +18,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import COMMUTATIVE, PostOp, as_post_ops
 
-MOST_POST_OPS = 32
+MAX_POST_OPS = 32
 """As many as oneDNN's primitives take (`DNNL_POST_OPS_LIMIT`, 32 in all versions)."""
 
 FUSED_TYPES = (FLOAT32, FLOAT64, BFLOAT16, FLOAT16)
@@ -66,7 +66,7 @@ def operand_links(draft: Draft, number: int, source: str, types: Types) -> tuple
     definition, kind = draft[number], types.get(source)
     if kind is None or kind.meta not in FUSED_TYPES or len(definition.output) != 1 or len(definition.input) < 2:
         return ()
-    if len(definition.input) > MOST_POST_OPS + 1:  # asked for each of its inputs
+    if len(definition.input) > MAX_POST_OPS + 1:  # asked for each of its inputs
         return ()
     post_ops = as_post_ops(definition, kind.meta)
     if not post_ops:

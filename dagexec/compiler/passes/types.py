@@ -26,7 +26,7 @@ from dagexec.core.traits import LayerKind
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
-_MOST_PROBED_ALONE = 16  # inputs
+_MAX_PROBED_ALONE = 16  # inputs
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _uneven_probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType
 
 def _told_apart(names: Sequence[str]) -> list[set[str]]:
     """Sets of names so that of any two there is one with the first alone: each of a few, by binary number of many."""
-    if len(names) <= _MOST_PROBED_ALONE:
+    if len(names) <= _MAX_PROBED_ALONE:
         return [{name} for name in names] if len(names) > 1 else []
     sets = []
     for digit in range((len(names) - 1).bit_length()):

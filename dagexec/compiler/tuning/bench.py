@@ -44,7 +44,7 @@ logger = logging.getLogger("dagexec")
 Array = npt.NDArray[Any]
 
 _QUIET, _PROBES = 0.8, 3
-_LEAST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 25, 400
+_MIN_ROUNDS, _ENOUGH_ROUNDS, _MAX_ROUNDS = 3, 25, 400
 _SURVEY_SHARE = 2 / 3  # of what is left for choosing implementations, at a time
 _SHORT = 0.1  # seconds: rounds that are over so soon are not enough yet
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
@@ -238,12 +238,12 @@ class Bench:
     def _rounds(self, seconds: float, longest: float = 0.0) -> Iterator[int]:
         """Numbers of rounds, for as long as it is worth to go on, and the `longest` so far fits before the deadline."""
         start = begun = time.perf_counter()
-        for count in range(_MOST_ROUNDS):
+        for count in range(_MAX_ROUNDS):
             now = time.perf_counter()
             longest, begun = max(longest, now - begun), now
             if self._deadline.left() <= longest:
                 return
-            if count >= _LEAST_ROUNDS and (now - start > seconds or (count >= _ENOUGH_ROUNDS and now - start > _SHORT)):
+            if count >= _MIN_ROUNDS and (now - start > seconds or (count >= _ENOUGH_ROUNDS and now - start > _SHORT)):
                 return
             yield count
 
@@ -303,7 +303,7 @@ class Bench:
         for count in self._rounds(seconds):
             if count and len(running) > 1:
                 best = min(min(times[number]) for number in running)
-                limit = best * (_HOPELESS if count < _LEAST_ROUNDS else _OUT_OF_THE_RUNNING)
+                limit = best * (_HOPELESS if count < _MIN_ROUNDS else _OUT_OF_THE_RUNNING)
                 running = {number: runner for number, runner in running.items() if min(times[number]) <= limit}
             for number, runner in running.items():
                 if self._deadline.left() < min(times[number]):

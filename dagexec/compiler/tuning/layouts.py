@@ -42,7 +42,7 @@ _FACTORS: Mapping[str, Mapping[str, float]] = {
 _SQUARE_BESIDE_WINOGRAD = {NCHW16C: 1.07, NCHW8C: 1.60}
 """The same where Winograd's algorithm computes in NHWC, too (`ops/onednn/winograd.py`)."""
 
-_LEAST_FILTERS = 64  # with fewer, Winograd's transforms of the image cost what they save
+_MIN_FILTERS = 64  # with fewer, Winograd's transforms of the image cost what they save
 
 _GAIN = 0.98  # a later layout must take at most this part of the time of an earlier one: measured times vary
 
@@ -123,7 +123,7 @@ def _kind(definition: OperatorDef, filters: tuple[int, ...]) -> str:
     if arguments.int("group", 1) > 1:
         return DEPTHWISE if filters[1] == 1 else GROUPED
     strides = {arguments.int(name, 1) for name in ("stride", "stride_h", "stride_w")} | set(arguments.ints("strides"))
-    if filters[2:] == (3, 3) and strides == {1} and filters[0] >= _LEAST_FILTERS:
+    if filters[2:] == (3, 3) and strides == {1} and filters[0] >= _MIN_FILTERS:
         return SQUARE
     return ONE_TAP if math.prod(filters[2:]) == 1 else OTHER
 

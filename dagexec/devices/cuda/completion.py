@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dagexec")
 
-MOST_WATCHERS = 32
+MAX_WATCHERS = 32
 """Threads that wait for events of one device at once; further events are waited for when one of those is done."""
 
 
@@ -66,7 +66,7 @@ class Completions:
             if found is not None:  # such as a wait that is asked again and again for a while
                 found.callbacks.append(call)
                 return
-            if len(self._pending) >= len(self._threads) and len(self._threads) < MOST_WATCHERS:
+            if len(self._pending) >= len(self._threads) and len(self._threads) < MAX_WATCHERS:
                 self._start()
             pending = self._pending[native] = _Pending(event.owner, native, [call])
         self._waiting.put(pending)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-MOST_AXES = 8
+MAX_AXES = 8
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 STRIDED = r"""
@@ -275,9 +275,9 @@ def strided(destination: Array, source: Array) -> Launch:
     if size != unit:  # such as complex128: its parts as one more axis
         shape, to, of = [*shape, size // unit], [*to, unit], [*of, unit]
     axes = _merged(shape, to, of)
-    if len(axes) > MOST_AXES:
-        raise DeviceError(f"a strided copy of {len(axes)} axes, shape {source.shape}: expected {MOST_AXES} at most")
-    layout = np.ones((3, MOST_AXES), np.int64)
+    if len(axes) > MAX_AXES:
+        raise DeviceError(f"a strided copy of {len(axes)} axes, shape {source.shape}: expected {MAX_AXES} at most")
+    layout = np.ones((3, MAX_AXES), np.int64)
     for place, (n, target, origin) in enumerate(axes):
         layout[:, place] = n, target // unit, origin // unit
     count = int(np.prod(shape, dtype=np.int64))

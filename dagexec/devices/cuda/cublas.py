@@ -33,7 +33,7 @@ DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 WORKSPACE, LARGE_WORKSPACE = 4 << 20, 32 << 20
 """Bytes that NVIDIA recommends for a handle; the larger one from compute capability 9 on."""
 
-MOST_CALLS = 256
+MAX_CALLS = 256
 """Products of stacks that take more calls of cuBLAS than this are another kernel's."""
 
 _DATA_TYPES = {"float32": "CUDA_R_32F", "float64": "CUDA_R_64F", "float16": "CUDA_R_16F", "bfloat16": "CUDA_R_16BF"}
@@ -108,7 +108,7 @@ def multiplies(a: Array, b: Array, c: Array) -> bool:
     if c.dtype != a.dtype and not (a.dtype.itemsize == 2 and c.dtype == np.float32):
         return False
     problem = _problem(a, b, c)
-    return problem is not None and len(problem.offsets()) <= MOST_CALLS
+    return problem is not None and len(problem.offsets()) <= MAX_CALLS
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class _Problem:
         axis = self.batch_axis
         others = [range(size) if number != axis else range(1) for number, size in enumerate(self.sizes)]
         stacks = (self.a, self.b, self.c)
-        if math.prod(map(len, others)) > MOST_CALLS:
-            return [(0, 0, 0)] * (MOST_CALLS + 1)
+        if math.prod(map(len, others)) > MAX_CALLS:
+            return [(0, 0, 0)] * (MAX_CALLS + 1)
         return [
             tuple(  # type: ignore[misc]
                 stack.itemsize * sum(i * s for i, s in zip(index, stack.steps, strict=True)) for stack in stacks

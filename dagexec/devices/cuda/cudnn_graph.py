@@ -28,7 +28,7 @@ DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
 ALIGNMENT = 16
 """Bytes: cuDNN's engines read and write vectors of so many."""
 
-_LEAST_SPATIAL = 2
+_MIN_SPATIAL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TensorLayout:
         if channels_last:
             sizes.insert(1, sizes.pop())
             strides.insert(1, strides.pop())
-        while len(sizes) < 2 + _LEAST_SPATIAL:
+        while len(sizes) < 2 + _MIN_SPATIAL:
             strides.insert(2, sizes[2] * strides[2])
             sizes.insert(2, 1)
         return cls(tuple(sizes), tuple(strides))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dagexec")
 
-MOST_PLANS = 1024
+MAX_PLANS = 1024
 """Plans that a device keeps; those not asked for the longest give way. Operators keep theirs."""
 
 _MEASURED_AT_MOST = 48
@@ -165,7 +165,7 @@ class PlanCache:
     def _keep(self, key: tuple[ConvGraph, PlanOptions], plan: CudnnPlan | str) -> None:
         with self._lock:
             self._plans[key] = plan
-            while len(self._plans) > MOST_PLANS:
+            while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
             self.built += 1
 

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 CHUNK = 1 << 22
 """Bytes that are staged at once: the host fills one block while the device empties another."""
 
-MOST_STAGED = 1 << 28
+MAX_STAGED = 1 << 28
 """Bytes of staging blocks that may be under way before the host waits for the oldest."""
 
 
@@ -109,7 +109,7 @@ class Staging:
             block = self._busy.popleft()[1]
             self._busy_bytes -= block.array.nbytes
             self.give(block)
-        return self._busy[0][0] if self._busy_bytes > MOST_STAGED else None
+        return self._busy[0][0] if self._busy_bytes > MAX_STAGED else None
 
     def give(self, block: StagingBlock) -> None:
         """Nobody uses `block` any more. Takes no lock, so that a host function can call it."""

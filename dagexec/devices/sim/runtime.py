@@ -28,7 +28,7 @@ from dagexec.errors import DeviceError, ResourceError
 
 Array = npt.NDArray[Any]
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 
 
 class SimRuntime(DeviceRuntime):
@@ -42,8 +42,8 @@ class SimRuntime(DeviceRuntime):
 
     def __init__(self, device: Device, settings: SimSettings | None = None) -> None:
         """Raises DeviceError for an index of 64 or more."""
-        if not 0 <= device.index < MOST_DEVICES:
-            raise DeviceError(f"device {device} does not exist; simulated devices are sim:0 to sim:{MOST_DEVICES - 1}")
+        if not 0 <= device.index < MAX_DEVICES:
+            raise DeviceError(f"device {device} does not exist; simulated devices are sim:0 to sim:{MAX_DEVICES - 1}")
         super().__init__(device)
         self.settings = settings or SimSettings()
         self.driver = self.settings.new_driver(str(device))

@@ -27,9 +27,9 @@ from dagexec.platform.host_memory import aligned_bytes, check_fits
 
 _Bytes = npt.NDArray[np.uint8]
 
-_MOST_DIGITS = 19
-_LEAST_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
-_MOST_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
+_MAX_DIGITS = 19
+_MIN_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
+_MAX_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
 
 
 class _State(NamedTuple):
@@ -130,7 +130,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _memory(nbytes: int, what: str) -> _Bytes:
     """Memory on a cache line; much of it goes back to the system when nobody needs it any more."""
-    if nbytes < _LEAST_MAPPED or not hasattr(mmap, "MAP_PRIVATE"):
+    if nbytes < _MIN_MAPPED or not hasattr(mmap, "MAP_PRIVATE"):
         return aligned_bytes(nbytes, what)
     check_fits(nbytes, what)
     try:
@@ -148,7 +148,7 @@ def _fill(target: _Bytes, file: RawIOBase, offset: int) -> bool:
     file.seek(offset)
     left = target.data
     while left:
-        count = file.readinto(left[:_MOST_AT_ONCE])
+        count = file.readinto(left[:_MAX_AT_ONCE])
         if not count:
             return False
         left = left[count:]
@@ -165,7 +165,7 @@ def _entry(entries: Mapping[str, str], key: str, default: int, owner: str) -> in
         return default
     if not (text.isascii() and text.isdigit()):
         raise ModelFormatError(f"{owner}: external data {key} must be a number of bytes, found {text[:40]!r}")
-    if len(text) > _MOST_DIGITS:
+    if len(text) > _MAX_DIGITS:
         raise ModelFormatError(f"{owner}: external data {key} is too large: {text[:40]}")
     return int(text)
 

@@ -216,16 +216,16 @@ def _check_inputs(graph: onnx.GraphProto) -> None:
         seen.add(value.name)
 
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def _refusal(unsupported: Mapping[str, Sequence[str]]) -> str:
     """One line for all nodes refused for one reason, the most frequent first; `unsupported` has their names."""
     lines = []
     for what, nodes in sorted(unsupported.items(), key=lambda row: -len(row[1])):
-        more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+        more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
         kind = "node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-        lines.append(f"{kind} {', '.join(nodes[:_MOST_NAMED])}{more}: {what}")
+        lines.append(f"{kind} {', '.join(nodes[:_MAX_NAMED])}{more}: {what}")
     return f"{sum(map(len, unsupported.values()))} node(s) cannot be run:\n  " + "\n  ".join(lines)
 
 

@@ -57,6 +57,6 @@ class LossLayers(ModelBuilder):
 
     @layer
     def accuracy(self, prediction: str, label: str, blob_out: str = "accuracy", *, top_k: int = 1) -> str:
-        """The share of rows whose label is among the `top_k` greatest predictions."""
+        """The share of rows whose label is among the `top_k` largest predictions."""
         arguments: dict[str, ArgumentValue] = {} if top_k == 1 else {"top_k": top_k}
         return self.add_operator("Accuracy", [prediction, label], [blob_out], **arguments)

@@ -9,7 +9,7 @@ from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import CudaOperator
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 
-GREATEST = Phase("greatest<A>", "s.add(x);", "const A top = total0.value;")
+MAXIMUM = Phase("max_of<A>", "s.add(x);", "const A top = total0.value;")
 """Phase 0 of what normalizes exponentials: `top`, which is subtracted."""
 
 EXPONENTIALS = Phase("sum_of<W>", "s.add((W)exp(A(x - top)));", "const A sum = (A)total1.total;")
@@ -26,7 +26,7 @@ class _CudaSoftmax(CudaOperator):
         name, each = "softmax", "y = exp(A(x - top)) / sum;"
         if isinstance(self, LogSoftmax):
             name, each = "log_softmax", "y = A(x - top) - log(sum);"
-        groups = Groups([GREATEST, EXPONENTIALS], each=each)
+        groups = Groups([MAXIMUM, EXPONENTIALS], each=each)
         inputs, outputs = {"x": self.x(0).reshape(shape)}, {"y": self.y(0).reshape(shape)}
         return by_groups(self, name, shape, (1,), groups, inputs, outputs)
 

@@ -18,8 +18,8 @@ from dagexec.devices.cuda.arrays import address
 from dagexec.devices.cuda.kernels import BLOCK, block_count
 from dagexec.ops.cuda.base.copy import copy_step
 from dagexec.ops.cuda.base.expression import (
-    MOST_AXES,
-    MOST_ELEMENTS_32,
+    MAX_AXES,
+    MAX_ELEMENTS_32,
     c_type_of_scalar,
     element_strides,
     elementwise,
@@ -77,17 +77,17 @@ def _sum(
     kept_axes = [axis for axis in axes if axis.strides[-1]]
     summed_axes = [axis for axis in axes if not axis.strides[-1]]
     kept, count = prod(axis.size for axis in kept_axes), prod(axis.size for axis in summed_axes)
-    if len(axes) > MOST_AXES:
-        raise ValueError(f"a sum over {len(axes)} axes that cannot be joined; at most {MOST_AXES}")
+    if len(axes) > MAX_AXES:
+        raise ValueError(f"a sum over {len(axes)} axes that cannot be joined; at most {MAX_AXES}")
     width, depth = _block(kept, count, bool(axes[-1].strides[-1]))
     length = depth * _TERMS
     segments = -(-count // length)
     computed = _computed(target)
     partial = operator.scratch((segments, kept), computed) if segments > 1 else target
     reach = max(sum(axis.strides[row] * (axis.size - 1) for axis in axes) for row in range(len(rows)))
-    small = max(kept * count, reach, segments * max(kept, length)) < MOST_ELEMENTS_32
+    small = max(kept * count, reach, segments * max(kept, length)) < MAX_ELEMENTS_32
     index = np.uint32 if small else np.int64
-    table = np.zeros((len(rows) + 1, MOST_AXES), index)
+    table = np.zeros((len(rows) + 1, MAX_AXES), index)
     for number, axis in enumerate([*kept_axes, *summed_axes]):
         table[:, number] = [axis.size, *axis.strides[:-1]]
     ends = np.array([len(kept_axes), len(axes)], index)
@@ -148,7 +148,7 @@ def _source(
 typedef {index_type} ix;
 typedef computed<{c_type_of(target)}>::type sum_t;
 {FORMULAS}
-struct layout {{ ix ends[2]; ix size[{MOST_AXES}]; ix stride[{len(inputs)}][{MOST_AXES}]; }};
+struct layout {{ ix ends[2]; ix size[{MAX_AXES}]; ix stride[{len(inputs)}][{MAX_AXES}]; }};
 extern "C" __global__ void reduced_{name}({", ".join(parameters)}) {{
     typedef computed<{c_type_of(first)}>::type A;
     __shared__ sum_t sums[{BLOCK}];

@@ -23,7 +23,7 @@ from dagexec.ops.cuda.base.indices import Integers, by_value, element_strides
 from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.base.windows import (
-    MOST_AXES,
+    MAX_AXES,
     WINDOWS,
     channels_first_view,
     image_argument,
@@ -144,7 +144,7 @@ def _geometry(
         raise ValueError(f"an image of shape {image.shape} and columns of {columns.shape} for windows {list(axes)}")
     windows = windows_argument(axes, image.shape[1], channels_last)
     batch, channel, *steps = element_strides(columns)
-    missing = [0] * (MOST_AXES - rank)
+    missing = [0] * (MAX_AXES - rank)
     taps = by_value([*missing, *steps[:rank]])
     own, other = image_argument(image), by_value([batch, channel, *missing, *steps[rank:]])
     return [windows, *((own, other) if image_first else (other, own)), taps]

@@ -22,8 +22,8 @@ from dagexec.devices.cuda.prelude import c_type
 from dagexec.ops.cuda.base.formulas import FORMULAS
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 
-MOST_AXES = 8
-MOST_ELEMENTS_32 = 1 << 31
+MAX_AXES = 8
+MAX_ELEMENTS_32 = 1 << 31
 """From so many elements on indices have 64 bits."""
 
 
@@ -95,7 +95,7 @@ class Places:
     def __init__(self, shape: tuple[int, ...], arrays: Mapping[str, Array], prefix: str = "") -> None:
         """`prefix` tells the names apart where a kernel has several. Raises ValueError for too many axes."""
         size = prod(shape)
-        self.index_type = "u32" if size < MOST_ELEMENTS_32 else "i64"
+        self.index_type = "u32" if size < MAX_ELEMENTS_32 else "i64"
         self._prefix = prefix
         self._place: dict[str, str] = {}
         self._strided: list[str] = []
@@ -113,13 +113,13 @@ class Places:
                 self._strided.append(key)
                 rows.append(strides)
                 reach = sum(s * (n - 1) for s, n in zip(strides, shape, strict=True))
-                if reach >= MOST_ELEMENTS_32:
+                if reach >= MAX_ELEMENTS_32:
                     self.index_type = "i64"
         self.declarations, self.parameters, self.arguments = "", [], list[Any]()
         if rows:
             name = f"{prefix}layout"
             self.declarations = (
-                f"struct {name} {{ ix axes; ix size[{MOST_AXES}]; ix stride[{len(rows)}][{MOST_AXES}]; }};\n"
+                f"struct {name} {{ ix axes; ix size[{MAX_AXES}]; ix stride[{len(rows)}][{MAX_AXES}]; }};\n"
             )
             self.parameters = [f"BY_VALUE {name} {prefix}where"]
             self.arguments = [_layout(shape, rows, np.uint32 if self.index_type == "u32" else np.int64)]
@@ -188,9 +188,9 @@ def join_axes(shape: Sequence[int], rows: Sequence[Sequence[int]]) -> list[_Axis
 def _layout(shape: Sequence[int], rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> Array:
     """The argument `where` of a kernel."""
     axes = join_axes(shape, rows)
-    if len(axes) > MOST_AXES:
-        raise ValueError(f"an element-wise kernel over {len(axes)} axes that cannot be joined; at most {MOST_AXES}")
-    table = np.zeros((1 + len(rows), MOST_AXES), dtype)
+    if len(axes) > MAX_AXES:
+        raise ValueError(f"an element-wise kernel over {len(axes)} axes that cannot be joined; at most {MAX_AXES}")
+    table = np.zeros((1 + len(rows), MAX_AXES), dtype)
     for number, axis in enumerate(axes):
         table[:, number] = [axis.size, *axis.strides]
     return np.concatenate([np.array([len(axes)], dtype), table.reshape(-1)])

@@ -19,8 +19,8 @@ from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 
 TILE = 16
-_MOST_AXES = 6
-_MOST_IN_GRID = 65535
+_MAX_AXES = 6
+_MAX_IN_GRID = 65535
 
 _TILED = r"""
 struct stacks_t { i64 axes, size[6], a[6], b[6], c[6]; };
@@ -110,18 +110,18 @@ def tiled_product(
     if not c.size:
         return nothing_to_do
     batch = tuple(c.shape[:-2])
-    require_axes(len(batch), _MOST_AXES, f"{owner.label}: stacks of matrices")
+    require_axes(len(batch), _MAX_AXES, f"{owner.label}: stacks of matrices")
     (m, k), n, count = a.shape[-2:], b.shape[-1], math.prod(batch)
-    empty = [0] * (_MOST_AXES - len(batch))
+    empty = [0] * (_MAX_AXES - len(batch))
     sizes = np.array([m, n, k, count, *_steps(a)[-2:], *_steps(b)[-2:], *_steps(c)[-2:]], np.int64)
     stacks = [len(batch), *batch, *empty]
     for array in (a, b, c):
         stacks += [*_over(array, batch), *empty]
     steps = [np.int64(0 if zero is None or zero.size == 1 else 1) for zero in (a_zero, b_zero)]
     grid = (
-        min(-(-n // TILE), _MOST_IN_GRID),
-        min(-(-m // TILE), _MOST_IN_GRID),
-        min(count, _MOST_IN_GRID),
+        min(-(-n // TILE), _MAX_IN_GRID),
+        min(-(-m // TILE), _MAX_IN_GRID),
+        min(count, _MAX_IN_GRID),
     )
     return owner.launch(
         "tiled_product",

@@ -16,7 +16,7 @@ from dagexec.ops.cuda.base.indices import INDICES, by_value, divider, index_type
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.cuda.base.strided_copy import item_type
 
-MOST_PIECES = 16
+MAX_PIECES = 16
 """Pieces of one launch."""
 
 _MOVE = (
@@ -89,7 +89,7 @@ def _moving(operator: CudaOperator, whole: Array, pieces: Sequence[Array], axis:
             if not run:
                 first = start
             run.append(piece)
-        if run and (index in there or len(run) == MOST_PIECES):
+        if run and (index in there or len(run) == MAX_PIECES):
             steps.append(_launch(operator, whole, run, rows, first, cut=cut))
             run = []
         start += width
@@ -110,7 +110,7 @@ def _launch(operator: CudaOperator, whole: Array, pieces: Sequence[Array], rows:
         if any(place % (2 * item) for place in places):
             break
         item, pitch, first, ends = 2 * item, pitch // 2, first // 2, [end // 2 for end in ends]
-    empty = [0] * (MOST_PIECES - len(pieces))
+    empty = [0] * (MAX_PIECES - len(pieces))
     addresses = [*places[1:], *empty]
     layout: Any = by_value([len(pieces), pitch, first, *divider(ends[-1]), *ends, *empty, *addresses])
     n = rows * ends[-1]

@@ -30,12 +30,12 @@ from dagexec.ops.cuda.base.expression import c_type_of_scalar
 from dagexec.ops.cuda.base.formulas import FORMULAS
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 
-MOST_AXES = 8
+MAX_AXES = 8
 THREADS = 256
 _WARP = 32
 _CHAIN, _FUSED_CHAIN, _MAP_CHAIN = 64, 256, 8  # elements a thread may work on before its group is cut
-_SHORTEST_CHAIN = 16
-_ENOUGH_BLOCKS, _MOST_BLOCKS, _MOST_PIECES = 1024, 2048, 1024
+_MIN_CHAIN = 16
+_ENOUGH_BLOCKS, _MAX_BLOCKS, _MAX_PIECES = 1024, 2048, 1024
 
 STATES = r"""
 __device__ inline i64 whole_part(i64 a, i64 b) { return (a | b) >> 31 ? a / b : (i64)((u32)a / (u32)b); }
@@ -62,29 +62,29 @@ template <class W> struct product_of {
     __device__ void add(W x) { total = total * x; }
     __device__ void join(const product_of& other) { total = total * other.total; }
 };
-template <class A> struct greatest {
+template <class A> struct max_of {
     A value; bool any;
     __device__ void begin() { value = A(0); any = false; }
     __device__ void add(A x) { value = any ? nan_max(value, x) : x; any = true; }
-    __device__ void join(const greatest& other) { if (other.any) add(other.value); }
+    __device__ void join(const max_of& other) { if (other.any) add(other.value); }
 };
-template <class A> struct least {
+template <class A> struct min_of {
     A value; bool any;
     __device__ void begin() { value = A(0); any = false; }
     __device__ void add(A x) { value = any ? nan_min(value, x) : x; any = true; }
-    __device__ void join(const least& other) { if (other.any) add(other.value); }
+    __device__ void join(const min_of& other) { if (other.any) add(other.value); }
 };
 template <class A> __device__ inline bool comes_before(A a, i64 at_a, A b, i64 at_b) {
     if (is_nan(a) || is_nan(b)) return is_nan(a) && is_nan(b) ? at_a < at_b : is_nan(a);
     return a > b || (a == b && at_a < at_b);
 }
-template <class A> struct place_of_greatest {
+template <class A> struct argmax_of {
     A value; i64 place;
     __device__ void begin() { value = A(0); place = -1; }
     __device__ void add(A x, i64 at) { if (place < 0 || comes_before(x, at, value, place)) { value = x; place = at; } }
-    __device__ void join(const place_of_greatest& other) { if (other.place >= 0) add(other.value, other.place); }
+    __device__ void join(const argmax_of& other) { if (other.place >= 0) add(other.value, other.place); }
 };
-template <class A> struct place_of_least {
+template <class A> struct argmin_of {
     A value; i64 place;
     __device__ void begin() { value = A(0); place = -1; }
     __device__ void add(A x, i64 at) {
@@ -94,7 +94,7 @@ template <class A> struct place_of_least {
             place = at;
         }
     }
-    __device__ void join(const place_of_least& other) { if (other.place >= 0) add(other.value, other.place); }
+    __device__ void join(const argmin_of& other) { if (other.place >= 0) add(other.value, other.place); }
 };
 """
 """States of phases. `accumulated<T>` is what elements of type T are summed in; integers wrap, as unsigned ones do.
@@ -157,7 +157,7 @@ def by_groups(
     """A step that computes `groups` over `axes` of arrays that broadcast to `shape`.
 
     An output may be the memory of an input of the same shape. `scalars` are passed by value, under their names.
-    Raises ShapeError for more than MOST_AXES axes that cannot be joined.
+    Raises ShapeError for more than MAX_AXES axes that cannot be joined.
     """
     operands = {**inputs, **outputs}
     walk = Walk.over(shape, axes, operands)
@@ -214,8 +214,8 @@ class Walk:
                 row.append(step)
         kept = [index for index, kind in enumerate(is_reduced) if not kind]
         walked = [index for index, kind in enumerate(is_reduced) if kind]
-        if max(len(kept), len(walked)) > MOST_AXES:
-            raise ShapeError(f"a reduction over {shape} along {tuple(axes)} has more than {MOST_AXES} separate axes")
+        if max(len(kept), len(walked)) > MAX_AXES:
+            raise ShapeError(f"a reduction over {shape} along {tuple(axes)} has more than {MAX_AXES} separate axes")
         slow = walked[:-1]
         layouts = tuple(
             (
@@ -253,7 +253,7 @@ class Walk:
         """The argument `w` of a kernel."""
 
         def padded(values: Sequence[int], fill: int = 0) -> list[int]:
-            return [*values, *[fill] * (MOST_AXES - len(values))]
+            return [*values, *[fill] * (MAX_AXES - len(values))]
 
         found = [self.outputs, self.length, piece, pieces, lanes, int(row), len(self.kept), len(self.slow)]
         found += [max(1, self.fast), *padded(self.kept, 1), *padded([max(1, size) for size in self.slow], 1)]
@@ -298,7 +298,7 @@ class _Cut:
         found = cls(lanes, width, row, max(1, length), 1)
         if chain is None or length <= chain * lanes or blocks >= _ENOUGH_BLOCKS:
             return found
-        pieces = min(-(-length // (min(chain, _SHORTEST_CHAIN) * lanes)), -(-_MOST_BLOCKS // blocks), _MOST_PIECES)
+        pieces = min(-(-length // (min(chain, _MIN_CHAIN) * lanes)), -(-_MAX_BLOCKS // blocks), _MAX_PIECES)
         piece = -(-length // pieces)
         piece = -(-piece // lanes) * lanes
         return replace(found, piece=piece, pieces=-(-length // piece))
@@ -381,7 +381,7 @@ class _Source:
         parameters += [f"{c_type_of(array)}* {key}_p" for key, array in self._outputs.items()]
         parameters += [f"{c_type_of_scalar(value)} {key}" for key, value in self._scalars.items()]
         states = "".join(f"typedef {phase.state} state{index};\n" for index, phase in enumerate(self._groups.phases))
-        axes = f"[{MOST_AXES}]"
+        axes = f"[{MAX_AXES}]"
         lines = "\n    ".join([*self._prologue(), *body])
         return (
             f"{FORMULAS}{STATES}typedef computed<{first}>::type A;\ntypedef accumulated<{first}>::type W;\n"

@@ -26,10 +26,10 @@ from dagexec.ops.cuda.base.indices import (
 )
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 
-MOST_AXES = 8
+MAX_AXES = 8
 TILE = 32
-_MOST_BLOCKS = 1 << 16
-_LEAST_TILED = 8  # elements along both axes for which tiles are worth it
+_MAX_BLOCKS = 1 << 16
+_MIN_TILED = 8  # elements along both axes for which tiles are worth it
 
 _ITEM_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "ulonglong2"}
 
@@ -133,8 +133,8 @@ class _Walk:
 
     def argument(self) -> Any:
         """The argument walk_t."""
-        require_axes(len(self.sizes), MOST_AXES, "a copy on CUDA")
-        empty = [0] * (MOST_AXES - len(self.sizes))
+        require_axes(len(self.sizes), MAX_AXES, "a copy on CUDA")
+        empty = [0] * (MAX_AXES - len(self.sizes))
         dividers = [number for size in [*self.sizes, *(1 for _ in empty)] for number in divider(size)]
         return by_value([len(self.sizes), *dividers, *self.source, *empty, *self.target, *empty])
 
@@ -181,7 +181,7 @@ def _tiled(operator: CudaOperator, walk: _Walk, target: Array, source: Array) ->
         return None
     fast, last = walk.source.index(1), len(walk.sizes) - 1
     rows, columns = walk.sizes[last], walk.sizes[fast]
-    if min(rows, columns) < _LEAST_TILED:
+    if min(rows, columns) < _MIN_TILED:
         return None
     kind = walk.index_type()
     batch = [axis for axis in range(last) if axis != fast]
@@ -191,5 +191,5 @@ def _tiled(operator: CudaOperator, walk: _Walk, target: Array, source: Array) ->
     tiles = by_value([rows, columns, walk.source[last], walk.target[fast], *divider(down), *divider(across)])
     count = prod(outer.sizes) * down * across
     arguments = [source, target, outer.argument(), tiles, np.int64(count)]
-    blocks = min(count, _MOST_BLOCKS)
+    blocks = min(count, _MAX_BLOCKS)
     return operator.launch("tiled_copy", _TILED, arguments, blocks=blocks, threads=256, T=item_type(walk.item), I=kind)

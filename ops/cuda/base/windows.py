@@ -14,7 +14,7 @@ from dagexec.ops.base.layout import ORDERS
 from dagexec.ops.cuda.base.indices import INDICES, Integers, by_value, divider, element_strides, index_type, reach
 from dagexec.ops.cuda.base.operator import CudaOperator
 
-MOST_AXES = 3
+MAX_AXES = 3
 
 WINDOWS = (
     INDICES
@@ -92,7 +92,7 @@ class ImagesOperator(CudaOperator):
 
 def windows_argument(axes: Sequence[Axis], channels: int, channels_last: bool) -> Integers:
     """The argument windows_t. Channels are the fastest in the order of threads with `channels_last`."""
-    ones = [Axis(1, 1, 1, 1, 0, 0, 1)] * (MOST_AXES - len(axes))
+    ones = [Axis(1, 1, 1, 1, 0, 0, 1)] * (MAX_AXES - len(axes))
     fields: list[int] = []
     for axis in [*ones, *axes]:
         fields += [axis.size, axis.kernel, axis.stride, axis.dilation, axis.head, axis.out]
@@ -103,7 +103,7 @@ def windows_argument(axes: Sequence[Axis], channels: int, channels_last: bool) -
 def image_argument(image: Any) -> Integers:
     """The argument image_t of a view N, C, spatial (or windows)."""
     batch, channel, *steps = element_strides(image)
-    return by_value([batch, channel, *[0] * (MOST_AXES - len(steps)), *steps])
+    return by_value([batch, channel, *[0] * (MAX_AXES - len(steps)), *steps])
 
 
 def window_index_type(axes: Sequence[Axis], *images: Any) -> str:

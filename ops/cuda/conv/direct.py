@@ -18,7 +18,7 @@ from dagexec.ops.cuda.base.indices import Integers, by_value, element_strides
 from dagexec.ops.cuda.base.matrices import c_type_of_work
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.base.windows import (
-    MOST_AXES,
+    MAX_AXES,
     WINDOWS,
     channels_first_view,
     image_argument,
@@ -144,7 +144,7 @@ extern "C" __global__ void direct_filter_gradient(
 """
 )
 
-_MOST_BLOCKS = 1 << 20
+_MAX_BLOCKS = 1 << 20
 
 
 class DirectConvolution:
@@ -171,7 +171,7 @@ class DirectConvolution:
         filters, per_group = self._weights.shape[:2]
         self._groups = by_value([per_group, filters // group, zero_point])
         outer, channel, *steps = element_strides(self._weights)
-        self._filter = by_value([outer, channel, *[0] * (MOST_AXES - len(steps)), *steps])
+        self._filter = by_value([outer, channel, *[0] * (MAX_AXES - len(steps)), *steps])
         work = "i64" if y.dtype.kind in "iu" else c_type_of_work(y)
         self._types = {
             "TX": c_type_of(x),
@@ -199,7 +199,7 @@ class DirectConvolution:
         geometry = self._geometry(1, self._x, self._y)
         elements = self._weights.shape[0] * self._weights.shape[1] * tap_count(self._axes)
         arguments = [self._x, self._y, self._weights, *geometry, np.int64(windows), np.int64(elements)]
-        return self._launch("direct_filter_gradient", _FILTER, arguments, blocks=min(elements, _MOST_BLOCKS))
+        return self._launch("direct_filter_gradient", _FILTER, arguments, blocks=min(elements, _MAX_BLOCKS))
 
     def _geometry(self, channels: int, read: Any, written: Any) -> list[Integers]:
         windows = windows_argument(self._axes, channels, self._last)

@@ -18,7 +18,7 @@ from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.cuda.base.pointwise import register
 from dagexec.ops.elementwise.arithmetic import where_condition_view
 
-MOST_INPUTS = 16
+MAX_INPUTS = 16
 """So many inputs a kernel reads at most."""
 
 
@@ -86,7 +86,7 @@ class VariadicExpression(CudaOperator):
     finish: ClassVar[str] = ""
 
     def prepare(self) -> Step:
-        """One kernel, or one for each `MOST_INPUTS` inputs."""
+        """One kernel, or one for each `MAX_INPUTS` inputs."""
         arrays = [self.x(index) for index in range(len(self.input_blobs))]
         return folded(self, arrays, self.y(0), self.function, self.finish)
 
@@ -108,7 +108,7 @@ def folded(
     if len(arrays) == 1 and (not finish or divisor in (None, 1)):
         return nothing_to_do if address(arrays[0]) == address(y) else copy_step(y, arrays[0])
     narrow = compute_dtype(y.dtype) if dtypes.from_numpy(y.dtype).is_float else y.dtype
-    pieces = [arrays[start : start + MOST_INPUTS] for start in range(0, len(arrays), MOST_INPUTS)]
+    pieces = [arrays[start : start + MAX_INPUTS] for start in range(0, len(arrays), MAX_INPUTS)]
     total = y if len(pieces) == 1 else operator.scratch(y.shape, narrow)
     steps: list[Step] = []
     for number, piece in enumerate(pieces):

@@ -26,7 +26,7 @@ from dagexec.ops.image.pad import (
     tensor_padding,
 )
 
-MOST_AXES = 8
+MAX_AXES = 8
 
 _AXES = (
     INDICES
@@ -140,11 +140,11 @@ def pad_argument(
             rows[-1] = [number * size for number in rows[-1]]
         else:
             rows.append([size, head, tail])
-    require_axes(len(rows), MOST_AXES, "padding on CUDA")
+    require_axes(len(rows), MAX_AXES, "padding on CUDA")
     before = tuple(size for size, _, _ in rows)
     after = tuple(sum(row) for row in rows)
     walked, other = (after, before) if walk_padded else (before, after)
-    empty = [0] * (MOST_AXES - len(rows))
+    empty = [0] * (MAX_AXES - len(rows))
     fields = [
         [max(0, head) for _, head, _ in rows],
         [max(0, tail) for _, _, tail in rows],

@@ -50,13 +50,13 @@ _PICK = (
     _VECTORS
     + r"""
 extern "C" __global__ void pick(const T* x, T* values, i64* indices, i64* places, vectors v) {
-    __shared__ place_of_greatest<A> found[THREADS];
+    __shared__ argmax_of<A> found[THREADS];
     const i64 vector = blockIdx.x;
     const int t = (int)threadIdx.x;
-    place_of_greatest<A> before;
+    argmax_of<A> before;
     before.begin();
     for (i64 rank = 0; rank < v.k; ++rank) {
-        place_of_greatest<A> s;
+        argmax_of<A> s;
         s.begin();
         for (i64 i = t; i < v.size; i += THREADS) {
             const A one = element(x, v, vector, i);

@@ -62,7 +62,7 @@ class _CudaMultiClassAccuracy(LabeledOperator):
         labels = self.x(1)
         right = self.scratch((rows, 1), np.int64)
         found = Groups(
-            [Phase("place_of_greatest<A>", "s.add(x, r);")],
+            [Phase("argmax_of<A>", "s.add(x, r);")],
             last="right = is_class(label, w.length, fault_p) && total0.place == label ? (i64)label : (i64)-1;",
             helpers=LABELS,
         )

@@ -9,14 +9,14 @@ import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
 from dagexec.errors import FeedError
-from dagexec.ops.cuda.activation.softmax import EXPONENTIALS, GREATEST
+from dagexec.ops.cuda.activation.softmax import EXPONENTIALS, MAXIMUM
 from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import Array
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.cuda.loss.labels import LABELS, LabeledOperator
 from dagexec.ops.loss.labels import IGNORED
 from dagexec.ops.loss.softmax import (
-    LEAST_LOG,
+    MIN_LOG,
     ClassView,
     SoftmaxWithLoss,
     SoftmaxWithLossGradient,
@@ -93,14 +93,14 @@ class _CudaSoftmaxWithLoss(_CudaSoftmaxLoss):
         labels, fault = self.labels()
         given, weight = self.row_weight(2 if len(self.input_blobs) == 3 else None)
         scalars: dict[str, np.generic] = {}
-        phases = [GREATEST, EXPONENTIALS]
+        phases = [MAXIMUM, EXPONENTIALS]
         if "target" in labels:
             before, name = "", "distribution"
             right = "total2.least >= W(0) && fabs((double)total2.all - 1.0) <= tolerance"
             logarithm = "nan_max(A(A(x - top) - log(sum)), A(least_log))"
             phases.append(Phase("probabilities<W>", f"s.add((W)A({logarithm} * A(target)), (W)target);", size=24))
             loss = "-(double)(A)total2.total"
-            scalars |= {"least_log": np.float64(LEAST_LOG), "tolerance": np.float64(self._tolerance())}
+            scalars |= {"least_log": np.float64(MIN_LOG), "tolerance": np.float64(self._tolerance())}
             blob = self.definition.input[1]
             wrong = FeedError(f"{self.label}: the probabilities of a row of blob {blob!r} were not a distribution")
             fault = {"fault": self.fault_word(partial(self._check_distribution, self.x(1)), wrong)}

@@ -11,7 +11,7 @@ from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import CudaOperator
 from dagexec.ops.optimize.clipping import ClipTensorByScaling, GlobalNorm, Lars
 
-MOST_SQUARES = 16
+MAX_SQUARES = 16
 """Inputs of one kernel."""
 
 
@@ -20,17 +20,17 @@ class CudaGlobalNorm(CudaOperator):
     """The norm of several tensors from the sums of their squares."""
 
     def prepare(self) -> Step:
-        """One kernel, or one for each `MOST_SQUARES` inputs."""
+        """One kernel, or one for each `MAX_SQUARES` inputs."""
         squares = [self.x(index).reshape(1) for index in range(len(self.input_blobs))]
         norm, total = self.y(0).reshape(1), self.scratch((1,), np.float64)
         steps: list[Step] = []
-        for start in range(0, len(squares), MOST_SQUARES):
-            piece = squares[start : start + MOST_SQUARES]
+        for start in range(0, len(squares), MAX_SQUARES):
+            piece = squares[start : start + MAX_SQUARES]
             inputs = {f"x{index}": square for index, square in enumerate(piece)}
             added = " + ".join([*(["before"] if start else []), *(f"(double){name}" for name in inputs)])
             if start:
                 inputs["before"] = total
-            if start + MOST_SQUARES < len(squares):
+            if start + MAX_SQUARES < len(squares):
                 steps.append(elementwise(self, "squares", inputs, {"total": total}, f"total = {added};"))
             else:
                 steps.append(elementwise(self, "norm", inputs, {"norm": norm}, f"norm = sqrt({added});"))

@@ -9,7 +9,7 @@ from dagexec.ops.cuda.base.kinds import on_cuda
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.optimize.weighted_sum import WeightedSum, WeightedSumGradient
 
-MOST_TERMS = 8
+MAX_TERMS = 8
 """Tensors of one kernel."""
 
 
@@ -18,13 +18,13 @@ class CudaWeightedSum(CudaOperator):
     """A sum of tensors with weights."""
 
     def prepare(self) -> Step:
-        """One kernel, or one for each `MOST_TERMS` tensors."""
+        """One kernel, or one for each `MAX_TERMS` tensors."""
         y, count = self.y(0), len(self.input_blobs) // 2
         steps: list[Step] = []
-        for start in range(0, count, MOST_TERMS):
+        for start in range(0, count, MAX_TERMS):
             inputs: dict[str, Array] = {} if start == 0 else {"total": y}
             terms = ["total"] if start else []
-            for k in range(start, min(start + MOST_TERMS, count)):
+            for k in range(start, min(start + MAX_TERMS, count)):
                 name, weight = f"x{k - start}", f"w{k - start}"
                 inputs[name], inputs[weight] = self.x(2 * k), self.x(2 * k + 1).reshape(-1)
                 terms.append(f"{name} * (A){weight}")

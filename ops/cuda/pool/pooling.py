@@ -23,7 +23,7 @@ from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.cuda.base.windows import (
-    MOST_AXES,
+    MAX_AXES,
     WINDOWS,
     ImagesOperator,
     channels_first_view,
@@ -102,9 +102,9 @@ class Images:
     def counts(self, operator: CudaOperator) -> list[Any]:
         """The arguments of `pixels_counted`: a table of how many pixels windows have along each axis, and its parts."""
         with_padding = operator.arguments.bool("count_include_pad")
-        missing = MOST_AXES - len(self.counted)
+        missing = MAX_AXES - len(self.counted)
         rows = [[1]] * missing + [axis.window_sizes(with_padding=with_padding) for axis in self.counted]
-        firsts = np.cumsum([0, *map(len, rows)])[:MOST_AXES]
+        firsts = np.cumsum([0, *map(len, rows)])[:MAX_AXES]
         table = np.concatenate(rows).astype(np.int32)
         return [uploaded(operator, table), by_value(map(int, firsts))]
 
@@ -209,8 +209,8 @@ class _CudaMaxPooling(ImagesOperator):
             return nothing_to_do
         images = Images.of(self)
         if images.whole:
-            groups = Groups([Phase("greatest<A>", "s.add(x);")], last="y = total0.value;")
-            return whole_step(self, "greatest", images, groups)
+            groups = Groups([Phase("max_of<A>", "s.add(x);")], last="y = total0.value;")
+            return whole_step(self, "max_of", images, groups)
         return windows_step(self, "max_pool", _MAXIMUM, images, [lowest(self.x(0))], {})
 
 
@@ -264,4 +264,4 @@ def index_numbers(op: CudaOperator, images: Images) -> Any:
     sizes = [axis.size for axis in images.axes]
     plane = prod(sizes) if op.arguments.bool("flat_indices") else 0
     pitches = pixel_pitches(op.call(), sizes)
-    return by_value([*[0] * (MOST_AXES - len(sizes)), *pitches, plane])
+    return by_value([*[0] * (MAX_AXES - len(sizes)), *pitches, plane])

@@ -49,8 +49,8 @@ _FOUND = "y = (A)total0.total;"
 _FORMS: dict[type[Reduction], tuple[str, Phase, str]] = {
     reduction.SumReduction: ("sum", Phase("sum_of<W>", "s.add((W)x);"), _FOUND),
     reduction.MeanReduction: ("mean", Phase("sum_of<W>", "s.add((W)x);"), "y = (A)(total0.total / (W)w.length);"),
-    reduction.MaxReduction: ("greatest", Phase("greatest<A>", "s.add(x);"), "y = total0.value;"),
-    reduction.MinReduction: ("least", Phase("least<A>", "s.add(x);"), "y = total0.value;"),
+    reduction.MaxReduction: ("max_of", Phase("max_of<A>", "s.add(x);"), "y = total0.value;"),
+    reduction.MinReduction: ("min_of", Phase("min_of<A>", "s.add(x);"), "y = total0.value;"),
     reduction.ProductReduction: ("product", Phase("product_of<W>", "s.add((W)x);"), _FOUND),
     reduction.L1Reduction: ("magnitudes", Phase("sum_of<W>", "s.add(x < A(0) ? W(0) - (W)x : (W)x);"), _FOUND),
     reduction.SquareReduction: ("squares", Phase("sum_of<W>", "s.add(squared(x));"), _FOUND),
@@ -111,6 +111,6 @@ class _CudaArgExtreme(CudaOperator):
         x, call = self.x(0), self.call()
         axis = call.axis("axis", -1, x.ndim)
         kept = self.y(0).reshape(output_shape(x.shape, (axis,), True))
-        state = "place_of_greatest" if isinstance(self, ArgMax) else "place_of_least"
+        state = "argmax_of" if isinstance(self, ArgMax) else "argmin_of"
         groups = Groups([Phase(f"{state}<A>", "s.add(x, r);")], last="y = total0.place;")
         return by_groups(self, state, x.shape, (axis,), groups, {"x": x}, {"y": kept})

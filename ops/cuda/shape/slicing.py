@@ -25,7 +25,7 @@ from dagexec.ops.shape.reshaping import distinct_axes
 from dagexec.ops.shape.slicing import Expand, Slice, Tile, as_slices, slice_ranges, tile_plan
 from dagexec.ops.shape.slicing_gradient import ExpandGradient, SliceGradient, TileGradient
 
-MOST_AXES = 8
+MAX_AXES = 8
 
 
 @on_cuda(Slice)
@@ -184,9 +184,9 @@ def slice_argument(
             rows[-1][:3] = [rows[-1][0] * size, rows[-1][1] * part, stride]
         else:
             rows.append([size, part, stride, bounds.get(axis, -1), steps.get(axis, 1)])
-    require_axes(len(rows), MOST_AXES, "the gradient of a slice on CUDA")
+    require_axes(len(rows), MAX_AXES, "the gradient of a slice on CUDA")
     count = len(rows)
-    rows += [[1, 1, 0, -1, 1]] * (MOST_AXES - count)
+    rows += [[1, 1, 0, -1, 1]] * (MAX_AXES - count)
     sizes, *columns = zip(*rows, strict=True)
     dividers = [number for size in sizes for number in divider(size)]
     return by_value([count, int(onnx), *dividers, *(number for column in columns for number in column)])

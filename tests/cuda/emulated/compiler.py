@@ -34,7 +34,7 @@ _KERNEL = re.compile(
 )
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _MESSAGE_ROOM = 512
-_MOST_TOUCHES = 4096
+_MAX_TOUCHES = 4096
 ORDERS = {"forward": 0, "reverse": 1, "shuffle": 2}
 _lock = threading.Lock()
 
@@ -154,7 +154,7 @@ class EmulatedKernel:
         memory, blocks = _Memory(), list[Block]()
         if table is not None:
             bounds, blocks = table
-            found = np.empty((_MOST_TOUCHES, 4) if track else (1, 4), np.uint64)
+            found = np.empty((_MAX_TOUCHES, 4) if track else (1, 4), np.uint64)
             memory.bounds, memory.count, memory.track = bounds.ctypes.data, len(blocks), track
             memory.found, memory.most = found.ctypes.data, len(found)
         if _engine().run_blocks(

@@ -15,7 +15,7 @@ from tests.cuda.emulated.errors import RaceError
 from tests.cuda.emulated.memory import Block
 
 Clock = dict[Any, int]
-_MOST_ACCESSES = 512
+_MAX_ACCESSES = 512
 
 
 def merge(clock: Clock, other: Clock) -> None:
@@ -66,7 +66,7 @@ class Races:
                 for other in accesses:
                     if self._conflict(access, other):
                         self._report(access, other)
-                if len(accesses) > _MOST_ACCESSES:
+                if len(accesses) > _MAX_ACCESSES:
                     accesses[:] = [one for one in accesses if known.get(one.place[0], 0) < one.place[1]]
                 accesses.append(access)
 
