@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device, kind_of
 from dagexec.core.stream import Capture, Event, Priority, Stream
-from dagexec.errors import DeviceError
+from dagexec.errors import DeviceError, ShapeError
 from dagexec.platform.forking import ProcessLock, reset_after_fork
 from dagexec.platform.threads import threads
 
@@ -45,11 +45,13 @@ class DeviceRuntime(ABC):
     DeviceError. Any other kind overrides `lease` and what follows it.
 
     Attributes:
+        in_host_memory: its memory is the host's, so that `host_view` gives arrays which NumPy can work on.
         issues_at_launch: `Stream.launch` calls a kernel's step at once, on the calling thread, and that issues the work
             which the device does later; otherwise the step is the work, and is called when the stream has come to it.
     """
 
     device: Device
+    in_host_memory: bool = False
     issues_at_launch: bool = False
 
     def __init__(self, device: Device) -> None:
@@ -202,6 +204,15 @@ def install_runtime(device: Device, runtime: DeviceRuntime | None) -> None:
             _runtimes.pop(device, None)
         else:
             _runtimes[device] = runtime
+
+
+def check_copy(destination: Array, source: Array) -> None:
+    """Raise ShapeError unless shapes and dtypes are equal."""
+    if destination.shape != source.shape or destination.dtype != source.dtype:
+        raise ShapeError(
+            f"a copy from a {source.dtype} array of shape {source.shape} to a {destination.dtype} array of shape "
+            f"{destination.shape}: expected the same"
+        )
 
 
 def copy_between(destination: DeviceRuntime, source: DeviceRuntime) -> Callable[[Array, Array], None]:

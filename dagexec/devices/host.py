@@ -16,6 +16,8 @@ Array = npt.NDArray[Any]
 class HostRuntime(DeviceRuntime):
     """The host. It has no streams: nets call the steps of its operators."""
 
+    in_host_memory = True
+
     def allocate(self, nbytes: int) -> Array:
         """Bytes on a cache line. Raises ResourceError when the system refuses them."""
         return aligned_bytes(nbytes, "an allocation")

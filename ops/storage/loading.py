@@ -33,7 +33,7 @@ _MAX_READERS = 64
 
 def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
     """Make a copy of `array` the value of output `index`, on the operator's device; in place where it fits."""
-    if op.runtime.device.kind in ("cpu", "sim"):
+    if op.runtime.in_host_memory:
         op.output(index).resize(tuple(array.shape), dtypes.from_numpy(array.dtype))
         np.copyto(op.y(index), array)
     else:

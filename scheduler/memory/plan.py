@@ -61,10 +61,10 @@ class MemoryPlan:
             for device, members in self._members.items():
                 self._offsets.update(zip(members, map(int, placed[device].offsets), strict=True))
                 offsets = placed[device].offsets
-                if device.kind != "cuda":  # which has memory of its own
+                runtime = self.buffers[members[0]].runtime
+                if runtime.in_host_memory:
                     check_fits(placed[device].extent + self.own_bytes, f"net {name!r}: {self._needs()}")
                 sizes = [self.buffers[number].nbytes for number in members]
-                runtime = self.buffers[members[0]].runtime
                 self._arenas[device] = self._new_arena(runtime, offsets, sizes, members)
         except ResourceError as error:
             raise ResourceError(f"net {name!r}: {self._needs()}: {error}") from None

@@ -1,6 +1,5 @@
-"""Devices by name and number, the host as a device, and a kind of device that the test registers."""
+"""Devices by name and number, and a kind of device that the test registers."""
 
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.tensor import Tensor, copy_tensor
 from dagexec.devices.host import HostRuntime
 from dagexec.devices.sim import simulated
-from dagexec.errors import DeviceError, ResourceError
+from dagexec.errors import DeviceError
 
 
 @pytest.mark.parametrize(
@@ -43,34 +42,6 @@ def test_an_unknown_device_number_is_refused() -> None:
 def test_an_unavailable_device_names_the_available_ones() -> None:
     with pytest.raises(DeviceError, match=r"device vulkan:2 is not available here; available kinds: cpu, cuda, sim"):
         runtime_of(Device("vulkan", 2))
-
-
-def test_the_host_allocates_aligned_memory_and_copies() -> None:
-    host = runtime_of(CPU)
-    for nbytes in (0, 1, 100):
-        buffer = host.allocate(nbytes)
-        assert (buffer.dtype, buffer.size) == (np.dtype(np.uint8), nbytes)
-        assert buffer.ctypes.data % 64 == 0 or nbytes == 0
-    target = np.zeros(3)
-    host.copy_now(target, np.arange(3.0))
-    assert target.tolist() == [0, 1, 2]
-
-
-def test_the_host_has_no_streams() -> None:
-    host, array = runtime_of(CPU), np.zeros(1)
-    with simulated("sim:0") as other:
-        stream = other.lease()
-        for use in (host.lease, host.current_stream, partial(host.give_back, stream), partial(host.event, "it"),
-                    partial(host.copy, array, array, stream), partial(host.capture, [])):  # fmt: skip
-            with pytest.raises(DeviceError, match=r"cpu has no (streams|events): its work is done when a call returns"):
-                use()
-    host.synchronize()
-    assert (host.streams(), host.stream_in_use(), host.statistics().streams) == ((), None, 0)
-
-
-def test_more_than_any_machine_has_is_refused() -> None:
-    with pytest.raises(ResourceError):
-        runtime_of(CPU).allocate(2**60)
 
 
 class CountedMemory(HostRuntime):
@@ -130,12 +101,3 @@ def test_nothing_copies_between_two_kinds_of_devices(devices: list[CountedMemory
         pytest.raises(DeviceError, match="nothing copies from counted:0 to sim:0; copy to the host"),
     ):
         copy_tensor(Tensor(Device("sim")), tensor)
-
-
-def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arguments: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(np, "empty", refuse)
-    with pytest.raises(ResourceError, match="1,000 bytes: the system refuses it"):
-        runtime_of(CPU).allocate(1000)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import runtime_of
+from dagexec.core.runtime import check_copy, runtime_of
 from dagexec.core.stream import Kernel
 from dagexec.devices.cuda.arrays import address, is_on_device
 from dagexec.devices.cuda.binding import cupy
@@ -59,15 +59,6 @@ _peers_lock = threading.Lock()
 def place_of(array: Array) -> Device:
     """The device that an array is on."""
     return Device("cuda", int(cast(Any, array).data.device_id)) if is_on_device(array) else Device()
-
-
-def check_copy(destination: Array, source: Array) -> None:
-    """Raise ShapeError unless shapes and dtypes are equal."""
-    if destination.shape != source.shape or destination.dtype != source.dtype:
-        raise ShapeError(
-            f"a copy from a {source.dtype} array of shape {source.shape} to a {destination.dtype} array of shape "
-            f"{destination.shape}: expected the same"
-        )
 
 
 def copy_kernel(runtime: CudaRuntime, destination: Array, source: Array) -> Kernel:

@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import Device
-from dagexec.core.runtime import DeviceRuntime, RuntimeStatistics, runtime_of
+from dagexec.core.runtime import DeviceRuntime, RuntimeStatistics, check_copy, runtime_of
 from dagexec.core.stream import Priority, Stream, StreamFailure, new_failure
 from dagexec.devices.cuda.arrays import is_on_device, stand_in
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.capture import CudaCapture
 from dagexec.devices.cuda.completion import Completions
-from dagexec.devices.cuda.copies import broadcast_to, check_copy, copy_kernel, fetch, forget_peers, issue
+from dagexec.devices.cuda.copies import broadcast_to, copy_kernel, fetch, forget_peers, issue
 from dagexec.devices.cuda.cudnn_handle import CudnnHandle
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.errors import NOT_READY, check_device, device_error, is_sticky, status_of

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.runtime import check_copy
 from dagexec.core.stream import Kernel
 from dagexec.devices.sim.memory import device_of, unwrapped
-from dagexec.errors import ShapeError
 
 
 def copy_kernel(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> Kernel:
@@ -18,10 +18,6 @@ def copy_kernel(destination: npt.NDArray[Any], source: npt.NDArray[Any]) -> Kern
 
     Raises ShapeError when their shapes or dtypes differ.
     """
-    if destination.shape != source.shape or destination.dtype != source.dtype:
-        raise ShapeError(
-            f"a copy from a {source.dtype} array of shape {source.shape} to a {destination.dtype} array of shape "
-            f"{destination.shape}: expected the same"
-        )
+    check_copy(destination, source)
     step = partial(np.copyto, unwrapped(destination), unwrapped(source))
     return Kernel(step, f"copy from {device_of(source)} to {device_of(destination)}", copied_bytes=source.nbytes)

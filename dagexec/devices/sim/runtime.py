@@ -40,6 +40,8 @@ class SimRuntime(DeviceRuntime):
         faults: the faults it has, counted.
     """
 
+    in_host_memory = True
+
     def __init__(self, device: Device, settings: SimSettings | None = None) -> None:
         """Raises DeviceError for an index of 64 or more."""
         if not 0 <= device.index < MAX_DEVICES:
