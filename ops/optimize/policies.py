@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, dataclass_transform
 
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.errors import ArgumentError
@@ -63,11 +63,14 @@ _policies: dict[str, type[Policy]] = {}
 PolicyClass = TypeVar("PolicyClass", bound=type[Policy])
 
 
-def _named(name: str) -> Callable[[PolicyClass], PolicyClass]:
+@dataclass_transform(frozen_default=True)
+def _policy(name: str) -> Callable[[PolicyClass], PolicyClass]:
+    """Make a class a frozen dataclass, and the policy called `name`."""
+
     def register(cls: PolicyClass) -> PolicyClass:
         cls.name = name
-        _policies[name] = cls
-        return cls
+        _policies[name] = made = dataclass(frozen=True)(cls)
+        return made
 
     return register
 
@@ -102,18 +105,15 @@ def _power(base: float, exponent: float) -> float:
         return math.inf
 
 
-@_named("fixed")
-@dataclass(frozen=True)
+@_policy("fixed")
 class Fixed(Policy):
     """1."""
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """1."""
         return 1.0
 
 
-@_named("alter")
-@dataclass(frozen=True)
+@_policy("alter")
 class Alter(Policy):
     """1 for `active_period` iterations, 0 for `inactive_period`, and so on; with `active_first=False` 0 first."""
 
@@ -122,7 +122,6 @@ class Alter(Policy):
     active_first: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         periods = (self.active_period, self.inactive_period)
         self._require(min(periods) >= 0 and sum(periods) > 0, "the periods must be at least 0, and one more than that")
 
@@ -133,8 +132,7 @@ class Alter(Policy):
         return float(in_first == self.active_first)
 
 
-@_named("step")
-@dataclass(frozen=True)
+@_policy("step")
 class Step(Policy):
     """gamma ^ floor(iteration / stepsize)."""
 
@@ -142,32 +140,26 @@ class Step(Policy):
     gamma: float
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.stepsize > 0 and self.gamma > 0, "stepsize and gamma must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         return _power(self.gamma, iteration // self.stepsize)
 
 
-@_named("exp")
-@dataclass(frozen=True)
+@_policy("exp")
 class Exp(Policy):
     """gamma ^ iteration."""
 
     gamma: float
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.gamma > 0, "gamma must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         return _power(self.gamma, iteration)
 
 
-@_named("gate")
-@dataclass(frozen=True)
+@_policy("gate")
 class Gate(Policy):
     """multiplier_1 before iteration `num_iter`, multiplier_2 from there on."""
 
@@ -180,8 +172,7 @@ class Gate(Policy):
         return self.multiplier_1 if iteration < self.num_iter else self.multiplier_2
 
 
-@_named("inv")
-@dataclass(frozen=True)
+@_policy("inv")
 class Inv(Policy):
     """(1 + gamma * iteration) ^ -power."""
 
@@ -189,16 +180,13 @@ class Inv(Policy):
     power: float
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.gamma > 0 and self.power > 0, "gamma and power must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         return _power(1.0 + self.gamma * iteration, -self.power)
 
 
-@_named("poly")
-@dataclass(frozen=True)
+@_policy("poly")
 class Poly(Policy):
     """(1 - iteration / max_iter) ^ power; 0 from max_iter on, where Caffe2's formula has no meaning."""
 
@@ -206,16 +194,13 @@ class Poly(Policy):
     max_iter: int
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.power > 0 and self.max_iter > 0, "power and max_iter must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         return _power(max(0.0, 1.0 - iteration / self.max_iter), self.power)
 
 
-@_named("linearWarmup")
-@dataclass(frozen=True)
+@_policy("linearWarmup")
 class LinearWarmup(Policy):
     """From start_multiplier to 1 in a straight line over `num_iter` iterations, then 1."""
 
@@ -223,18 +208,15 @@ class LinearWarmup(Policy):
     num_iter: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.start_multiplier >= 0, "start_multiplier must be at least 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         if iteration >= self.num_iter:
             return 1.0
         return self.start_multiplier + (1.0 - self.start_multiplier) * iteration / self.num_iter
 
 
-@_named("constantWarmup")
-@dataclass(frozen=True)
+@_policy("constantWarmup")
 class ConstantWarmup(Policy):
     """`factor` (argument `multiplier`) before iteration `num_iter`, then 1."""
 
@@ -242,7 +224,6 @@ class ConstantWarmup(Policy):
     num_iter: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.factor > 0, "the multiplier must be above 0")
 
     def arguments(self, prefix: str = "") -> dict[str, ArgumentValue]:
@@ -259,8 +240,7 @@ class ConstantWarmup(Policy):
         return self.factor if iteration < self.num_iter else 1.0
 
 
-@_named("pieceWarmup")
-@dataclass(frozen=True)
+@_policy("pieceWarmup")
 class PieceWarmup(Policy):
     """m1 before iteration n1, m2 before n2, then m3."""
 
@@ -275,8 +255,7 @@ class PieceWarmup(Policy):
         return self.m1 if iteration < self.n1 else self.m2 if iteration < self.n2 else self.m3
 
 
-@_named("hill")
-@dataclass(frozen=True)
+@_policy("hill")
 class Hill(Policy):
     """LinearWarmup for `num_iter` iterations, then Inv counted from there, but never below end_multiplier."""
 
@@ -287,21 +266,18 @@ class Hill(Policy):
     end_multiplier: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(min(self.num_iter, self.gamma, self.power) > 0, "num_iter, gamma and power must be above 0")
         ends = (self.start_multiplier, self.end_multiplier)
         self._require(all(0 <= end <= 1 for end in ends), "start_multiplier and end_multiplier must be in [0, 1]")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         if iteration < self.num_iter:
             return LinearWarmup(self.start_multiplier, self.num_iter).multiplier(iteration, base_lr)
         falling = Inv(self.gamma, self.power).multiplier(iteration - self.num_iter, base_lr)
         return max(self.end_multiplier, falling)
 
 
-@_named("slope")
-@dataclass(frozen=True)
+@_policy("slope")
 class Slope(Policy):
     """multiplier_1 before iteration num_iter_1, then a straight line that reaches multiplier_2 at num_iter_2.
 
@@ -315,19 +291,16 @@ class Slope(Policy):
     multiplier_2: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(0 < self.num_iter_1 < self.num_iter_2, "expected 0 < num_iter_1 < num_iter_2")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         if iteration < self.num_iter_1:
             return self.multiplier_1
         rise = (self.multiplier_2 - self.multiplier_1) / (self.num_iter_2 - self.num_iter_1)
         return max(self.multiplier_2, self.multiplier_1 + (iteration - self.num_iter_1) * rise)
 
 
-@_named("cyclical")
-@dataclass(frozen=True)
+@_policy("cyclical")
 class Cyclical(Policy):
     """A triangle of period 2 * stepsize between base_lr and max_lr, its height times `decay` after each period.
 
@@ -340,7 +313,6 @@ class Cyclical(Policy):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.stepsize > 0, "stepsize must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
@@ -352,8 +324,7 @@ class Cyclical(Policy):
         return 1.0 + height * max(0.0, 1.0 - x) * _power(self.decay, cycle)
 
 
-@_named("cosine")
-@dataclass(frozen=True)
+@_policy("cosine")
 class Cosine(Policy):
     """Half a cosine from max_lr down to min_lr, which are multipliers of base_lr, again and again.
 
@@ -369,13 +340,11 @@ class Cosine(Policy):
     lr_shrink: float = 0.99
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.max_lr >= self.min_lr, "max_lr must be at least min_lr")
         self._require(self.period > 0, "period must be above 0")
         self._require(self.t_mult >= 1, "t_mult must be at least 1")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         cycle = self._cycle(iteration)
         length = self.period * _power(self.t_mult, cycle)
         place = iteration - self._start(cycle)
@@ -400,8 +369,7 @@ class Cosine(Policy):
         return cycle + 1 if self._start(cycle + 1) <= iteration else cycle
 
 
-@_named("constantThenLinearWarmup")
-@dataclass(frozen=True)
+@_policy("constantThenLinearWarmup")
 class ConstantThenLinearWarmup(Policy):
     """start_warmup_multiplier for constant_warmup_num_iter iterations, then a line to 1 over linear_warmup_num_iter."""
 
@@ -410,11 +378,9 @@ class ConstantThenLinearWarmup(Policy):
     linear_warmup_num_iter: int = 10_000_000
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(self.start_warmup_multiplier >= 0, "start_warmup_multiplier must be at least 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """The formula of the class."""
         if iteration < self.constant_warmup_num_iter:
             return self.start_warmup_multiplier
         line = LinearWarmup(self.start_warmup_multiplier, self.linear_warmup_num_iter)
@@ -430,7 +396,6 @@ class _AfterWarmup(Policy):
     linear_warmup_num_iter: int = 10_000_000
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._warmup()
         self.after()
 
@@ -451,8 +416,7 @@ class _AfterWarmup(Policy):
         return self.after().multiplier(iteration - warm, base_lr)
 
 
-@_named("compositeCyclical")
-@dataclass(frozen=True)
+@_policy("compositeCyclical")
 class CompositeCyclical(_AfterWarmup):
     """ConstantThenLinearWarmup, then Cyclical."""
 
@@ -461,12 +425,10 @@ class CompositeCyclical(_AfterWarmup):
     cyclical_decay: float = 1.0
 
     def after(self) -> Policy:
-        """Cyclical."""
         return Cyclical(self.cyclical_step_size, self.cyclical_max_lr, self.cyclical_decay)
 
 
-@_named("compositeCosine")
-@dataclass(frozen=True)
+@_policy("compositeCosine")
 class CompositeCosine(_AfterWarmup):
     """ConstantThenLinearWarmup, then Cosine."""
 
@@ -477,7 +439,6 @@ class CompositeCosine(_AfterWarmup):
     cosine_lr_shrink: float = 0.99
 
     def after(self) -> Policy:
-        """Cosine."""
         return Cosine(
             self.cosine_max_lr, self.cosine_min_lr, self.cosine_period, self.cosine_t_mult, self.cosine_lr_shrink
         )
@@ -492,8 +453,7 @@ class Stage:
     lr_scale: float = 1.0
 
 
-@_named("composite")
-@dataclass(frozen=True)
+@_policy("composite")
 class Composite(Policy):
     """One policy after the other; each sees the iteration counted from the start of training.
 
@@ -504,7 +464,6 @@ class Composite(Policy):
     stages: tuple[Stage, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError."""
         self._require(len(self.stages) > 0, "expected at least one stage")
         self._require(all(stage.num_iter > 0 for stage in self.stages), "every num_iter must be above 0")
         self._require(
