@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dagexec import devices as _devices
 from dagexec import ops as _ops
 from dagexec import scheduler as _scheduler
-from dagexec.core.choices import load_choices, save_choices
+from dagexec.core.choices import choices, load_choices, measuring, save_choices
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
@@ -37,12 +37,14 @@ __all__ = [
     "OperatorDef",
     "PrecisionReport",
     "Workspace",
+    "choices",
     "compile",
     "create_shared_buffer",
     "force_shared_buffer",
     "load_choices",
     "load_model",
     "load_net",
+    "measuring",
     "op",
     "precision_report",
     "save_choices",

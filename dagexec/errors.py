@@ -6,6 +6,42 @@ the model's (`ModelFormatError`, `SchemaError`, ...), the caller's (`FeedError`)
 
 from __future__ import annotations
 
+__all__ = [
+    "AccessError",
+    "ArgumentError",
+    "AssertionFailedError",
+    "BlobTypeError",
+    "ClosedError",
+    "CommunicationError",
+    "CycleError",
+    "DagexecError",
+    "DataError",
+    "DeadlineExceededError",
+    "DeadlockError",
+    "DeviceError",
+    "FeedError",
+    "GradientError",
+    "HazardError",
+    "MissingBlobError",
+    "ModelFormatError",
+    "NetOrderError",
+    "NonFiniteError",
+    "OperatorError",
+    "QueueClosedError",
+    "QueueFullError",
+    "QueueTimeoutError",
+    "ResourceError",
+    "RunCancelledError",
+    "RunTimeoutError",
+    "SchemaError",
+    "SettingError",
+    "ShapeError",
+    "StorageError",
+    "UnsupportedFeatureError",
+    "UnsupportedOperatorError",
+    "WorkerLostError",
+]
+
 
 class DagexecError(Exception):
     """Base of every error that dagexec raises on purpose."""

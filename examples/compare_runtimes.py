@@ -7,7 +7,7 @@ data -+-> branch -+-> join        workers: 1, 2
 
 import sys
 
-from dagexec.analysis.comparison import compare
+from dagexec.analysis import compare
 
 REPEAT = 5
 

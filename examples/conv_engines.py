@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import dagexec
-from dagexec.core.choices import choices
-from dagexec.core.model import InputInfo, Model
+from dagexec import InputInfo, Model
 
 REPEAT = 5
 
@@ -70,10 +69,10 @@ def main(channels: int = 32, filters: int = 32, size: int = 56, kernel: int = 3)
 
     searched, milliseconds = layer.run(exhaustive_search=1)
     report("exhaustive_search", searched, milliseconds)
-    print(f"chosen: {', '.join(choices.all().values())}")
+    print(f"chosen: {', '.join(dagexec.choices.all().values())}")
     print(f"choices.json: {dagexec.save_choices('choices.json')} choice(s) saved")
 
-    choices.forget()
+    dagexec.choices.forget()
     print(f"choices.json: {dagexec.load_choices('choices.json')} choice(s) loaded")
     again, _ = layer.run(exhaustive_search=1, deterministic=1)  # measures nothing, so no noise decides
     print(f"same bytes: {again.tobytes() == searched.tobytes()}")

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import dagexec
-from dagexec.analysis.comparison import random_feeds
-from dagexec.cli.plot import draw_graph
+from dagexec.analysis import draw_graph
+from dagexec.testing import random_feeds
 
 
 def main(source: str = "zoo:googlenet", file: str = "net.dot") -> None:

@@ -8,8 +8,8 @@ task -+                +-> replica 1 -+
 import asyncio
 
 import dagexec
-from dagexec.analysis.comparison import random_feeds
 from dagexec.errors import RunTimeoutError
+from dagexec.testing import random_feeds
 
 
 async def main(source: str = "zoo:lenet") -> None:

@@ -8,7 +8,7 @@ Takes a .onnx file, a folder with init_net.pb and predict_net.pb, or zoo:NAME.
 import sys
 
 import dagexec
-from dagexec.analysis.comparison import random_feeds
+from dagexec.testing import random_feeds
 
 
 def main(source: str = "zoo:squeezenet") -> None:

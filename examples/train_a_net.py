@@ -10,7 +10,7 @@ import numpy as np
 
 import dagexec
 from dagexec import Workspace
-from dagexec.core.dtypes import INT32
+from dagexec.operators import INT32
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
 

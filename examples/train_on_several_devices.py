@@ -9,7 +9,7 @@ A device may be `cpu` (several times), `sim:N` or `cuda:N`.
 
 import numpy as np
 
-from dagexec.core.dtypes import INT32
+from dagexec.operators import INT32
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD

@@ -10,10 +10,7 @@ from functools import partial
 import numpy as np
 
 import dagexec
-from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, one_to_one
+from dagexec.operators import FLOAT_TYPES, Operator, OperatorCall, OpSchema, Step, TensorType, one_to_one, operator
 
 
 def infer_hypotenuse(call: OperatorCall) -> list[TensorType]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.analysis.comparison import Comparison, compare
+from dagexec.analysis.plot import check_picture, plot_comparison
 from dagexec.analysis.precision_report import RANDOM_INPUTS, LowPrecision, precision_report
 from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
@@ -33,7 +34,6 @@ from dagexec.cli.feeds import (
     read_model,
 )
 from dagexec.cli.json_output import print_json
-from dagexec.cli.plot import check_picture, plot_comparison
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
 from dagexec.cli.progress import shown
 from dagexec.errors import SchemaError

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.analysis.comparison import random_feeds
+from dagexec.analysis.plot import check_drawing, draw_graph
 from dagexec.cli.arguments import SetOption, parse_arguments
 from dagexec.cli.compiled import choices_in_words, compiled_rows, compiled_table, compiled_without_measuring
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
-from dagexec.cli.plot import check_drawing, draw_graph
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net

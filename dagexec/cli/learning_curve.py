@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dagexec.cli.plot import new_figure, save_figure
+from dagexec.analysis.plot import new_figure, save_figure
 from dagexec.training.trainer import StepReport
 
 

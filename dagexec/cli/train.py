@@ -17,10 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.plot import check_picture
 from dagexec.cli.feeds import JsonOption, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
-from dagexec.cli.plot import check_picture
 from dagexec.errors import ModelFormatError, SettingError
 from dagexec.ops.communication import CommonWorld
 from dagexec.training.task import TrainingTask

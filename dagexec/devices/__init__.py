@@ -1,11 +1,13 @@
-"""The kinds of devices: the host, a simulated asynchronous device, and CUDA. Their interface is `dagexec.core.runtime`.
+"""The kinds of devices: the host, a simulated asynchronous device, and CUDA; and what one more kind is made of.
 
 A kind registers here, by a line. What a simulated or a CUDA device needs is imported when the first one is used.
 """
 
 from typing import TYPE_CHECKING
 
-from dagexec.core.device import DeviceKind, register_kind
+from dagexec.core.device import Device, DeviceKind, register_kind
+from dagexec.core.runtime import DeviceRuntime, RuntimeStatistics, runtime_of
+from dagexec.core.stream import Capture, Event, EventState, Kernel, Priority, Stream, StreamObserver
 from dagexec.devices.host import HostRuntime
 from dagexec.platform.lazy import LazyModule
 
@@ -15,6 +17,22 @@ if TYPE_CHECKING:
 else:
     _cuda = LazyModule("dagexec.devices.cuda.runtime")
     _sim = LazyModule("dagexec.devices.sim.runtime")
+
+__all__ = [
+    "Capture",
+    "Device",
+    "DeviceKind",
+    "DeviceRuntime",
+    "Event",
+    "EventState",
+    "Kernel",
+    "Priority",
+    "RuntimeStatistics",
+    "Stream",
+    "StreamObserver",
+    "register_kind",
+    "runtime_of",
+]
 
 register_kind(DeviceKind("cpu", 0, HostRuntime))
 register_kind(DeviceKind("cuda", 1, lambda device: _cuda.CudaRuntime(device)))

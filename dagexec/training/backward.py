@@ -26,6 +26,8 @@ from dagexec.training.accumulation import GradientSlices, Part, accumulate, tens
 from dagexec.training.gradient_values import Emitter, Value, need, release
 from dagexec.training.versions import BlobVersions, Version, find_versions
 
+__all__ = ["add_gradient_operators"]
+
 
 def add_gradient_operators(
     net: NetDef, losses: Mapping[str, str | None] | Sequence[str], *, wanted: Collection[str] | None = None

@@ -29,6 +29,8 @@ from dagexec.storage.blob_file import BlobFile, read_blob_file, write_blobs
 from dagexec.storage.database import reason
 from dagexec.storage.publishing import synchronize_folder
 
+__all__ = ["Checkpoint", "checkpoints", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
 logger = logging.getLogger("dagexec")
 
 STATE_RECORD = "dagexec/checkpoint"

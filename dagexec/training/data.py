@@ -23,6 +23,8 @@ from dagexec.platform.blocking import wait_until
 from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.platform.threads import Thread, ThreadWait, acquire, threads
 
+__all__ = ["BatchLoader", "LoaderStatistics", "Samples"]
+
 logger = logging.getLogger("dagexec")
 
 Array = npt.NDArray[Any]

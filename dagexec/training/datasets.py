@@ -12,6 +12,8 @@ from dagexec.errors import DataError
 from dagexec.platform.extras import install_command
 from dagexec.training.data import epoch_order
 
+__all__ = ["Split", "digits"]
+
 Array = npt.NDArray[Any]
 
 

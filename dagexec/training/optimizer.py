@@ -23,6 +23,8 @@ from dagexec.ops.optimize.policies import Fixed, Policy
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.update_net import UpdatedParameter, UpdateNet
 
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "Ftrl", "Optimizer", "RmsProp", "YellowFin"]
+
 
 @dataclass(frozen=True)
 class Optimizer(ABC):

@@ -21,6 +21,8 @@ from dagexec.errors import ClosedError, OperatorError, QueueClosedError
 from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.platform.threads import Thread, threads
 
+__all__ = ["QueueFeeder"]
+
 logger = logging.getLogger("dagexec")
 
 

@@ -34,6 +34,8 @@ from dagexec.platform.files import regular_only
 from dagexec.storage.database import reason
 from dagexec.storage.publishing import Unpublished
 
+__all__ = ["export_safetensors", "import_safetensors", "read_safetensors"]
+
 Array = npt.NDArray[Any]
 
 _NAMES = {

@@ -17,6 +17,8 @@ from dagexec.training.data import Transform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
 
+__all__ = ["Results", "TrainingTask"]
+
 Array = npt.NDArray[Any]
 
 

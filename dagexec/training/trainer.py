@@ -37,6 +37,8 @@ from dagexec.training.parallel_steps import ParallelSteps
 from dagexec.training.steps import LocalSteps
 from dagexec.training.task import TrainingTask
 
+__all__ = ["StepReport", "Trainer"]
+
 
 @dataclass(frozen=True)
 class StepReport:

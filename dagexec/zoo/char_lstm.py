@@ -14,6 +14,8 @@ from dagexec.core.dtypes import FLOAT32, INT32
 from dagexec.core.workspace import Workspace
 from dagexec.training.model_helper import ModelHelper
 
+__all__ = ["CharLSTM"]
+
 Codes = npt.NDArray[np.int32]
 
 

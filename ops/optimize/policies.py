@@ -15,6 +15,29 @@ from typing import ClassVar, TypeVar, dataclass_transform
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.errors import ArgumentError
 
+__all__ = [
+    "Alter",
+    "Composite",
+    "CompositeCosine",
+    "CompositeCyclical",
+    "ConstantThenLinearWarmup",
+    "ConstantWarmup",
+    "Cosine",
+    "Cyclical",
+    "Exp",
+    "Fixed",
+    "Gate",
+    "Hill",
+    "Inv",
+    "LinearWarmup",
+    "PieceWarmup",
+    "Policy",
+    "Poly",
+    "Slope",
+    "Stage",
+    "Step",
+]
+
 
 @dataclass(frozen=True)
 class Policy(ABC):

@@ -5,6 +5,7 @@ lists them in their order, `draft` is the net a pass edits, `types` what is know
 net is an ordinary NetDef of registered operators, so inference, hazards, scheduling and tracing work on it unchanged.
 """
 
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, Rewritten, check_pass_names, run_passes
 
-__all__ = ["Pass", "PassOutcome", "PassReport", "Rewritten", "check_pass_names", "run_passes"]
+__all__ = ["Draft", "Pass", "PassOutcome", "PassReport", "Rewritten", "check_pass_names", "run_passes"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from dagexec.analysis.comparison import Comparison
 from dagexec.errors import DagexecError
 from dagexec.platform.extras import install_command
+from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    nx = LazyModule("networkx")
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:

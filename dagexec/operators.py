@@ -1,0 +1,107 @@
+"""What an operator's author needs: schemas, the base class of implementations, gradients, and element types.
+
+    @operator(OpSchema("Square", inputs=(1, 1), outputs=(1, 1), infer=same_as_input, doc="Y = X * X."))
+    class Square(Operator):
+        def prepare(self) -> Step:
+            return partial(np.square, self.x(0), out=self.y(0))
+
+`docs/adding-an-operator.md` walks through it, `dagexec.testing` has what its tests need.
+"""
+
+from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.dtypes import (
+    ALL_TYPES,
+    BFLOAT16,
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FLOAT_TYPES,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    NUMBER_TYPES,
+    STRING,
+    UINT8,
+    UINT16,
+    TypeMeta,
+)
+from dagexec.core.gradient import (
+    GradientOperators,
+    GradientRequest,
+    SparseGradient,
+    gradient_of,
+    no_gradient,
+    not_differentiable,
+)
+from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.registry import operator, operator_class, registered_engines, registered_operators, schema_of
+from dagexec.core.schema import (
+    Cost,
+    OperatorCall,
+    OpSchema,
+    TensorType,
+    any_to_first,
+    first_to_first,
+    memory_cost,
+    one_to_one,
+    same_as_input,
+)
+from dagexec.ops.base.array_function import array_function
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.optimize.sparse import SparseUpdate
+from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+
+__all__ = [
+    "ALL_TYPES",
+    "BFLOAT16",
+    "BOOL",
+    "FLOAT16",
+    "FLOAT32",
+    "FLOAT64",
+    "FLOAT_TYPES",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "NUMBER_TYPES",
+    "STRING",
+    "UINT8",
+    "UINT16",
+    "ArgumentValue",
+    "Arguments",
+    "Cost",
+    "DenseUpdate",
+    "GradientOperators",
+    "GradientRequest",
+    "OneDNNOperator",
+    "OpSchema",
+    "Operator",
+    "OperatorCall",
+    "Parts",
+    "Piece",
+    "Rule",
+    "SparseGradient",
+    "SparseUpdate",
+    "Step",
+    "TensorType",
+    "TypeMeta",
+    "any_to_first",
+    "array_function",
+    "first_to_first",
+    "gradient_of",
+    "in_sequence",
+    "memory_cost",
+    "no_gradient",
+    "not_differentiable",
+    "nothing_to_do",
+    "one_to_one",
+    "operator",
+    "operator_class",
+    "registered_engines",
+    "registered_operators",
+    "same_as_input",
+    "schema_of",
+    "update_operator",
+]

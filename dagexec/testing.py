@@ -1,0 +1,71 @@
+"""What tests need of those who embed dagexec or write operators for it.
+
+- inputs and operators: `random_feeds`;
+- a device on the host whose order of work a seed decides, with planned faults: `simulated` (docs/simulated-device.md);
+- accesses that nothing orders: `detecting`, and the proof `check_net` (docs/hazards.md);
+- threads, streams and event loops under schedules that a seed or a search decides: `explore` (docs/exploration.md).
+"""
+
+from dagexec.analysis.comparison import random_feeds
+from dagexec.core.stream import Kernel
+from dagexec.devices.sim import (
+    Driver,
+    Fault,
+    RandomFaults,
+    SeededDriver,
+    SimSettings,
+    ThreadDriver,
+    configure,
+    simulated,
+)
+from dagexec.platform.threads import threads
+from dagexec.scheduler.exploration import (
+    EarliestFirst,
+    Exploration,
+    RandomStrategy,
+    ReplayStrategy,
+    Schedule,
+    Strategy,
+    explore,
+    explore_all,
+    explore_seeds,
+    systematic,
+)
+from dagexec.scheduler.exploration.device import ControlledDriver
+from dagexec.scheduler.exploration.event_loop import ControlledEventLoop
+from dagexec.scheduler.exploration.event_loop import run as run_event_loop
+from dagexec.scheduler.exploration.shrink import shrink
+from dagexec.scheduler.hazards import Detector, Proof, check_net, check_plan, detecting
+
+__all__ = [
+    "ControlledDriver",
+    "ControlledEventLoop",
+    "Detector",
+    "Driver",
+    "EarliestFirst",
+    "Exploration",
+    "Fault",
+    "Kernel",
+    "Proof",
+    "RandomFaults",
+    "RandomStrategy",
+    "ReplayStrategy",
+    "Schedule",
+    "SeededDriver",
+    "SimSettings",
+    "Strategy",
+    "ThreadDriver",
+    "check_net",
+    "check_plan",
+    "configure",
+    "detecting",
+    "explore",
+    "explore_all",
+    "explore_seeds",
+    "random_feeds",
+    "run_event_loop",
+    "shrink",
+    "simulated",
+    "systematic",
+    "threads",
+]
