@@ -92,8 +92,9 @@ def _policy(name: str) -> Callable[[PolicyClass], PolicyClass]:
 
     def register(cls: PolicyClass) -> PolicyClass:
         cls.name = name
-        _policies[name] = made = dataclass(frozen=True)(cls)
-        return made
+        dataclass(frozen=True)(cls)
+        _policies[name] = cls
+        return cls
 
     return register
 
