@@ -18,10 +18,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.functions import (
-    Elu,
-    HardSigmoid,
     LeakyRelu,
-    ReluN,
     Selu,
     at_least_zero,
     clip_limits,
@@ -74,30 +71,16 @@ class ReluGradient(IntervalGradient):
     """Gradient of Relu."""
 
 
-@pointwise_gradient(
-    "ReluN",
-    ("Y", "dY"),
-    "dX = dY where 0 < Y < n, else 0.",
-    {"n": "upper limit, at least 0 (default 6)"},
-    check=at_least_zero("n", 6),
-)
+@pointwise_gradient("ReluN", ("Y", "dY"), "dX = dY where 0 < Y < n, else 0.")
 class ReluNGradient(IntervalGradient):
     """Gradient of ReluN."""
-
-    constants = ReluN.constants
 
     def limits(self) -> tuple[float, float]:
         """0 and n."""
         return 0.0, self.constant("n")
 
 
-@pointwise_gradient(
-    "Clip",
-    ("Y", "dY"),
-    "dX = dY where min < Y < max, else 0.",
-    {"min": "lower limit (default: the type's)", "max": "upper limit (default: the type's)"},
-    check=lambda call: clip_limits(call.arguments, call.label, call.inputs[0].meta),
-)
+@pointwise_gradient("Clip", ("Y", "dY"), "dX = dY where min < Y < max, else 0.")
 class ClipGradient(IntervalGradient):
     """Gradient of Clip."""
 
@@ -107,16 +90,9 @@ class ClipGradient(IntervalGradient):
         return low if "min" in self.arguments else -math.inf, high if "max" in self.arguments else math.inf
 
 
-@pointwise_gradient(
-    "HardSigmoid",
-    ("Y", "dY"),
-    "dX = alpha * dY where 0 < Y < 1, else 0.",
-    {"alpha": "slope (default 0.2)", "beta": "value at 0 (default 0.5); not read"},
-)
+@pointwise_gradient("HardSigmoid", ("Y", "dY"), "dX = alpha * dY where 0 < Y < 1, else 0.")
 class HardSigmoidGradient(IntervalGradient):
     """Gradient of HardSigmoid."""
-
-    constants = HardSigmoid.constants
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
         """The selection, times alpha."""
@@ -131,14 +107,11 @@ class HardSigmoidGradient(IntervalGradient):
     "LeakyRelu",
     ("Y", "dY"),
     "dX = dY where Y >= 0, else alpha * dY. X may stand for Y; for alpha of 0 or less it must.",
-    {"alpha": "slope for negative X (default 0.01)"},
     flops=3,
     has_maker=False,
 )
 class LeakyReluGradient(PointwiseGradient):
     """Gradient of LeakyRelu."""
-
-    constants = LeakyRelu.constants
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
         """The factor is alpha + (1 - alpha) * (Y >= 0), for NaN alpha."""
@@ -174,18 +147,9 @@ def exponential_passes(
     return [*steps, partial(np.multiply, factor, dy, out=dx)]
 
 
-@pointwise_gradient(
-    "Elu",
-    ("Y", "dY"),
-    "dX = dY where Y > 0, else dY * (Y + alpha).",
-    {"alpha": "factor, at least 0 (default 1)"},
-    flops=5,
-    check=at_least_zero("alpha", 1.0),
-)
+@pointwise_gradient("Elu", ("Y", "dY"), "dX = dY where Y > 0, else dY * (Y + alpha).", flops=5)
 class EluGradient(PointwiseGradient):
     """Gradient of Elu: alpha * exp(X) is Y + alpha."""
-
-    constants = Elu.constants
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
         """See `exponential_passes`."""
@@ -203,18 +167,12 @@ def check_selu(call: OperatorCall) -> None:
 @pointwise_gradient(
     "Selu",
     ("Y", "dY"),
-    "dX = dY * scale where Y > 0, else dY * (Y + scale * alpha).",
-    {
-        "alpha": "factor of the exponential, at least 0 (default 1.67326...)",
-        "scale": "factor of all, above 0 (default 1.0507...)",
-    },
+    "dX = dY * scale where Y > 0, else dY * (Y + scale * alpha); alpha is at least 0, scale above.",
     flops=5,
     check=check_selu,
 )
 class SeluGradient(PointwiseGradient):
     """Gradient of Selu."""
-
-    constants = Selu.constants
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
         """See `exponential_passes`."""
@@ -323,9 +281,7 @@ class HardSwishGradient(PointwiseGradient):
     "Gelu",
     ("dY", "X"),
     "dX = dY * (P(Z < X) + X * exp(-X^2/2) / sqrt(2 pi)); with fast_gelu, the derivative of that approximation.",
-    {"fast_gelu": "1: Gelu was computed by the tanh approximation (default 0)"},
     flops=50,
-    check=lambda call: call.arguments.bool("fast_gelu"),
 )
 class GeluGradient(PointwiseGradient):
     """Gradient of Gelu."""

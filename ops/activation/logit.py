@@ -44,13 +44,9 @@ class Logit(Pointwise):
         ]
 
 
-@pointwise_gradient(
-    "Logit", ("X", "dY"), "dX = dY / (X (1 - X)) where X is in [eps, 1 - eps], else 0.", _EPS_ARGS, check=check_eps
-)
+@pointwise_gradient("Logit", ("X", "dY"), "dX = dY / (X (1 - X)) where X is in [eps, 1 - eps], else 0.")
 class LogitGradient(PointwiseGradient):
     """Gradient of Logit."""
-
-    constants = {"eps": EPSILON}
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
         """The quotient, and a selection."""
@@ -93,8 +89,6 @@ class ThresholdedRelu(Pointwise):
         ]
 
 
-@pointwise_gradient("ThresholdedRelu", ("Y", "dY"), "dX = dY where Y > 0, else 0.", _ALPHA_ARGS)
+@pointwise_gradient("ThresholdedRelu", ("Y", "dY"), "dX = dY where Y > 0, else 0.")
 class ThresholdedReluGradient(IntervalGradient):
     """Gradient of ThresholdedRelu."""
-
-    constants = ThresholdedRelu.constants

@@ -32,15 +32,19 @@ from dagexec.core.schema import (
 from dagexec.core.traits import ImageRole, PostOpsRule
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 
+Check = Callable[[OperatorCall], object]
+
 
 class Pointwise(Operator):
     """Base of the pointwise operators.
 
     Attributes:
         constants: the float arguments, by name, with their defaults.
+        check: raises ArgumentError for arguments that make no sense.
     """
 
     constants: ClassVar[Mapping[str, float]] = {}
+    check: ClassVar[Check | None] = None
 
     def prepare(self) -> Step:
         """The passes over the whole tensor, cut into pieces when there are several."""
@@ -72,7 +76,6 @@ class UfuncOperator(Pointwise):
 
 
 PointwiseClass = TypeVar("PointwiseClass", bound=type[Pointwise])
-Check = Callable[[OperatorCall], object]
 
 
 def pointwise(
@@ -98,6 +101,8 @@ def pointwise(
     """
 
     def register(cls: PointwiseClass) -> PointwiseClass:
+        cls.check = None if check is None else staticmethod(check)
+
         def infer(call: OperatorCall) -> list[TensorType]:
             call.require_types(0, *metas)
             for constant, default in cls.constants.items():

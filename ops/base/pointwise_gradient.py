@@ -13,10 +13,11 @@ from typing import ClassVar, TypeVar
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import operator, operator_class
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import reduced
+from dagexec.ops.base.pointwise import Check, Pointwise
 
 DY = "dY"
 
@@ -57,14 +58,12 @@ class PointwiseGradient(Operator):
 
 
 GradientClass = TypeVar("GradientClass", bound=type[PointwiseGradient])
-Check = Callable[[OperatorCall], object]
 
 
 def pointwise_gradient(
     forward: str,
     reads: tuple[str, ...],
     doc: str,
-    args: Mapping[str, str] | None = None,
     *,
     flops: float = 2.0,
     check: Check | None = None,
@@ -72,13 +71,17 @@ def pointwise_gradient(
 ) -> Callable[[GradientClass], GradientClass]:
     """Class decorator: register a PointwiseGradient class as the gradient operator of operator `forward`.
 
-    `reads` says what its inputs are (see PointwiseGradient), `flops` the work of an element; `check` raises
-    ArgumentError for arguments that make no sense. `has_maker`: the maker just names these inputs.
+    Its arguments are that operator's. `reads` says what its inputs are (see PointwiseGradient), `flops` the work of an
+    element; `check` raises ArgumentError for arguments that make no sense, by default as the operator's does.
+    `has_maker`: the maker just names these inputs.
     """
     gradient = reads.index(DY)
 
     def register(cls: GradientClass) -> GradientClass:
-        cls.reads = reads
+        cpu = operator_class(forward)
+        assert issubclass(cpu, Pointwise)
+        cls.reads, cls.constants = reads, cpu.constants
+        refuse = check or cpu.check
 
         def infer(call: OperatorCall) -> list[TensorType]:
             call.require_types(0, *FLOAT_TYPES)
@@ -87,8 +90,8 @@ def pointwise_gradient(
                 call.require_shape(index, call.inputs[0].shape, f"that of {reads[0]}")
             for constant, default in cls.constants.items():
                 call.arguments.float(constant, default)
-            if check is not None:
-                check(call)
+            if refuse is not None:
+                refuse(call)
             return [call.inputs[gradient]]
 
         def cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
@@ -102,7 +105,7 @@ def pointwise_gradient(
             doc=doc,
             input_names=reads,
             output_names=("dX",),
-            args=args or {},
+            args=cpu.schema.args,
             inplace=lambda source, target: source == gradient and target == 0,
             cost=cost,
         )

@@ -148,6 +148,7 @@ CASES = [
     Case("HardSwish", 14),
     Case("Gelu", 20),
     Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}),
+    Case("Mish", 18),
     Case("CastLike", 15, (IMAGE, np.zeros(1, np.int64))),
     Case("PRelu", 9, (IMAGE, Const(SLOPES.array.reshape(3, 1, 1)))),
     Case("PRelu", 9, (IMAGE, floats(0.25))),

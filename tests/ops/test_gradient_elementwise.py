@@ -127,6 +127,7 @@ def test_gradients_of_large_tensors_are_those_of_their_parts(case: str) -> None:
         ("Gelu", {}, [1e30, -1e30, np.inf, -np.inf, 0], [1, 0, 1, 0, 0.5]),
         ("Gelu", {"fast_gelu": 1}, [1e30, -1e30, np.inf, -np.inf, 0], [1, 0, 1, 0, 0.5]),
         ("Swish", {}, [1e30, -1e30, 100.0, -100.0, np.inf, 0], [1, 0, 1, 0, 1, 0.5]),
+        ("Mish", {}, [1e30, -1e30, np.inf, -np.inf, 0], [1, 0, 1, 0, 0.6]),
         ("Softplus", {}, [1e30, -1e30, 100.0, -20.0], [1, 0, 1, np.exp(-20.0)]),
         ("Sigmoid", {}, [1e30, -1e30, 0.0], [0, 0, 0.25]),
         ("Softsign", {}, [1e30, -1e30, 0.0], [0, 0, 1]),

@@ -69,6 +69,10 @@ template <class A> __device__ inline A swish_slope(A x) {
     A kept = clipped(x, logistic_floor(x), -logistic_floor(x)), s = logistic(kept);
     return (A(1) + kept * (A(1) - s)) * s;
 }
+template <class A> __device__ inline A mish_slope(A x) {
+    A kept = clipped(x, logistic_floor(x), -logistic_floor(x)), gate = tanh(softplus(kept));
+    return gate + kept * logistic(kept) * (A(1) - gate * gate);
+}
 __device__ inline float gelu_reach(float) { return 15.0f; }
 __device__ inline double gelu_reach(double) { return 40.0; }
 template <class A> __device__ inline A gelu_erf_slope(A x) {
