@@ -20,6 +20,8 @@ from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gra
     flops=30,
     onnx=OnnxName("Mish", 22),
     formula=lambda x: x * np.tanh(np.logaddexp(0.0, x)),
+    post_ops=["mish"],
+    narrows=True,
 )
 class Mish(Pointwise):
     """Self-gated activation."""

@@ -12,22 +12,22 @@ oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keepi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.operator import Step, in_sequence
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import operator, operator_class, registered_operators, schema_of
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.activation import functions as activation
-from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
+from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_post_ops
 from dagexec.ops.base.broadcasting import operand_views
 from dagexec.ops.base.layout import BLOCKS, NCHW
-from dagexec.ops.elementwise import arithmetic as elementwise
 from dagexec.ops.elementwise import fused as fused_elementwise
-from dagexec.ops.elementwise import unary
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
@@ -214,93 +214,41 @@ class FusedElementwise(Chain, fused_elementwise.FusedElementwise):
         return self.x(0), links, {index: self.x(index) for index in _inputs(links)}
 
 
-FUNCTIONS: Mapping[type[Operator], Callable[[Operator], list[PostOp]]] = {
-    activation.Relu: lambda op: [PostOp("relu")],
-    activation.ReluN: lambda op: [PostOp("clip", 0.0, op.arguments.float("n", 6.0))],
-    activation.Clip: lambda op: [PostOp("clip", *activation.clip_limits(op.arguments, op.label, op.input(0).meta))],
-    activation.LeakyRelu: lambda op: [PostOp("leaky_relu", op.arguments.float("alpha", 0.01))],
-    activation.Elu: lambda op: [PostOp("elu", op.arguments.float("alpha", 1.0))],
-    activation.Selu: lambda op: [
-        PostOp("elu", op.arguments.float("alpha", activation.Selu.constants["alpha"])),
-        PostOp("linear", op.arguments.float("scale", activation.Selu.constants["scale"]), 0.0),
-    ],
-    activation.Sigmoid: lambda op: [PostOp("sigmoid")],
-    activation.Tanh: lambda op: [PostOp("tanh")],
-    activation.Swish: lambda op: [PostOp("swish", 1.0)],
-    activation.Softplus: lambda op: [PostOp("softplus")],
-    activation.HardSigmoid: lambda op: [
-        PostOp("hardsigmoid", op.arguments.float("alpha", 0.2), op.arguments.float("beta", 0.5))
-    ],
-    activation.HardSwish: lambda op: [PostOp("hardswish")],
-    activation.Gelu: lambda op: [PostOp("gelu_tanh" if op.arguments.bool("fast_gelu") else "gelu_erf")],
-    unary.Abs: lambda op: [PostOp("abs")],
-    unary.Sqrt: lambda op: [PostOp("sqrt")],
-    unary.Sqr: lambda op: [PostOp("square")],
-    unary.Negative: lambda op: [PostOp("linear", -1.0, 0.0)],
-    unary.Exp: lambda op: [PostOp("exp")],
-    unary.Log: lambda op: [PostOp("log")],
-}
-"""What operators of one tensor are, as links of a chain."""
-
-
-class FunctionOperator(Chain):
-    """A function of one tensor."""
+class DeclaredChain(Chain):
+    """An operator that its schema says in post-ops: of one tensor, or of several that are stretched to the first."""
 
     def links(self) -> tuple[Array, list[PostOp], Operands]:
-        """See FUNCTIONS."""
-        kind = next(cls for cls in type(self).__mro__ if cls in FUNCTIONS)
-        return self.x(0), FUNCTIONS[kind](self), {}
+        """The schema's."""
+        rule = type(self).schema.post_ops
+        entries = rule(self.arguments, self.input(0).meta, len(self.input_blobs)) if rule else None
+        links = [parse_post_op(entry, self.label) for entry in entries or ()]
+        return self.x(0), links, {index: self.x(index) for index in _inputs(links)}
 
 
-BINARY_OPERATORS: Mapping[type[Operator], str] = {
-    elementwise.Add: "add",
-    elementwise.Sub: "sub",
-    elementwise.Mul: "mul",
-    elementwise.Div: "div",
-}
-
-
-class BinaryOperator(Chain):
+class BinaryOperator(DeclaredChain):
     """Two tensors, of which one is stretched to the other."""
 
     def links(self) -> tuple[Array, list[PostOp], Operands]:
-        """One link; a sum or a product may start from either tensor."""
-        kind = next(BINARY_OPERATORS[cls] for cls in type(self).__mro__ if cls in BINARY_OPERATORS)
-        a, b, y = self.x(0), self.x(1).reshape(operand_views(self.call())[1]), self.y(0)
-        if a.shape != y.shape and kind in ("add", "mul"):
+        """A sum or a product may start from either tensor."""
+        a, links, operands = super().links()
+        b, y = operands[1].reshape(operand_views(self.call())[1]), self.y(0)
+        if a.shape != y.shape and links[0].kind in ("add", "mul"):
             a, b = b, a
-        return a, [PostOp(kind, input=1)], {1: b}
+        return a, links, {1: b}
 
 
-VARIADIC_OPERATORS: Mapping[type[Operator], str] = {
-    elementwise.Sum: "add",
-    elementwise.Mean: "add",
-    elementwise.Max: "max",
-    elementwise.Min: "min",
-}
-
-
-class VariadicOperator(Chain):
-    """Any number of tensors, that are stretched to the first."""
-
-    def links(self) -> tuple[Array, list[PostOp], Operands]:
-        """A link for each tensor after the first, and the division of a mean."""
-        kind = next(VARIADIC_OPERATORS[cls] for cls in type(self).__mro__ if cls in VARIADIC_OPERATORS)
-        count = len(self.input_blobs)
-        links = [PostOp(kind, input=index) for index in range(1, count)]
-        if isinstance(self, elementwise.Mean):
-            links.append(PostOp("linear", 1 / count, 0.0))
-        return self.x(0), links, {index: self.x(index) for index in range(1, count)}
-
-
-def _register(base: type[Chain], default: type[Operator]) -> None:
+def register_declared(op_type: str) -> None:
+    """Register an operator that its schema says in post-ops; not as a power where NumPy has a quotient or a product."""
+    schema = schema_of(op_type)
+    count = min(schema.inputs[1], 2)
+    entries = schema.post_ops(Arguments(OperatorDef(), op_type), FLOAT32, count) if schema.post_ops else None
+    if not entries or any(entry.startswith("pow:") for entry in entries):
+        return
+    default = operator_class(op_type)
+    bases = (BinaryOperator if schema.inputs == (2, 2) else DeclaredChain, default)
     members = {"__doc__": default.__doc__, "__module__": __name__}
-    operator(default.schema, engine="ONEDNN")(type(default.__name__, (base, default), members))
+    operator(schema, engine="ONEDNN")(type(default.__name__, bases, members))
 
 
-for _default in FUNCTIONS:
-    _register(FunctionOperator, _default)
-for _default in BINARY_OPERATORS:
-    _register(BinaryOperator, _default)
-for _default in VARIADIC_OPERATORS:
-    _register(VariadicOperator, _default)
+for _op_type in registered_operators():
+    register_declared(_op_type)
