@@ -35,7 +35,7 @@ from dagexec.core.gradient import (
     no_gradient,
     not_differentiable,
 )
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Operator, Prepared, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator, operator_class, registered_engines, registered_operators, schema_of
 from dagexec.core.schema import (
     Cost,
@@ -81,6 +81,7 @@ __all__ = [
     "OperatorCall",
     "Parts",
     "Piece",
+    "Prepared",
     "Rule",
     "SparseGradient",
     "SparseUpdate",

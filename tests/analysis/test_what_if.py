@@ -158,7 +158,7 @@ def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) ->
         (("--what-if", "1,x"), "--what-if '1,x': expected counts of 1 or more"),
         (("--what-if", "0"), "--what-if '0': expected counts"),
         (("--what-if", "1", "--streams", "0"), "--streams '0': expected counts"),
-        (("--streams", "4"), "say with --what-if how many workers"),
+        (("--streams", "4"), "needs --what-if with the numbers of workers"),
     ],
 )
 def test_counts_that_make_no_sense_are_refused_before_anything_runs(

@@ -106,8 +106,8 @@ def test_a_failing_net_is_shrunk(racy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seed", "1", "--replay", "1:1"], "give one of them"),
-        (["--seed", "1", "--systematic"], "ask for one"),
+        (["--seed", "1", "--replay", "1:1"], "give only one of them"),
+        (["--seed", "1", "--systematic"], "cannot be combined with --seed"),
         (["--replay", "x"], "NUMBER:CHOICE"),
         (["--net-type", "fast"], "net type 'fast' is unknown"),
     ],
