@@ -36,7 +36,7 @@ from dagexec.scheduler.observe.observers import TimeObserver
 from dagexec.scheduler.plan.simulate import Machine, predict, retimed
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
 from dagexec.training.optimizer import SGD
-from dagexec.training.split_gradients import gradients_apart
+from dagexec.training.split_gradients import split_gradients
 
 MODELS = (("lenet", 64), ("resnet50", 8))
 ENGINES = ("dagexec", "torch", "torch-channels-last")
@@ -136,7 +136,7 @@ def training_net(model: str, batch: int) -> tuple[Workspace, Any]:
     workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
     workspace.feed_blob("label", rng.integers(0, 10, batch).astype(np.int32))
     net = assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net
-    return workspace, gradients_apart(net)
+    return workspace, split_gradients(net)
 
 
 def timed(net: BaseNet) -> float:

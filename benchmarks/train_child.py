@@ -27,7 +27,7 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     from dagexec.compiler.passes.engine import assign_engine
     from dagexec.core.model import Model
     from dagexec.training.optimizer import SGD
-    from dagexec.training.split_gradients import gradients_apart
+    from dagexec.training.split_gradients import split_gradients
 
     helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model], order="NHWC")
     helper.add_gradient_operators(["loss"])
@@ -40,7 +40,7 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
     workspace.feed_blob("label", rng.integers(0, classes, batch).astype(np.int32))
     net = workspace.create_net(
-        gradients_apart(assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net),
+        split_gradients(assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net),
         "simple" if threads == 1 else "dag",
         threads,
     )

@@ -44,7 +44,7 @@ from dagexec.errors import (
 )
 from dagexec.scheduler.run import drain
 from dagexec.scheduler.run.run import Run
-from dagexec.stress.devices import HeldResources, lost
+from dagexec.stress.devices import HeldResources, leaked
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
 
@@ -100,7 +100,7 @@ def simulate() -> Iterator[Setting]:
             return runtime
 
         yield set_up
-        assert [lost(["sim:0"], holdings) for holdings in before] == [[]] * len(before)
+        assert [leaked(["sim:0"], holdings) for holdings in before] == [[]] * len(before)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def no_thread_is_lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(logging.getLogger("dagexec"), "disabled", True)
     before = HeldResources.now([])
     yield
-    assert lost([], before) == []
+    assert leaked([], before) == []
 
 
 @pytest.fixture(params=HOST + DEVICE, ids=described)

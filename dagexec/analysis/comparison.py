@@ -153,21 +153,21 @@ def compare(
     what_if_streams: Sequence[int] = (),
     launch_seconds: float = LAUNCH_SECONDS,
     progress: Callable[[float], object] = lambda _done: None,
-    tell: Callable[[str], object] = lambda _stage: None,
+    on_stage: Callable[[str], object] = lambda _stage: None,
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
     One thread an operator everywhere; all run the same net, as it is rewritten for one thread by `options`. Predict the
     times of `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an
-    operator. `progress` is called after every run with the share that is done, up to 1, and `tell` before with what is
-    done next. Raises what `compile` and `run` raise.
+    operator. `progress` is called after every run with the share that is done, up to 1, and `on_stage` before with what
+    is done next. Raises what `compile` and `run` raise.
     """
     model = initialized(load_model(source))
     if options.operator_arguments:
         model = replace(model, net=with_arguments(model.net, options.operator_arguments))
     origin = AS_GIVEN
     if options.optimize:
-        alone = replace(options, net_type="simple", num_workers=1, intra_op_threads=1, progress=tell)
+        alone = replace(options, net_type="simple", num_workers=1, intra_op_threads=1, progress=on_stage)
         compiled_model = compile_model(model, alone)
         model = compiled_model.model
         if compiled_model.report is not None:
@@ -194,9 +194,9 @@ def compare(
                 if key not in executors:
                     executors[key] = stack.enter_context(compiled(net_type, count))
         crowd = stack.enter_context(compiled("simple", cores, cores)) if cores > 1 else None
-        tell("first runs")
+        on_stage("first runs")
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
-        tell("runs in turns")
+        on_stage("runs in turns")
         profiler = CostProfiler(executors["simple", 1], crowd, inputs)
         seconds = measure(executors, profiler, inputs, repeat, progress)
         plans = {key: executor.net().plan for key, executor in executors.items()}

@@ -97,7 +97,7 @@ def precision_report(
     repeat: int = 15,
     per_layer: bool = False,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-    tell: Callable[[str], object] = lambda _stage: None,
+    on_stage: Callable[[str], object] = lambda _stage: None,
 ) -> PrecisionReport:
     """Compare a model in `dtype` with itself in float32.
 
@@ -109,7 +109,7 @@ def precision_report(
         calibration: inputs that int8 is calibrated with; none for a model that says itself what is quantized.
         repeat: timed runs of each, in turns.
         per_layer: tell what each layer loses alone, too.
-        tell: called with what is done next.
+        on_stage: called with what is done next.
 
     Raises ArgumentError for another dtype, and what `compile` and `run` raise.
     """
@@ -128,10 +128,10 @@ def precision_report(
                 dtype=kind,
                 calibration=list(calibration) if kind == "int8" else (),
                 shapes={name: np.shape(array) for name, array in samples[0].items()},
-                progress=lambda stage, kind=kind: tell(f"{kind}: {stage}"),  # type: ignore[misc]
+                progress=lambda stage, kind=kind: on_stage(f"{kind}: {stage}"),  # type: ignore[misc]
             )
             executors.append(stack.enter_context(executor))
-        tell("running")
+        on_stage("running")
         results = [[executor.run(sample) for sample in samples] for executor in executors]
         milliseconds = _times(executors, samples[0], repeat)
     layers = _layers(model, dtype, samples, calibration) if per_layer else ()

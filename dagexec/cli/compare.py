@@ -35,7 +35,7 @@ from dagexec.cli.feeds import (
 )
 from dagexec.cli.json_output import print_json
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
-from dagexec.cli.progress import shown
+from dagexec.cli.progress import progress_line
 from dagexec.errors import SchemaError
 from dagexec.options import CompileOptions
 
@@ -90,7 +90,7 @@ def compare_command(
     options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
-    with kept_choices(choices), shown(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
+    with kept_choices(choices), progress_line(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
             loaded,
             options,
@@ -102,7 +102,7 @@ def compare_command(
             what_if_streams=other_streams,
             launch_seconds=launch_us / 1e6,
             progress=line.done,
-            tell=line,
+            on_stage=line,
         )
     if as_json:
         print_json(comparison.as_dict())
@@ -139,9 +139,11 @@ def _compare_precision(
         [read_feeds(loaded, input_file, shape, seed + start + number) for number in range(count)]
         for start in (0, count)
     )
-    with shown(f"Comparing {dtype} with float32", quiet=as_json) as line:
+    with progress_line(f"Comparing {dtype} with float32", quiet=as_json) as line:
         kind: LowPrecision = "int8" if dtype == "int8" else "bfloat16"
-        report = precision_report(loaded, kind, feeds, calibration=others, repeat=repeat, per_layer=layers, tell=line)
+        report = precision_report(
+            loaded, kind, feeds, calibration=others, repeat=repeat, per_layer=layers, on_stage=line
+        )
     if as_json:
         print_json(report.as_dict())
         return

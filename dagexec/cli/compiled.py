@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.cli.progress import shown
+from dagexec.cli.progress import progress_line
 from dagexec.compiler.compilation import Compiled, compile_model
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
@@ -20,7 +20,7 @@ def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]
 
     Raises what compiling raises, and DeviceError if there is no such device.
     """
-    with shown(f"Compiling {model.name}") as line:
+    with progress_line(f"Compiling {model.name}") as line:
         options = CompileOptions(tuning_seconds=0, shapes=shapes, device=device, progress=line)
         runtime_of(options.default_device)
         return compile_model(model, options)

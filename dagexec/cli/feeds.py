@@ -14,7 +14,7 @@ from numpy.lib.npyio import NpzFile
 
 from dagexec.analysis.comparison import random_feeds, require_inputs
 from dagexec.binding.parameters import initialized
-from dagexec.cli.progress import shown
+from dagexec.cli.progress import progress_line
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import TypeMeta, from_name
 from dagexec.core.host_placement import model_on_host
@@ -59,7 +59,7 @@ def read_model(source: str, allow_io: bool, device: str | None = None) -> Model:
 
     For device "cpu" the model is moved to the host, as in `dagexec.compile`, before its init net runs.
     """
-    with shown(f"Loading {source}"):
+    with progress_line(f"Loading {source}"):
         loaded = load_model(source, allow_io=allow_io)
         return initialized(model_on_host(loaded) if device == str(CPU) else loaded)
 

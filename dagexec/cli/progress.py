@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 _REFRESHES = 4  # per second: few, because they take processor time from what is measured
 
 
-class Shown:
+class ProgressLine:
     """The progress line. Call it with a description of the next stage."""
 
     def __init__(self, progress: Progress, subject: str) -> None:
@@ -29,7 +29,7 @@ class Shown:
 
 
 @contextmanager
-def shown(subject: str, *, bar: bool = False, quiet: bool = False) -> Iterator[Shown]:
+def progress_line(subject: str, *, bar: bool = False, quiet: bool = False) -> Iterator[ProgressLine]:
     """Show a progress line for `subject` while the block runs, with a progress bar if `bar`.
 
     It appears on standard error if that is a terminal, and disappears afterwards. `quiet` shows nothing.
@@ -40,4 +40,4 @@ def shown(subject: str, *, bar: bool = False, quiet: bool = False) -> Iterator[S
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal  # elsewhere it would leave an empty line
     with Progress(*columns, console=console, transient=True, disable=hidden, refresh_per_second=_REFRESHES) as progress:
-        yield Shown(progress, subject)
+        yield ProgressLine(progress, subject)

@@ -41,7 +41,7 @@ from dagexec.cli.feeds import (
     read_model,
 )
 from dagexec.cli.json_output import print_json
-from dagexec.cli.progress import shown
+from dagexec.cli.progress import progress_line
 from dagexec.core.device import Device
 from dagexec.devices.sim import simulated
 from dagexec.errors import FeedError
@@ -86,7 +86,7 @@ def run_command(
     seconds: list[float] = []
     quiet = as_json or line_observer() is not None  # a progress display would break the observer's lines
     with kept_choices(choices), _modeled(device) if record is not None else nullcontext(), ExitStack() as stack:
-        with shown(f"Compiling {loaded.name}", quiet=quiet) as line:
+        with progress_line(f"Compiling {loaded.name}", quiet=quiet) as line:
             executor = stack.enter_context(
                 compile(
                     loaded,
@@ -102,7 +102,7 @@ def run_command(
                 )
             )
         try:
-            with shown(f"Running {loaded.name} for the first time", quiet=quiet):
+            with progress_line(f"Running {loaded.name} for the first time", quiet=quiet):
                 outputs = executor.run(feeds, trace=record)
         finally:  # write the trace of a failed run, too
             if trace is not None and record is not None:

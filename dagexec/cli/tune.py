@@ -17,7 +17,7 @@ from dagexec.cli.arguments import ChoicesOption, IntraOpThreadsOption, NetTypeOp
 from dagexec.cli.compiled import choices_in_words
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
-from dagexec.cli.progress import shown
+from dagexec.cli.progress import progress_line
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.choices import cache_file
 from dagexec.ops.onednn.binding import library
@@ -53,8 +53,8 @@ def tune_command(
         start = time.perf_counter()
         with compile(loaded, options) as before:
             before.run(feeds)
-            with shown(f"Tuning {loaded.name}", quiet=as_json) as tell:
-                tuned = compile_model(loaded, replace(options, tuning_seconds=seconds, progress=tell))
+            with progress_line(f"Tuning {loaded.name}", quiet=as_json) as progress:
+                tuned = compile_model(loaded, replace(options, tuning_seconds=seconds, progress=progress))
             took = time.perf_counter() - start
             with compile(loaded, options) as after:
                 times = _interleaved([before, after], feeds)

@@ -25,7 +25,7 @@ from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_precision
 from dagexec.compiler.passes.purity import is_known
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
-from dagexec.compiler.tuning.bench import Bench, random_inputs, stand_ins
+from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import (
     Choice,
     ScheduleConstraints,
@@ -179,7 +179,7 @@ class _Compilation:
             self._model = _with_kept(initialized(model), options)
         self._tuning = _tuning_seconds(options)
         self._deadline = Deadline(self._tuning)
-        self._inputs = stand_ins(self._model, options.shapes or {})
+        self._inputs = placeholder_inputs(self._model, options.shapes or {})
         self._bench: Bench | None = None
         self._laid_out: dict[str, PassReport] = {}
         self._origin = "known"

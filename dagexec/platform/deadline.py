@@ -1,9 +1,9 @@
 """Deadlines: until when something may take, as one moment that all who work on it are told of.
 
 A deadline is made where the time is granted, and passed down. Whoever works in a loop asks it before each turn.
-`held_to` reaches those who know nothing of it: they call `check_deadline` between two pieces of work, such as preparing
-two operators. Native code looks at no clock: `attempt` makes a call that may take any time in a thread of its own, and
-leaves that behind when it is late.
+`within_deadline` reaches those who know nothing of it: they call `check_deadline` between two pieces of work, such as
+preparing two operators. Native code looks at no clock: `call_with_timeout` makes a call that may take any time in a
+thread of its own, and leaves that behind when it is late.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ class Deadline:
         self._end = -math.inf
 
 
-_held_to: ContextVar[Deadline | None] = ContextVar("_held_to", default=None)
+_deadline: ContextVar[Deadline | None] = ContextVar("_deadline", default=None)
 
 
 @contextmanager
-def held_to(deadline: Deadline) -> Iterator[None]:
+def within_deadline(deadline: Deadline) -> Iterator[None]:
     """Within the block, `check_deadline` raises DeadlineExceededError once `deadline` is over."""
-    token = _held_to.set(deadline)
+    token = _deadline.set(deadline)
     try:
         yield
     finally:
-        _held_to.reset(token)
+        _deadline.reset(token)
 
 
 def check_deadline() -> None:
-    """Raises DeadlineExceededError when the caller is held to a deadline that is over."""
-    deadline = _held_to.get()
+    """Raises DeadlineExceededError when the deadline of the caller is over."""
+    deadline = _deadline.get()
     if deadline is not None and deadline.is_over:
         raise DeadlineExceededError("the time for it is over")
 
 
-def attempt(call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
+def call_with_timeout(call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
     """What `call` returns, made in a thread of its own that is left behind after `seconds`: DeadlineExceededError then.
 
     The thread is held to a deadline and ends when `call` does; whatever that works on must be its own, and `late` is
@@ -114,7 +114,7 @@ class _Attempt(Generic[T]):
 
     def _work(self) -> None:
         try:
-            with held_to(self._deadline):
+            with within_deadline(self._deadline):
                 self._found.append(self._call())
         except BaseException as error:
             self._error = error

@@ -4,7 +4,7 @@ What the parent's other threads were at stays as it was at that moment, and nobo
 
 - an object whose threads are gone, or that shares a lock with them, is told (`reset_after_fork`);
 - a lock that guards a few assignments is nobody's in the child (`ProcessLock`);
-- what takes longer, and cannot be found half done, is waited for before the process forks (`undivided`).
+- what takes longer, and cannot be found half done, is waited for before the process forks (`without_fork`).
 
 A team of OpenMP threads is let go of before the fork, see `dagexec.platform.teams`.
 """
@@ -23,7 +23,7 @@ from typing import TypeVar
 _Owner = TypeVar("_Owner")
 
 MAX_WAIT = 10.0
-"""Seconds that a fork waits for what other threads do undivided."""
+"""Seconds that a fork waits for other threads in such blocks."""
 
 LEFT_BEHIND = "the process was forked, and the threads stayed in the parent; make it anew in the child"
 """Why something that has threads does nothing in a child."""
@@ -71,38 +71,38 @@ class ProcessLock:
 
 _process = object()  # another one in every child
 _renewing = threading.Lock()
-_undivided: list[int] = []  # threads, once for each block they are in
+_barring_fork: list[int] = []  # threads, once for each block they are in
 _changed = threading.Condition()
 
 
 @contextmanager
-def undivided() -> Iterator[None]:
+def without_fork() -> Iterator[None]:
     """A fork that another thread asks for waits until the block is over: for loading libraries and modules.
 
     The block takes no time that the user decides on, and waits for no thread that could fork.
     """
     me = threading.get_ident()
-    _undivided.append(me)
+    _barring_fork.append(me)
     try:
         yield
     finally:
-        _undivided.remove(me)
+        _barring_fork.remove(me)
         with _changed:
             _changed.notify_all()
 
 
 def _await_others() -> None:
-    """Before a fork: wait for what other threads do undivided, but not for ever."""
+    """Before a fork: wait for other threads in blocks `without_fork`, but not for ever."""
     me = threading.get_ident()
     with _changed:
-        _changed.wait_for(lambda: all(thread == me for thread in _undivided), MAX_WAIT)
+        _changed.wait_for(lambda: all(thread == me for thread in _barring_fork), MAX_WAIT)
 
 
 def _in_child() -> None:
     global _process, _renewing, _changed
     _process, _renewing, _changed = object(), threading.Lock(), threading.Condition()
     me = threading.get_ident()
-    _undivided[:] = [thread for thread in _undivided if thread == me]
+    _barring_fork[:] = [thread for thread in _barring_fork if thread == me]
     for reference, reset in tuple(_resets.values()):
         owner = reference()
         if owner is not None:

@@ -1,4 +1,4 @@
-"""Host memory: what this process may still take of it, and who has been promised some.
+"""Host memory: what this process may still take of it, and how much of it is committed.
 
 The least of three numbers counts: what the machine has available, what the control groups around the process have left,
 and the process's address space where that is limited. The system gives out memory when it is touched first, long after
@@ -40,12 +40,12 @@ class Limit:
     Attributes:
         left: the bytes.
         owner: who has them, for messages.
-        promised: whether blocks that nobody has touched yet are among those left.
+        committed: whether blocks that nobody has touched yet are among those left.
     """
 
     left: int
     owner: str
-    promised: bool = True
+    committed: bool = True
 
 
 def physical_bytes() -> int:
@@ -90,7 +90,7 @@ def _address_space() -> Iterator[Limit]:
             used = int(file.read().split()[0]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         used = 0
-    yield Limit(max(0, limit - used), f"the address space of this process (limit {limit:,})", promised=False)
+    yield Limit(max(0, limit - used), f"the address space of this process (limit {limit:,})", committed=False)
 
 
 def address_space_is_limited() -> bool:
@@ -105,13 +105,13 @@ class _Block:
     reference: weakref.ref[Array]
 
 
-class Promises:
+class CommittedMemory:
     """Large blocks that were asked for and live; the system may not have given all of them yet."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._recent: list[int] = []  # bytes of those listed since `nbytes` was asked last
-        self._promised = 0  # bytes of the others that nobody has touched, or more
+        self._committed = 0  # bytes of the others that nobody has touched, or more
         self._seen = -math.inf
         self._limits: tuple[Limit, ...] = ()
 
@@ -125,7 +125,7 @@ class Promises:
         self._recent.append(nbytes)
 
     def shortage(self, nbytes: int) -> Limit | None:
-        """The limit that `nbytes` more bytes would exceed, with what is left beside all promises; None: there is none.
+        """The limit that `nbytes` more bytes would exceed, and what is left beside committed memory; None: no limit.
 
         Cheap while there is plenty.
         """
@@ -135,21 +135,21 @@ class Promises:
         self._recent = []
         self._limits = tuple(limits())
         self._seen = time.monotonic()
-        self._promised = sum(block.nbytes for block in blocks)
+        self._committed = sum(block.nbytes for block in blocks)
         if self._short(nbytes) is None:
             return None
-        self._promised = sum(map(_untouched, blocks))
+        self._committed = sum(map(_untouched, blocks))
         return self._short(nbytes)
 
     def _short(self, nbytes: int) -> Limit | None:
         for limit in self._limits:
-            left = max(0, limit.left - self._promised) if limit.promised else limit.left
+            left = max(0, limit.left - self._committed) if limit.committed else limit.left
             if nbytes > left:
-                return Limit(left, limit.owner, limit.promised)
+                return Limit(left, limit.owner, limit.committed)
         return None
 
 
-_promises = Promises()
+_committed_memory = CommittedMemory()
 
 
 def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
@@ -159,26 +159,26 @@ def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
         raw = np.empty(nbytes + _LINE, np.uint8)
     except MemoryError:
         raise ResourceError(f"{what} of {nbytes:,} bytes: the system refuses it") from None
-    promise(raw, nbytes)
+    commit(raw, nbytes)
     offset = -raw.ctypes.data % _LINE
     return raw[offset : offset + nbytes]
 
 
 def check_fits(nbytes: int, what: str) -> None:
     """Raise ResourceError when this process cannot take `nbytes` more bytes; `what` names it in the message."""
-    short = _promises.shortage(nbytes)
+    short = _committed_memory.shortage(nbytes)
     if short is not None:
         raise ResourceError(f"{what} needs {nbytes:,} bytes; {short.owner} has {short.left:,} left")
 
 
 def fits(nbytes: int) -> bool:
     """True when `check_fits` would raise nothing: for who calls it often, and makes its message only where it does."""
-    return _promises.shortage(nbytes) is None
+    return _committed_memory.shortage(nbytes) is None
 
 
-def promise(owner: Array, nbytes: int, start: int = 0) -> None:
+def commit(owner: Array, nbytes: int, start: int = 0) -> None:
     """Let later checks know that `nbytes` bytes from `start` of the array's memory are going to be used."""
-    _promises.add(owner, nbytes, start)
+    _committed_memory.add(owner, nbytes, start)
 
 
 def _find_mincore() -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from dagexec.platform.forking import undivided
+from dagexec.platform.forking import without_fork
 
 
 class LazyModule(ModuleType):
@@ -27,6 +27,6 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         if self._module is None:
-            with undivided():  # in a child forked meanwhile, the module would stay half imported
+            with without_fork():  # in a child forked meanwhile, the module would stay half imported
                 self._module = importlib.import_module(self.__name__)
         return getattr(self._module, name)

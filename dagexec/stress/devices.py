@@ -56,7 +56,7 @@ class HeldResources:
         return found
 
 
-def lost(devices: Sequence[str], before: HeldResources, patience: float = 5.0) -> list[str]:
+def leaked(devices: Sequence[str], before: HeldResources, patience: float = 5.0) -> list[str]:
     """What is still held after `patience` seconds that was not held `before`; empty as soon as nothing is.
 
     A device's thread may still be on its way out of the callback that has told of the end of the last run, and what

@@ -46,7 +46,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.serving.executor import Executor
 from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
-from dagexec.stress.devices import HeldResources, PreparedDevices, lost, prepared_devices
+from dagexec.stress.devices import HeldResources, PreparedDevices, leaked, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
 
@@ -80,7 +80,7 @@ def run_case(case: Case) -> Counter[str]:
         run.serve()
         run.drive_alone()
         devices.settle()
-        run.problems.extend(lost(case.devices, before))
+        run.problems.extend(leaked(case.devices, before))
         run.tally.update({f"faults met: {kind}": count for kind, count in devices.faults_met().items()})
     if run.problems:
         raise CaseFailedError("\n".join(run.problems))

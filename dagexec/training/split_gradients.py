@@ -23,7 +23,7 @@ _WEIGHTS_OF = {f"{kind}{suffix}Gradient": FILTER for kind in ("Conv", "ConvTrans
 """What `wanted` calls the gradient of the weights, by the type of the operator."""
 
 
-def gradients_apart(net: NetDef) -> NetDef:
+def split_gradients(net: NetDef) -> NetDef:
     """`net` with two operators for each that gives gradients of a layer's input and of its weights, the input's first.
 
     The layers are convolutions, transposed convolutions and fully connected ones. `net` itself stays as it is.
@@ -32,11 +32,11 @@ def gradients_apart(net: NetDef) -> NetDef:
     found.CopyFrom(net)
     del found.op[:]
     for index, definition in enumerate(net.op):
-        found.op.extend(_apart(definition, index))
+        found.op.extend(_split(definition, index))
     return found
 
 
-def _apart(definition: OperatorDef, index: int) -> list[OperatorDef]:
+def _split(definition: OperatorDef, index: int) -> list[OperatorDef]:
     names = _gradients_of(definition, index)
     overwrites = set(definition.input) & set(definition.output)
     if INPUT not in names or len(names) < 2 or len(names) != len(definition.output) or overwrites:

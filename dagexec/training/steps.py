@@ -18,7 +18,7 @@ from dagexec.training.engines import name_engines
 from dagexec.training.evaluation import Evaluation, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
-from dagexec.training.split_gradients import gradients_apart
+from dagexec.training.split_gradients import split_gradients
 from dagexec.training.task import TrainingTask, check_batch, task_workspace
 
 Array = npt.NDArray[Any]
@@ -74,7 +74,7 @@ class LocalSteps:
         self.helper.create(self.workspace)
         if self._world is not None:
             self.workspace.create_blob(WORLD).value = self._world
-        net = gradients_apart(self.helper.net)
+        net = split_gradients(self.helper.net)
         self._net = with_nan_checks(net) if stop_on_nan else net
         self.activations = Workspace(self.workspace)
         self._evaluation = Evaluation(task, self.workspace, net_type, num_workers, device)

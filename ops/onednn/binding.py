@@ -25,7 +25,7 @@ from dagexec.errors import DagexecError, DeviceError, ResourceError, Unsupported
 from dagexec.ops.onednn import machine_code
 from dagexec.platform import teams
 from dagexec.platform.extras import install_command
-from dagexec.platform.forking import ProcessLock, undivided
+from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.processor import InstructionSet, instruction_set
 
 logger = logging.getLogger("dagexec")
@@ -223,7 +223,7 @@ _found: list[Library | None] = []
 def library() -> Library | None:
     """oneDNN, or None where it cannot be used, or not any more; the reason is logged once."""
     if not _found:
-        with undivided(), _lock.own:
+        with without_fork(), _lock.own:
             if not _found:
                 _found.append(_search())
     found = _found[0]

@@ -32,7 +32,7 @@ from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
-from dagexec.platform.deadline import Deadline, attempt
+from dagexec.platform.deadline import Deadline, call_with_timeout
 from dagexec.platform.processor import last_level_cache
 
 logger = logging.getLogger("dagexec")
@@ -197,7 +197,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
         return assembled, result, time.perf_counter() - start
 
     try:
-        assembled, result, took = attempt(first, seconds)
+        assembled, result, took = call_with_timeout(first, seconds)
     except (DagexecError, MemoryError) as error:
         logger.info("%s: %s passed over: %s", problem.label, candidate.name, error)
         return None

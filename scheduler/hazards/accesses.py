@@ -78,7 +78,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class Untouched:
     """What an operator names and does not touch, as it is in place already.
 
     Attributes:
@@ -93,21 +93,21 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Touched:
+class TouchedMemory:
     """The memory of a prepared net.
 
     Attributes:
         regions: by blob id, where it is; working memory has negative numbers. Without blobs that a run may move.
         names: of the blobs by their ids, and of working memory by its number.
         working: the numbers of each operator's working memory.
-        silent: what each operator does not touch.
+        untouched: what each operator does not touch.
         dynamic: the ids of the blobs that a run may move.
     """
 
     regions: Mapping[int, Region]
     names: Mapping[int, str]
     working: tuple[tuple[int, ...], ...]
-    silent: tuple[Silent, ...]
+    untouched: tuple[Untouched, ...]
     dynamic: frozenset[int]
 
 
@@ -181,7 +181,7 @@ def named_accesses(graph: Graph) -> Accesses:
     return found.finished()
 
 
-def touched_memory(graph: Graph, operators: Sequence[Operator], prepared: Sequence[Prepared]) -> Touched:
+def touched_memory(graph: Graph, operators: Sequence[Operator], prepared: Sequence[Prepared]) -> TouchedMemory:
     """Where the blobs and the working memory of a prepared net are, but for what a run may yet give other memory."""
     unsettled = [index for index, one in enumerate(prepared) if isinstance(one.step, CheckedStep)]
     dynamic = frozenset(id(blob) for index in unsettled for blob in operators[index].output_blobs)
@@ -196,23 +196,25 @@ def touched_memory(graph: Graph, operators: Sequence[Operator], prepared: Sequen
         for number, array in zip(numbers, arrays, strict=True):
             regions[number] = _region_of_array(array)
             names[number] = f"working memory of {graph.label(index)}"
-    silent = tuple(
-        _silent(index, graph, operator, regions, one)
+    untouched = tuple(
+        _untouched(index, graph, operator, regions, one)
         for index, (operator, one) in enumerate(zip(operators, prepared, strict=True))
     )
-    return Touched(regions, names, tuple(working), silent, dynamic)
+    return TouchedMemory(regions, names, tuple(working), untouched, dynamic)
 
 
-def _silent(index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], prepared: Prepared) -> Silent:
+def _untouched(
+    index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], prepared: Prepared
+) -> Untouched:
     """What operator `index` does not touch: of a view that has nothing to do, all; and what it says and is so."""
     first_input = id(operator.input_blobs[0]) if operator.input_blobs else 0
     first_output = id(operator.output_blobs[0]) if operator.output_blobs else 0
     source, target = regions.get(first_input), regions.get(first_output)
     if source is None or target is None:
-        return Silent()
+        return Untouched()
     if index in graph.views and (source.space, source.low, source.high) == (target.space, target.low, target.high):
         idle = prepared.step is nothing_to_do
-        return Silent(frozenset(map(id, operator.input_blobs)) if idle else frozenset(), frozenset((0,)))
+        return Untouched(frozenset(map(id, operator.input_blobs)) if idle else frozenset(), frozenset((0,)))
     parts = [
         place
         for place in prepared.inputs_in_place
@@ -228,7 +230,7 @@ def _silent(index: int, graph: Graph, operator: Operator, regions: Mapping[int, 
     if cut and len(cut) == len(operator.output_blobs):
         read = [blob for blob in read if id(blob) != first_input]
         unread.add(first_input)
-    return Silent(
+    return Untouched(
         frozenset(unread - set(map(id, read))),
         frozenset(cut),
         tuple(id(operator.input_blobs[place]) for place in parts),
@@ -246,7 +248,7 @@ def prepared_accesses(
     graph: Graph,
     operators: Sequence[Operator],
     prepared: Sequence[Prepared],
-    touched: Touched | None = None,
+    touched: TouchedMemory | None = None,
 ) -> Accesses:
     """The accesses of a net whose operators are bound to tensors: blobs go by the memory they have.
 
@@ -268,16 +270,16 @@ def prepared_accesses(
         return [found.resource(key, f"blob {memory.names[key]!r}")]
 
     for index, operator in enumerate(operators):
-        silent = memory.silent[index]
+        untouched = memory.untouched[index]
         for blob in operator.input_blobs:
-            if id(blob) not in silent.inputs:
+            if id(blob) not in untouched.inputs:
                 for key in _origins(id(blob), origin):
                     found.read(index, resources(key))
         for place, blob in enumerate(operator.output_blobs):
-            if place not in silent.outputs:
+            if place not in untouched.outputs:
                 written = set(resources(id(blob)))
                 if place == 0:
-                    written.difference_update(number for part in silent.kept_parts for number in resources(part))
+                    written.difference_update(number for part in untouched.kept_parts for number in resources(part))
                 found.write(index, sorted(written))
         for place in _mutated(graph, index):
             found.write(index, resources(id(operator.input_blobs[place])))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
-from dagexec.scheduler.hazards.accesses import Touched
+from dagexec.scheduler.hazards.accesses import TouchedMemory
 
 _BEFORE_THE_RUN = -1
 
@@ -61,7 +61,7 @@ class _Stretches:
 def find_overwritten(
     graph: Graph,
     operators: Sequence[Operator],
-    touched: Touched,
+    touched: TouchedMemory,
     inputs: Collection[Blob],
     keep: Collection[str] | None,
 ) -> tuple[Overwritten, ...]:
@@ -77,7 +77,7 @@ class _Walk:
         self,
         graph: Graph,
         operators: Sequence[Operator],
-        touched: Touched,
+        touched: TouchedMemory,
         inputs: Collection[Blob],
         keep: Collection[str] | None,
     ) -> None:
@@ -96,16 +96,16 @@ class _Walk:
     def run(self) -> tuple[Overwritten, ...]:
         found: dict[tuple[int, int], Overwritten] = {}
         for index, operator in enumerate(self._operators):
-            silent = self._touched.silent[index]
+            untouched = self._touched.untouched[index]
             self._check_apart(found, index, operator)
             for blob in operator.input_blobs:
-                if id(blob) not in silent.inputs:
+                if id(blob) not in untouched.inputs:
                     self._read(found, id(blob), index)
             for array in self._touched.working[index]:
                 self._write(array, index, ())
             for place, blob in enumerate(operator.output_blobs):
-                kept = silent.kept_parts if place == 0 else ()
-                if place in silent.outputs:
+                kept = untouched.kept_parts if place == 0 else ()
+                if place in untouched.outputs:
                     self._made[id(blob)] = (index, (id(operator.input_blobs[0]),))
                     continue
                 if place == 0:
@@ -119,14 +119,14 @@ class _Walk:
 
     def _check_apart(self, found: dict[tuple[int, int], Overwritten], index: int, operator: Operator) -> None:
         """Note what an operator writes over while it uses it by another name."""
-        silent = self._touched.silent[index]
+        untouched = self._touched.untouched[index]
         written = {number: self._written(number, ()) for number in self._touched.working[index]}
         for place, blob in enumerate(operator.output_blobs):
-            if place not in silent.outputs:
-                written[id(blob)] = self._written(id(blob), silent.kept_parts if place == 0 else ())
+            if place not in untouched.outputs:
+                written[id(blob)] = self._written(id(blob), untouched.kept_parts if place == 0 else ())
         used = dict(written)
         for blob in operator.input_blobs:
-            if id(blob) not in silent.inputs and id(blob) not in used:
+            if id(blob) not in untouched.inputs and id(blob) not in used:
                 used[id(blob)] = self._written(id(blob), ())
         for key, there in used.items():
             for value, over in written.items():

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU
 from dagexec.core.runtime import DeviceRuntime
-from dagexec.platform.host_memory import address_space_is_limited, check_fits, promise
+from dagexec.platform.host_memory import address_space_is_limited, check_fits, commit
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.offsets import Integers, aligned, best_fit
 
@@ -97,7 +97,7 @@ class Arena:
         """Use `nbytes` more bytes behind those that are used of a block."""
         if block in self._reserved:  # other memory was checked when it was allocated
             check_fits(nbytes, what)
-            promise(self._blocks[block], nbytes, self._extents[block])
+            commit(self._blocks[block], nbytes, self._extents[block])
         self._extents[block] += nbytes
 
     def _note(self, given: WorkingMemory) -> None:

@@ -14,7 +14,7 @@ import threading
 
 from threadpoolctl import ThreadpoolController
 
-from dagexec.platform.forking import undivided
+from dagexec.platform.forking import without_fork
 
 _lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
 _tickets = itertools.count()
@@ -28,14 +28,14 @@ class BlasThreadLimit:
     def __init__(self, threads: int) -> None:
         if threads < 1:
             raise ValueError(f"at least 1 intra-op thread is needed, not {threads}")
-        with undivided(), _lock:
+        with without_fork(), _lock:
             self._ticket = next(_tickets)
             _demands[self._ticket] = threads
             _apply()
 
     def release(self) -> None:
         """Withdraw the demand. Idempotent."""
-        with undivided(), _lock:
+        with without_fork(), _lock:
             if _demands.pop(self._ticket, None) is not None:
                 _apply()
 
@@ -43,7 +43,7 @@ class BlasThreadLimit:
 def _apply() -> None:
     """Put the smallest demand in force, or what was set before when there is none. Call with the lock held.
 
-    And undivided: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
+    And without a fork: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
     """
     if not _demands:
         for library, threads in _before:

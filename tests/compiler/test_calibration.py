@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.compiler.passes.calibration import Range, calibrate, quantized_weights, run_each, through_8_bits
+from dagexec.compiler.passes.calibration import Range, calibrate, fake_quantized, quantized_weights, run_each
 from dagexec.errors import FeedError
 from tests.compiler.passes.models import feeds_for, model_of, normal, op, outputs_of
 
@@ -24,9 +24,9 @@ def test_zero_is_exact_and_the_ends_are_within_half_a_step(one: float, other: fl
     span = Range(min(one, other), max(one, other))
     scale, zero = span.parameters()
     assert scale > 0
-    assert through_8_bits(np.zeros(1, np.float32), span)[0] == 0
+    assert fake_quantized(np.zeros(1, np.float32), span)[0] == 0
     for value in (min(span.low, 0.0), max(span.high, 0.0)):
-        found = float(through_8_bits(np.array([value], np.float32), span)[0])
+        found = float(fake_quantized(np.array([value], np.float32), span)[0])
         assert abs(found - value) <= 0.5001 * float(scale) + 1e-30
     assert 0 <= int(zero) <= 255
 
@@ -71,7 +71,7 @@ def test_an_outlier_is_left_out() -> None:
     assert wide == Range(-40.0, 300.0)
     assert 0.9 <= found.high < 1.5
     assert -1.5 < found.low <= -0.9
-    lost = [np.square(through_8_bits(values, span) - values)[1:].mean() for span in (wide, found)]
+    lost = [np.square(fake_quantized(values, span) - values)[1:].mean() for span in (wide, found)]
     assert lost[1] < lost[0] / 10
 
 
@@ -87,7 +87,7 @@ def test_constant_values_have_a_range() -> None:
     model = model_of([op("Copy", ["x"], ["y"])], inputs={"x": (4, 4)})
     for value in (0.0, 2.0):
         span = calibrate(model, [{"x": np.full((4, 4), value, np.float32)}], {"y"}, "percentile")["y"]
-        assert through_8_bits(np.float32([value]), span)[0] == pytest.approx(value, abs=0.01)
+        assert fake_quantized(np.float32([value]), span)[0] == pytest.approx(value, abs=0.01)
 
 
 def test_operators_are_told_with_what_they_read_and_wrote() -> None:

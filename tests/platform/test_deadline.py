@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dagexec.errors import DeadlineExceededError
-from dagexec.platform.deadline import Deadline, attempt, check_deadline, held_to
+from dagexec.platform.deadline import Deadline, call_with_timeout, check_deadline, within_deadline
 from dagexec.platform.threads import ThreadWait
 from tests.interrupts import InterruptedAtPoints
 
@@ -50,7 +50,7 @@ def test_a_part_of_the_time_ends_no_later_than_the_whole(clock: Clock) -> None:
 
 def test_who_is_held_to_a_deadline_is_told_that_it_is_over(clock: Clock) -> None:
     check_deadline()
-    with held_to(Deadline(1.0)):
+    with within_deadline(Deadline(1.0)):
         check_deadline()
         clock.now += 1.0
         with pytest.raises(DeadlineExceededError):
@@ -59,16 +59,16 @@ def test_who_is_held_to_a_deadline_is_told_that_it_is_over(clock: Clock) -> None
 
 
 def test_an_attempt_gives_what_the_call_gives() -> None:
-    ident = attempt(threading.get_ident, 60.0)
+    ident = call_with_timeout(threading.get_ident, 60.0)
     assert ident != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
-        attempt(lambda: 1 // 0, 60.0)
+        call_with_timeout(lambda: 1 // 0, 60.0)
 
 
 def test_a_call_that_is_late_is_left_behind_and_cleaned_up_after_when_it_ends() -> None:
     go_on, cleaned = threading.Event(), threading.Event()
     with pytest.raises(DeadlineExceededError, match=r"longer than 0\.010 s"):
-        attempt(lambda: go_on.wait(60), 0.01, cleaned.set)
+        call_with_timeout(lambda: go_on.wait(60), 0.01, cleaned.set)
     assert not cleaned.is_set()
     go_on.set()
     assert cleaned.wait(60)
@@ -86,7 +86,7 @@ def test_a_call_that_is_left_behind_is_told_that_its_time_is_over() -> None:
             told.set()
 
     with pytest.raises(DeadlineExceededError):
-        attempt(call, 0.01)
+        call_with_timeout(call, 0.01)
     go_on.set()
     assert told.wait(60)
 
@@ -106,7 +106,7 @@ def test_a_call_whose_caller_is_interrupted_is_told_and_cleaned_up_after(monkeyp
 
     monkeypatch.setattr(ThreadWait, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        attempt(call, 3600.0, cleaned.set)
+        call_with_timeout(call, 3600.0, cleaned.set)
     go_on.set()
     assert cleaned.wait(60)
     assert told.is_set()
@@ -114,7 +114,7 @@ def test_a_call_whose_caller_is_interrupted_is_told_and_cleaned_up_after(monkeyp
 
 def test_nothing_is_cleaned_up_after_a_call_in_time() -> None:
     cleaned: list[int] = []
-    thread = attempt(threading.current_thread, 60.0, lambda: cleaned.append(1))
+    thread = call_with_timeout(threading.current_thread, 60.0, lambda: cleaned.append(1))
     thread.join(60)
     assert not cleaned
 
@@ -129,7 +129,7 @@ def test_the_wait_for_a_call_can_be_interrupted_at_every_point() -> None:
             go_on.wait(60)
 
         try:
-            interrupted.look(lambda: attempt(wait, 0.01, cleaned.set))
+            interrupted.look(lambda: call_with_timeout(wait, 0.01, cleaned.set))
         except DeadlineExceededError:
             pass
         finally:

@@ -385,12 +385,12 @@ def test_a_lock_of_a_process_is_one_lock_as_long_as_nobody_forks() -> None:
         assert lock.own.locked()
 
 
-def test_a_fork_waits_for_what_another_thread_does_undivided() -> None:
+def test_a_fork_waits_for_another_thread_in_a_block_without_fork() -> None:
     inside, go_on = threading.Event(), threading.Event()
     order: list[str] = []
 
     def load() -> None:
-        with forking.undivided():
+        with forking.without_fork():
             inside.set()
             assert go_on.wait(PATIENCE)
             order.append("loaded")
@@ -404,10 +404,10 @@ def test_a_fork_waits_for_what_another_thread_does_undivided() -> None:
     loader.join()
 
 
-def test_a_thread_may_fork_within_what_it_does_undivided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_may_fork_in_its_own_block_without_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "MAX_WAIT", float(PATIENCE))
-    with forking.undivided():
-        assert in_child(lambda: forking._undivided) == [threading.get_ident()]
+    with forking.without_fork():
+        assert in_child(lambda: forking._barring_fork) == [threading.get_ident()]
 
 
 def test_choices_that_are_being_read_during_a_fork_are_read_in_the_child(

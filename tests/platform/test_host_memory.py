@@ -13,7 +13,7 @@ import pytest
 
 from dagexec.errors import ResourceError
 from dagexec.platform import cgroups, host_memory
-from dagexec.platform.host_memory import Limit, Promises, aligned_bytes, check_fits, limits, physical_bytes
+from dagexec.platform.host_memory import CommittedMemory, Limit, aligned_bytes, check_fits, limits, physical_bytes
 from tests.memory_limits import leave
 
 MIB = 1 << 20
@@ -26,7 +26,7 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     membership.write_text("0::/outer/inner\n4:cpu,cpuacct:/cpus\n5:memory:/one\n")
     monkeypatch.setattr(cgroups, "_ROOT", tmp_path / "groups")
     monkeypatch.setattr(cgroups, "_MEMBERSHIP", membership)
-    monkeypatch.setattr(host_memory, "_promises", Promises())
+    monkeypatch.setattr(host_memory, "_committed_memory", CommittedMemory())
     for folder in ("outer/inner", "unified/outer/inner", "memory/one", "cpu,cpuacct/cpus"):
         (tmp_path / "groups" / folder).mkdir(parents=True)
     return tmp_path / "groups"

@@ -19,7 +19,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import OperatorError, ResourceError
 from dagexec.platform import host_memory
-from dagexec.platform.host_memory import Limit, Promises
+from dagexec.platform.host_memory import CommittedMemory, Limit
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import leave
 from tests.ops.running import operator_def
@@ -139,7 +139,7 @@ def leave_beside_what_is_held(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> N
 
     most = resident() + nbytes
     monkeypatch.setattr(host_memory, "limits", lambda: iter([Limit(max(0, most - resident()), "this machine")]))
-    monkeypatch.setattr(host_memory, "_promises", Promises())
+    monkeypatch.setattr(host_memory, "_committed_memory", CommittedMemory())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

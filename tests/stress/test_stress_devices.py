@@ -25,7 +25,7 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.synchronization import Synchronization
 from dagexec.stress.case import NET_TYPES, make_case
-from dagexec.stress.devices import HeldResources, lost
+from dagexec.stress.devices import HeldResources, leaked
 from dagexec.stress.nets import LIBRARY_STATES, RandomNetOptions, random_net
 from dagexec.stress.runner import CaseFailedError, Reference, differences, run_case
 from tests.nets import temporary_operator
@@ -141,7 +141,7 @@ def test_an_executor_that_cannot_be_compiled_leaves_nothing_behind() -> None:
             before = HeldResources.now(["sim:0", "sim:1"])
             with suppress(DagexecError):
                 dagexec.compile(model, optimize=False, device="sim:0", net_type="async_dag").close()
-            assert lost(["sim:0", "sim:1"], before) == [], kind
+            assert leaked(["sim:0", "sim:1"], before) == [], kind
 
 
 def kernel(step: Callable[[], object]) -> Kernel:

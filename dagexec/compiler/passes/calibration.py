@@ -224,14 +224,14 @@ def quantized_weights(weights: Array) -> tuple[Array, npt.NDArray[np.float32]]:
     return np.clip(np.rint(weights / spread), -127, 127).astype(np.int8), scales
 
 
-def through_8_bits(values: Array, span: Range) -> npt.NDArray[np.float32]:
+def fake_quantized(values: Array, span: Range) -> npt.NDArray[np.float32]:
     """What is left of float values after they were uint8 of a range."""
     scale, zero = span.parameters()
     integers = np.clip(np.rint(values / scale) + np.float32(zero), 0, LEVELS)
     return ((integers - np.float32(zero)) * scale).astype(np.float32)
 
 
-def weights_through_8_bits(weights: Array) -> npt.NDArray[np.float32]:
+def fake_quantized_weights(weights: Array) -> npt.NDArray[np.float32]:
     """What is left of float weights after they were int8 with a scale a row."""
     integers, scales = quantized_weights(weights)
     return integers * scales.reshape(-1, *(1,) * (weights.ndim - 1))

@@ -20,10 +20,10 @@ from dagexec.compiler.passes.calibration import (
     Range,
     by_onednn,
     calibrate,
+    fake_quantized,
+    fake_quantized_weights,
     quantized_weights,
     run_each,
-    through_8_bits,
-    weights_through_8_bits,
 )
 from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.linear_quantization import DEQUANTIZE, dequantize, quantize
@@ -108,7 +108,7 @@ def in_8_bits(ranges: Mapping[str, Range]) -> Rounding:
 
     def rounded(definition: OperatorDef, inputs: Sequence[Array]) -> Sequence[Array]:
         x, weights, *others = inputs
-        return [through_8_bits(x, ranges[definition.input[0]]), weights_through_8_bits(weights), *others]
+        return [fake_quantized(x, ranges[definition.input[0]]), fake_quantized_weights(weights), *others]
 
     return rounded
 

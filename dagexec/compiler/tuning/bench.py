@@ -30,7 +30,7 @@ from dagexec.core.model import Model
 from dagexec.core.shapes import element_count
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError
-from dagexec.platform.deadline import Deadline, held_to
+from dagexec.platform.deadline import Deadline, within_deadline
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import new_gate
@@ -71,7 +71,7 @@ class Measures(Protocol):
         """What scheduling costs on this machine."""
 
 
-def stand_ins(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
+def placeholder_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
     """Arrays with the shape and dtype of every input the net needs, which take no memory: one element, repeated.
 
     `shapes` are used where given; else the model's own, with 1 for an axis of any size. None where one is unknown.
@@ -95,11 +95,11 @@ def stand_ins(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Ar
 
 
 def random_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
-    """What measuring feeds: standard normal floats, zeros for all else. Shapes as for `stand_ins`.
+    """What measuring feeds: standard normal floats, zeros for all else. Shapes as for `placeholder_inputs`.
 
     Raises ResourceError when memory does not suffice.
     """
-    found = stand_ins(model, shapes)
+    found = placeholder_inputs(model, shapes)
     if found is None:
         return None
     random = np.random.default_rng(0)
@@ -120,16 +120,16 @@ class Bench:
         inputs: Mapping[str, Array],
         search_seconds: float,
         deadline: Deadline,
-        tell: Callable[[str], object] = lambda _stage: None,
+        on_stage: Callable[[str], object] = lambda _stage: None,
     ) -> None:
         """All nets together may spend `search_seconds` on choosing their operators' implementations.
 
-        Nothing is begun after `deadline`. `tell` is called with what comes next.
+        Nothing is begun after `deadline`. `on_stage` is called with what comes next.
         """
         self._inputs = inputs
         self._search_seconds = search_seconds
         self._deadline = deadline
-        self._tell = tell
+        self._on_stage = on_stage
         self._preparing = 0.0  # seconds, the least for a net so far
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
@@ -158,7 +158,7 @@ class Bench:
             ready: dict[int, Runner] = {}
             times: dict[int, list[float]] = {}
             for number, trial in enumerate(trials):
-                self._tell(f"running candidate {number + 1} of {len(trials)}")
+                self._on_stage(f"running candidate {number + 1} of {len(trials)}")
                 runner = stack.enter_context(Runner(trial, self.parameters(trial.model)))
                 took = self._first(runner, min((row[0] for row in times.values()), default=None))
                 if took is not None:
@@ -177,7 +177,7 @@ class Bench:
             runners: dict[int, Runner] = {}
             firsts: list[float] = []
             for number, model in enumerate(models):
-                self._tell(f"timing operators {number + 1} of {len(models)}")
+                self._on_stage(f"timing operators {number + 1} of {len(models)}")
                 runner = stack.enter_context(Runner(Trial(model), self.parameters(model)))
                 try:
                     firsts.append(self._first_run(runner, firsts[0] if firsts else None))
@@ -205,12 +205,12 @@ class Bench:
             return 1.0
         if self._deadline.left() <= self._preparing * cores:
             return _UNMEASURED_SLOWDOWN
-        self._tell(f"running on {cores} cores at once")
+        self._on_stage(f"running on {cores} cores at once")
         with WorkerPool(cores, name="tuning") as pool:
             options = RunOptions(net_type="simple", replicas=cores)
             replicas = build_replicas(model, options, pool, kept(model), self.parameters(model))
             try:
-                with held_to(self._deadline):
+                with within_deadline(self._deadline):
                     for replica in replicas.members:
                         feed(replica, self._inputs)
                         replica.net.prepared()
@@ -260,7 +260,7 @@ class Bench:
 
     def _first_run(self, runner: Runner, best: float | None) -> float:
         """The time of the first run. Raises DeadlineExceededError or RunTimeoutError if it is hopeless."""
-        with held_to(self._deadline), measuring(0):
+        with within_deadline(self._deadline), measuring(0):
             begun = self._deadline.left()
             if begun <= self._preparing:
                 raise DeadlineExceededError("there is no time to prepare it")
@@ -278,10 +278,10 @@ class Bench:
         allowed = min(self._search_seconds * _SURVEY_SHARE, self._deadline.left())
         if allowed <= 0:
             return
-        self._tell("listing what may be measured")
+        self._on_stage("listing what may be measured")
         parameters: dict[int, Workspace] = {}
         with measuring(self._deadline.left()):
-            with held_to(self._deadline), postponed() as measure, ExitStack() as stack:
+            with within_deadline(self._deadline), postponed() as measure, ExitStack() as stack:
                 for model in models:
                     if self._deadline.left() <= self._preparing:
                         break
@@ -291,7 +291,7 @@ class Bench:
                         runner.prepare(self._inputs)
                     except Exception as error:
                         logger.info("net %r cannot be surveyed (%s): %s", model.name, type(error).__name__, error)
-            self._tell("measuring implementations")
+            self._on_stage("measuring implementations")
             start = time.perf_counter()
             with measuring(allowed):
                 measure()

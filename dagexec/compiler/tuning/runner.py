@@ -19,7 +19,7 @@ from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.workspace import Workspace
 from dagexec.platform.arithmetic import operator_arithmetic
-from dagexec.platform.deadline import attempt
+from dagexec.platform.deadline import call_with_timeout
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.run.pool import WorkerPool
 
@@ -102,7 +102,7 @@ class Runner:
                 self._in_first = False
             return time.perf_counter() - start
 
-        return attempt(run, seconds + _GRACE, self._close)
+        return call_with_timeout(run, seconds + _GRACE, self._close)
 
     def run(self, inputs: Mapping[str, Array]) -> None:
         """Feed the inputs and run the net once."""

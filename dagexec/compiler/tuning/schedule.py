@@ -132,12 +132,12 @@ def candidates(situation: ScheduleProblem) -> list[Schedule]:
 
     Among those that are predicted to be as fast within 2%, the one whose threads wait for each other least.
     """
-    found = [one_after_another(situation)]
+    found = [sequential(situation)]
     if situation.workers in (None, 1):
-        found.append(on_one_thread(situation))
+        found.append(single_threaded(situation))
     if situation.workers != 1 and situation.graph.operators:
         for width in sorted(width for width in situation.times if width < situation.cores):
-            found += [side_by_side(situation, width), mixed(situation, width)]
+            found += [parallel(situation, width), mixed(situation, width)]
     distinct: dict[object, Schedule] = {}
     for schedule in found:
         distinct.setdefault((schedule.workers, schedule.threads, schedule.order), schedule)
@@ -151,7 +151,7 @@ def candidates(situation: ScheduleProblem) -> list[Schedule]:
     return sorted(seconds, key=rank)
 
 
-def one_after_another(situation: ScheduleProblem) -> Schedule:
+def sequential(situation: ScheduleProblem) -> Schedule:
     """Every operator with as many threads as make it fastest, on one worker; or kept in list order on several."""
     threads = tuple(_fastest(situation.times, index, situation.cores) for index in range(len(situation.graph)))
     workers = situation.workers or 1
@@ -161,24 +161,24 @@ def one_after_another(situation: ScheduleProblem) -> Schedule:
     return Schedule("one after another", situation.together, workers, threads, tuple(order))
 
 
-def on_one_thread(situation: ScheduleProblem) -> Schedule:
+def single_threaded(situation: ScheduleProblem) -> Schedule:
     """Nobody else is needed, and nobody has to be woken: what small nets can be fastest with."""
     threads = (1,) * len(situation.graph)
     return Schedule("on one thread", situation.alone, 1, threads)
 
 
-def side_by_side(situation: ScheduleProblem, width: int) -> Schedule:
+def parallel(situation: ScheduleProblem, width: int) -> Schedule:
     """As many workers as have `width` threads each; no operator has more."""
     threads = tuple(_fastest(situation.times, index, width) for index in range(len(situation.graph)))
     return Schedule("side by side", situation.together, situation.workers or situation.cores // width, threads)
 
 
 def mixed(situation: ScheduleProblem, width: int) -> Schedule:
-    """Each part of the net as `side_by_side` or in list order with all cores, whichever is predicted to be faster.
+    """Each part of the net as `parallel` or in list order with all cores, whichever is predicted to be faster.
 
-    That is `one_after_another` where no part gains from branches.
+    That is `sequential` where no part gains from branches.
     """
-    narrow, wide = side_by_side(situation, width), one_after_another(situation)
+    narrow, wide = parallel(situation, width), sequential(situation)
     threads = list(wide.threads)
     order: list[tuple[int, int]] = []
     gained = False

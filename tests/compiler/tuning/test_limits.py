@@ -23,7 +23,7 @@ from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, RunTimeoutError
 from dagexec.ops.onednn.binding import library
-from dagexec.platform.deadline import Deadline, held_to
+from dagexec.platform.deadline import Deadline, within_deadline
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.compiler.tuning.nets import CHAIN, FORK, model_of
 from tests.compiler.tuning.test_choosing import Invented
@@ -127,7 +127,7 @@ def test_a_net_is_not_prepared_to_its_end_when_the_time_is_over() -> None:
     workspace = Workspace()
     workspace.feed_blob("x", np.ones(4, np.float32))
     with SimpleNet(model.net, workspace) as net:
-        with held_to(Deadline(0.0)), pytest.raises(DeadlineExceededError):
+        with within_deadline(Deadline(0.0)), pytest.raises(DeadlineExceededError):
             net.prepared()
         net.run()
         assert workspace.fetch_blob("d").tolist() == [1.0] * 4

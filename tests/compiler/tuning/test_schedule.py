@@ -10,9 +10,9 @@ from dagexec.compiler.tuning.schedule import (
     candidates,
     for_throughput,
     mixed,
-    one_after_another,
     parts,
     predicted_seconds,
+    sequential,
 )
 from dagexec.core.graph import Graph, build_graph
 from dagexec.scheduler.plan.simulate import Machine
@@ -61,7 +61,7 @@ def test_a_net_with_both_changes_over_between_its_parts() -> None:
 
 def test_small_operators_of_a_chain_stay_on_one_thread() -> None:
     found = situation(graph_of(*CHAIN), [10 * MS, 2e-6, 4e-6, 10 * MS], [5 * MS, 4.7e-6, 3.5e-6, 9.9 * MS])
-    assert one_after_another(found).threads == (2, 1, 1, 1)
+    assert sequential(found).threads == (2, 1, 1, 1)
 
 
 def test_waking_a_worker_and_settling_chains_can_cost_more_than_branches_gain() -> None:

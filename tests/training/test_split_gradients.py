@@ -11,7 +11,7 @@ from dagexec.core.dtypes import INT32
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
-from dagexec.training.split_gradients import gradients_apart
+from dagexec.training.split_gradients import split_gradients
 from tests.ops.running import operator_def
 
 SHAPES: dict[str, tuple[int, ...]] = {"x": (2, 3, 6, 6), "w": (4, 3, 3, 3), "dy": (2, 4, 4, 4)}
@@ -54,7 +54,7 @@ def test_two_operators_give_the_bytes_of_one(
 ) -> None:
     net, workspace = _net(op_type, outputs, **arguments)
     net.op[0].engine = engine
-    apart = gradients_apart(net)
+    apart = split_gradients(net)
     assert [list(one.output) for one in apart.op] == [["dx"], [name for name in outputs if name != "dx"]]
     assert all(one.type == op_type and one.engine == engine for one in apart.op)
     expected = _computed(net, workspace, outputs)
@@ -74,7 +74,7 @@ def test_two_operators_give_the_bytes_of_one(
 )
 def test_others_stay_as_they_are(op_type: str, outputs: list[str], arguments: dict[str, ArgumentValue]) -> None:
     net = NetDef(name="one", op=[operator_def(op_type, ["x", "w", "dy"], outputs, **arguments)])
-    assert gradients_apart(net) == net
+    assert split_gradients(net) == net
 
 
 def test_the_layer_before_waits_for_no_gradient_of_weights() -> None:
@@ -90,7 +90,7 @@ def test_the_layer_before_waits_for_no_gradient_of_weights() -> None:
     helper.create(workspace)
     workspace.feed_blob("data", np.zeros((2, 3, 8, 8), np.float32))
     workspace.feed_blob("label", np.zeros(2, np.int32))
-    graph = SimpleNet(gradients_apart(helper.net), workspace).graph
+    graph = SimpleNet(split_gradients(helper.net), workspace).graph
     place = {name: index for index, one in enumerate(graph.operators) for name in one.output}
     needed, todo = set(), [place["first_w_grad"]]
     while todo:
