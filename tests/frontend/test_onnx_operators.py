@@ -149,6 +149,7 @@ CASES = [
     Case("Gelu", 20),
     Case("Gelu", 20, (IMAGE,), {"approximate": "tanh"}),
     Case("Mish", 18),
+    Case("Celu", 12, (IMAGE,), {"alpha": 0.5}),
     Case("CastLike", 15, (IMAGE, np.zeros(1, np.int64))),
     Case("PRelu", 9, (IMAGE, Const(SLOPES.array.reshape(3, 1, 1)))),
     Case("PRelu", 9, (IMAGE, floats(0.25))),
