@@ -210,25 +210,32 @@ def test_gradients_of_large_tensors_are_those_of_their_parts(op_type: str, argum
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("op_type", FLOAT)
-def test_cuda_computes_the_formula_and_its_slopes(op_type: str) -> None:
+@pytest.mark.parametrize(("op_type", "arguments"), cases(FLOAT))
+def test_cuda_computes_the_formula_and_its_slopes(op_type: str, arguments: Values) -> None:
     assert registered_engines(op_type, "cuda")
+    check_values_on_cuda(op_type, arguments)
+    if op_type in DIFFERENTIABLE:
+        check_slopes_on_cuda(op_type, arguments)
+
+
+def check_values_on_cuda(op_type: str, arguments: Values) -> None:
     arrays = inputs(op_type, 2000, np.float32)
     named = {f"x{index}": array for index, array in enumerate(arrays)}
     with cuda_devices():
-        [y] = on_device(CUDA, operator_def(op_type, list(named), ["y"]), named)
-    assert_rounds_to(y, expected(op_type, {}, arrays), f"{op_type} on {CUDA}", arrays)
-    if op_type not in DIFFERENTIABLE:
-        return
-    arrays = smooth_inputs(op_type, {}, 200, np.float32)
+        [y] = on_device(CUDA, operator_def(op_type, list(named), ["y"], **arguments), named)
+    assert_rounds_to(y, expected(op_type, arguments, arrays), f"{op_type} on {CUDA}", arrays)
+
+
+def check_slopes_on_cuda(op_type: str, arguments: Values) -> None:
+    arrays = smooth_inputs(op_type, arguments, 200, np.float32)
     named = {f"x{index}": array for index, array in enumerate(arrays)}
-    made = gradient(operator_def(op_type, list(named), ["y"]), ["dy"])
-    blobs = {**named, "dy": upstream(arrays), "y": run_operator(op_type, list(arrays))[0]}
+    made = gradient(operator_def(op_type, list(named), ["y"], **arguments), ["dy"])
+    blobs = {**named, "dy": upstream(arrays), "y": run_operator(op_type, list(arrays), **arguments)[0]}
     for definition in made.operators:
         with cuda_devices():
             found = on_device(CUDA, definition, {name: blobs[name] for name in definition.input})
         blobs |= dict(zip(definition.output, found, strict=True))
     for position, name in enumerate(made.inputs):
-        slope = slopes(op_type, {}, [x.astype(np.float64) for x in arrays], position, 1e-6)[2]
+        slope = slopes(op_type, arguments, [x.astype(np.float64) for x in arrays], position, 1e-6)[2]
         wanted = (blobs["dy"] * slope).astype(np.float32)
         assert_rounds_to(blobs[str(name)], wanted, f"gradient {position} of {op_type} on {CUDA}", list(blobs.values()))
