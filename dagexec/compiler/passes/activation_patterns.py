@@ -2,8 +2,8 @@
 
 Exporters write x * sigmoid(x), or x / 2 * (1 + erf(x / sqrt(2))), in many ways. Instead of a list of them, the
 operators between a product and one blob that all of it depends on are taken as a function of that blob, which is
-computed for some 2,000 numbers and compared with the activations. What the functions are made of has no step or kink
-that these numbers would miss: limits of clips must lie among them.
+computed for some 2,000 numbers, by the formulas of the operators' schemas, and compared with the activations. What the
+functions are made of has no step or kink that these numbers would miss: limits of clips must lie among them.
 
 Swish: Ramachandran et al. 2017, arXiv:1710.05941. HardSwish: Howard et al. 2019, arXiv:1905.02244. Mish: Misra 2019,
 arXiv:1908.08681. Gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -11,8 +11,8 @@ arXiv:1908.08681. Gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,11 @@ from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.ops.activation.post_ops import as_post_ops
 
 Samples = npt.NDArray[np.float64]
-Function = Callable[[Arguments, Samples], Samples]
+Function = Callable[..., Samples]
 
 _FAR = 1e4
 _DENSE = np.linspace(-12.0, 12.0, 1537)
@@ -35,69 +37,52 @@ _SPARSE = np.geomspace(12.0, _FAR, 200)
 SAMPLES: Samples = np.concatenate([-_SPARSE[::-1], _DENSE, _SPARSE])
 _TOLERANCE = 2e-6  # of constants that a model holds in float32
 _MAX_OPERATORS = 10
+_NO_LIMIT = float(np.finfo(np.float32).max)
+_IN_NO_PATTERN_ALONE = ("relu", "sqrt", "abs", "square", "pow")
+"""Post-ops of which, with arithmetic, no activation is made."""
 
-
-def _sigmoid(x: Samples) -> Samples:
-    return np.exp(-np.logaddexp(0.0, -x))
-
-
-def _erf(x: Samples) -> Samples:
-    return np.array([math.erf(value) for value in x])
-
-
-_ACTIVATIONS: tuple[tuple[str, str, Mapping[str, ArgumentValue], Samples], ...] = (
-    ("Swish", "Swish", {}, SAMPLES * _sigmoid(SAMPLES)),
-    ("HardSwish", "HardSwish", {}, SAMPLES * np.clip(SAMPLES / 6 + 0.5, 0, 1)),
-    ("Mish", "FusedElementwise", {"post_ops": ["mish"]}, SAMPLES * np.tanh(np.logaddexp(0.0, SAMPLES))),
-    ("Gelu", "Gelu", {}, 0.5 * SAMPLES * (1 + _erf(SAMPLES * math.sqrt(0.5)))),
-    (
-        "Gelu by tanh",
-        "Gelu",
-        {"fast_gelu": 1},
-        0.5 * SAMPLES * (1 + np.tanh(math.sqrt(2 / math.pi) * (SAMPLES + 0.044715 * SAMPLES**3))),
-    ),
+_ACTIVATIONS: tuple[tuple[str, str, Mapping[str, ArgumentValue]], ...] = (
+    ("Swish", "Swish", {}),
+    ("HardSwish", "HardSwish", {}),
+    ("Mish", "Mish", {}),
+    ("Gelu", "Gelu", {}),
+    ("Gelu by tanh", "Gelu", {"fast_gelu": 1}),
 )
+"""What is recognized: its name, and the operator that it becomes."""
 
 
-def _clip(arguments: Arguments, x: Samples) -> Samples:
-    limits = arguments.float("min", -math.inf), arguments.float("max", math.inf)
-    if any(math.isfinite(limit) and abs(limit) > _FAR / 2 for limit in limits):
-        return np.full_like(x, np.nan)
-    return np.clip(x, *limits)
+@cache
+def _activations() -> tuple[Samples, ...]:
+    """Each activation at SAMPLES."""
+    functions = (_function(op(op_type, arg=arguments)) for _, op_type, arguments in _ACTIVATIONS)
+    return tuple(function(SAMPLES) for function in functions if function is not None)
 
 
-_UNARY: Mapping[str, Function] = {
-    "Sigmoid": lambda arguments, x: _sigmoid(x),
-    "HardSigmoid": lambda arguments, x: np.clip(
-        arguments.float("alpha", 0.2) * x + arguments.float("beta", 0.5), 0.0, 1.0
-    ),
-    "Tanh": lambda arguments, x: np.tanh(x),
-    "Softplus": lambda arguments, x: np.logaddexp(0.0, x),
-    "Erf": lambda arguments, x: _erf(x),
-    "Exp": lambda arguments, x: np.exp(x),
-    "Log": lambda arguments, x: np.log(x),
-    "Negative": lambda arguments, x: -x,
-    "Reciprocal": lambda arguments, x: 1 / x,
-    "Sqr": lambda arguments, x: x * x,
-    "Cube": lambda arguments, x: x**3,
-    "Relu": lambda arguments, x: np.maximum(x, 0.0),
-    "ReluN": lambda arguments, x: np.clip(x, 0.0, arguments.float("n", 6.0)),
-    "Clip": _clip,
-}
-_BINARY: Mapping[str, Callable[[Samples, Samples], Samples]] = {
-    "Add": np.add,
-    "Sum": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Pow": np.power,
-}
+def _is_known(definition: OperatorDef) -> bool:
+    """True for an operator that computes each element by a formula without steps."""
+    return as_post_ops(definition) is not None or definition.type == "Erf" or definition.type == "Pow"
+
+
+def _function(definition: OperatorDef) -> Function | None:
+    """What a known operator computes of each element; None where a kink may be beyond the samples."""
+    clips = [post_op for post_op in as_post_ops(definition) or () if post_op.kind == "clip"]
+    if any(_FAR / 2 < abs(limit) < _NO_LIMIT for clip in clips for limit in (clip.a, clip.b)):
+        return None
+    return schema_of(definition.type).function(Arguments(definition, definition.type))
+
+
+def _may_be_part(definition: OperatorDef) -> bool:
+    """True for a function of one element that makes it worth while to look for patterns."""
+    if len(definition.input) > 1:
+        return False
+    post_ops = as_post_ops(definition) or ()
+    return definition.type == "Erf" or any(post_op.kind not in _IN_NO_PATTERN_ALONE for post_op in post_ops)
 
 
 def apply(model: Model) -> Rewritten:
     """Look behind each product and quotient, the last ones first, as they have the largest part of a pattern."""
     draft = Draft(model)
-    if not any(definition.type in _UNARY and definition.type != "Relu" for definition in model.net.op):
+    if not any(map(_may_be_part, model.net.op)):
         return draft.finish()
     types = infer_types(model)
     for number in reversed(draft.numbers()):
@@ -116,7 +101,7 @@ def _rewrite(draft: Draft, root: int, types: Types) -> None:
         values = expression.values()
         if values is None or not expression.is_private():
             continue
-        for name, op_type, arguments, expected in _ACTIVATIONS:
+        for (name, op_type, arguments), expected in zip(_ACTIVATIONS, _activations(), strict=True):
             if np.allclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
                 count = len(expression.operators)
                 draft.changed(f"{count} operators up to {draft.label(root)} are {name}")
@@ -139,10 +124,6 @@ def _candidates(draft: Draft, root: int) -> list[str]:
     return sorted(found, key=lambda name: -found[name])
 
 
-def _is_known(definition: OperatorDef) -> bool:
-    return definition.type in _UNARY or definition.type in _BINARY
-
-
 class _Expression:
     """The operators from blob `source` to the result of operator `root`, as a function of one number."""
 
@@ -154,8 +135,29 @@ class _Expression:
 
     def values(self) -> Samples | None:
         """The function at SAMPLES; None when something else than `source` and constants goes into it."""
+        if not self._is_closed():
+            return None
         with np.errstate(all="ignore"):
             return self._result(self._root)
+
+    def _is_closed(self) -> bool:
+        """True when it is made of `source`, constants and not too many known operators, which are then noted."""
+        waiting = [self._root]
+        while waiting:
+            number = waiting.pop()
+            definition = self._draft[number]
+            if not _is_known(definition) or len(definition.output) != 1 or len(self.operators) > _MAX_OPERATORS:
+                return False
+            self.operators.add(number)
+            for name in definition.input:
+                if name in self._known or self._draft.constant(name) is not None:
+                    continue
+                writer = self._draft.producer(name)
+                if writer is None:
+                    return False
+                if writer not in self.operators:
+                    waiting.append(writer)
+        return True
 
     def is_private(self) -> bool:
         """True when nobody else reads what is between source and result."""
@@ -166,36 +168,30 @@ class _Expression:
 
     def _result(self, number: int) -> Samples | None:
         definition = self._draft[number]
-        if not _is_known(definition) or len(definition.output) != 1 or len(self.operators) > _MAX_OPERATORS:
+        function = _function(definition)
+        if function is None:
             return None
-        self.operators.add(number)
         operands = []
         for name in definition.input:
             value = self._value(name)
             if value is None:
                 return None
             operands.append(value)
-        arguments = self._draft.arguments(number)
         if definition.type == "Pow" and len(operands) == 1:
-            operands.append(np.full_like(SAMPLES, arguments.float("exponent", 1.0)))
-        if definition.type in _UNARY and len(operands) == 1:
-            return _UNARY[definition.type](arguments, operands[0])
-        if definition.type in _BINARY and len(operands) == 2:
-            return _BINARY[definition.type](*operands)
-        return None
+            operands.append(np.full_like(SAMPLES, self._draft.arguments(number).float("exponent", 1.0)))
+        return function(*operands)
 
     def _value(self, name: str) -> Samples | None:
         if name not in self._known:
-            array = self._draft.constant(name)
-            writer = self._draft.producer(name)
-            if array is not None:
-                if array.size != 1 or array.dtype.kind != "f":
-                    return None
-                self._known[name] = np.full_like(SAMPLES, float(array.reshape(-1)[0]))
-            elif writer is None or (value := self._result(writer)) is None:
+            array, writer = self._draft.constant(name), self._draft.producer(name)
+            value = None
+            if array is None and writer is not None:
+                value = self._result(writer)
+            elif array is not None and array.size == 1 and array.dtype.kind == "f":
+                value = np.full_like(SAMPLES, float(array.reshape(-1)[0]))
+            if value is None:
                 return None
-            else:
-                self._known[name] = value
+            self._known[name] = value
         return self._known[name]
 
 
