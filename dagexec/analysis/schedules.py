@@ -17,7 +17,7 @@ from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, DeviceError
 from dagexec.options import CompileOptions
 from dagexec.platform.threads import threads
-from dagexec.scheduler.exploration import Schedule, explore
+from dagexec.scheduler.exploration import ExploredSchedule, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.shrink import shrink
 from dagexec.scheduler.exploration.strategies import ReplayStrategy, Strategy
@@ -76,7 +76,9 @@ class ModelScenario:
             _compare(self.model.name, number, results[number], expected)
 
 
-def shrink_model(scenario: ModelScenario, failed: Schedule[None], seeds: Iterable[int], limit: int = 200) -> NetDef:
+def shrink_model(
+    scenario: ModelScenario, failed: ExploredSchedule[None], seeds: Iterable[int], limit: int = 200
+) -> NetDef:
     """A smaller net that, under some of `seeds` or the failing decisions, fails with the same kind of error.
 
     At most `limit` nets are tried.

@@ -34,7 +34,7 @@ _CLOSINGS: tuple[Closing, ...] = ("close", "close and drain", "drain", "drain wi
 
 
 @dataclass(frozen=True)
-class Request:
+class CaseRequest:
     """One run that a caller asks for.
 
     Attributes:
@@ -61,11 +61,11 @@ class Caller:
     """A group of callers that start together: each row of requests is made by one thread, or one task, in order."""
 
     backend: Backend
-    rows: tuple[tuple[Request, ...], ...]
+    rows: tuple[tuple[CaseRequest, ...], ...]
 
 
 @dataclass(frozen=True)
-class SimSettings:
+class CaseSimSettings:
     """How the simulated devices work during the case.
 
     Attributes:
@@ -125,7 +125,7 @@ class Case:
     warm: bool
     closing: Closing | None
     callers: tuple[Caller, ...]
-    sim: SimSettings | None
+    sim: CaseSimSettings | None
     compiling: Compiling
     least_bytes_moved: int
 
@@ -146,7 +146,7 @@ class Case:
             words += ["--net-type", self.fixed_net_type]
         return shlex.join(words)
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[CaseRequest]:
         """All requests, of all callers."""
         return [request for caller in self.callers for row in caller.rows for request in row]
 
@@ -243,7 +243,7 @@ def _callers(source: random.Random, failing: int, executors: int) -> tuple[Calle
     return tuple(groups)
 
 
-def _request(source: random.Random, backend: Backend, failing: int, executors: int, trouble: float) -> Request:
+def _request(source: random.Random, backend: Backend, failing: int, executors: int, trouble: float) -> CaseRequest:
     failures: tuple[tuple[int, Failure], ...] = ()
     if failing and source.random() < trouble:
         chosen = source.sample(range(failing), min(failing, source.choice((1, 1, 2, 3))))
@@ -254,7 +254,7 @@ def _request(source: random.Random, backend: Backend, failing: int, executors: i
     mistake: Mistake | None = None
     if source.random() < trouble / 4:
         mistake = source.choice(("missing input", "unknown input", "wrong type", "unknown output"))
-    return Request(
+    return CaseRequest(
         executor=source.randrange(executors),
         feed=source.randrange(FEEDS),
         failures=failures,
@@ -265,13 +265,13 @@ def _request(source: random.Random, backend: Backend, failing: int, executors: i
     )
 
 
-def _sim_settings(source: random.Random) -> SimSettings:
+def _sim_settings(source: random.Random) -> CaseSimSettings:
     kinds: Sequence[DeviceFault] = ("launch", "kernel", "copy", "event", "allocation", "hang")
     faults: list[tuple[DeviceFault, int]] = []
     if source.random() < 0.35:
         for _ in range(source.choice((1, 1, 2, 4))):
             faults.append((source.choice(kinds), source.randrange(source.choice((10, 100, 400)))))
-    return SimSettings(
+    return CaseSimSettings(
         driver=source.choice(("threads", "seeded")),
         seed=source.randrange(1 << 30),
         launch_seconds=source.choice((0.0, 5e-6)),

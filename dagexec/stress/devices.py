@@ -15,7 +15,7 @@ from dagexec.core.runtime import DeviceRuntime, runtime_of
 from dagexec.devices.cuda.runtime import CudaRuntime
 from dagexec.devices.sim import Fault, sim_runtime, simulated
 from dagexec.platform.threads import new_gate, threads
-from dagexec.stress.case import DeviceFault, SimSettings
+from dagexec.stress.case import CaseSimSettings, DeviceFault
 from dagexec.stress.nets import LIBRARY_STATES
 
 
@@ -110,7 +110,7 @@ class PreparedDevices:
 
 
 @contextmanager
-def prepared_devices(devices: Sequence[str], settings: SimSettings | None) -> Iterator[PreparedDevices]:
+def prepared_devices(devices: Sequence[str], settings: CaseSimSettings | None) -> Iterator[PreparedDevices]:
     """Within it, simulated devices work as `settings` say, with no faults at first."""
     if settings is None:
         yield PreparedDevices()

@@ -45,7 +45,7 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.serving.executor import Executor
-from dagexec.stress.case import FEEDS, Backend, Caller, Case, Closing, Request
+from dagexec.stress.case import FEEDS, Backend, Caller, Case, CaseRequest, Closing
 from dagexec.stress.devices import HeldResources, PreparedDevices, leaked, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices
 from dagexec.stress.operators import FAILING_OPERATOR
@@ -256,7 +256,7 @@ class _CaseRun:
         except BaseException:
             self.problems.append(f"{name} ended with an exception:\n{traceback.format_exc()}")
 
-    def _call_in_order(self, row: tuple[Request, ...], executors: list[Executor]) -> None:
+    def _call_in_order(self, row: tuple[CaseRequest, ...], executors: list[Executor]) -> None:
         for request in row:
             try:
                 result = executors[request.executor].run(**self._arguments(request))  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ class _CaseRun:
                 self._judge(request, result)
 
     def _call_in_tasks(self, group: Caller, backend: Backend, executors: list[Executor]) -> None:
-        async def call_in_order(row: tuple[Request, ...]) -> None:
+        async def call_in_order(row: tuple[CaseRequest, ...]) -> None:
             for request in row:
                 with anyio.move_on_after(request.patience if request.ending == "cancel" else None):
                     try:
@@ -287,7 +287,7 @@ class _CaseRun:
 
         anyio.run(main, backend=backend)
 
-    def _arguments(self, request: Request) -> dict[str, object]:
+    def _arguments(self, request: CaseRequest) -> dict[str, object]:
         feeds: dict[str, Array] = self._net.feeds(request.feed, dict(request.failures))
         outputs = list(self._asked(request)) if self._keep else None
         needed = sorted(self._model.needed_inputs())
@@ -320,7 +320,7 @@ class _CaseRun:
         sim = self._case.sim
         return sim is not None and any(kind == "hang" for kind, _ in sim.faults)
 
-    def _judge(self, request: Request, result: Outputs) -> None:
+    def _judge(self, request: CaseRequest, result: Outputs) -> None:
         self._outcomes.append("right")
         self._expect(request.mistake is None, f"accepted: {request}")
         rewritten = self._case.compiling == "rewritten"  # what nobody reads is not run then
@@ -334,11 +334,11 @@ class _CaseRun:
             self._outcomes[-1] = "wrong"
             self.problems.append(f"wrong result, {problem}: {request}")
 
-    def _asked(self, request: Request) -> tuple[str, ...]:
+    def _asked(self, request: CaseRequest) -> tuple[str, ...]:
         """The results that a request asks for."""
         return self._model.outputs if request.feed == 0 else self._net.outputs
 
-    def _judge_error(self, request: Request, error: BaseException) -> None:
+    def _judge_error(self, request: CaseRequest, error: BaseException) -> None:
         self._outcomes.append(type(error).__name__)
         self._secondary += bool(getattr(error, "__notes__", ()))
         text = f"{request}\n{''.join(_lines(error))}"
@@ -361,7 +361,7 @@ class _CaseRun:
     def _check_alive(self, executors: list[Executor]) -> None:
         """All replicas serve clean runs, at the same time, and no request is left in an executor."""
         for number, executor in enumerate(executors):
-            clean = [Request(number, feed) for feed in range(FEEDS)]
+            clean = [CaseRequest(number, feed) for feed in range(FEEDS)]
             for request in clean:
                 self._serve_clean(executor, request)
             group = Caller("asyncio", (tuple(clean),) * self._case.replicas)  # no more at once than are served
@@ -371,7 +371,7 @@ class _CaseRun:
             expected = (self._case.replicas, 0, 0)
             self._expect(found == expected, f"replicas, running, queued: {found}, expected {expected}")
 
-    def _serve_clean(self, executor: Executor, request: Request) -> None:
+    def _serve_clean(self, executor: Executor, request: CaseRequest) -> None:
         try:
             asked = self._asked(request)
             self._judge(request, executor.run(self._net.feeds(request.feed), outputs=asked, trace=self._detector))

@@ -37,7 +37,7 @@ class Evaluation:
         self._net_type, self._workers = net_type, num_workers
         self._workspace = Workspace(parameters)
 
-    def measure(self, batch: Mapping[str, Array]) -> dict[str, float]:
+    def evaluate(self, batch: Mapping[str, Array]) -> dict[str, float]:
         """The metrics of a batch of any size. Raises FeedError for other inputs than the model declares."""
         check_batch(self._inputs, batch, complete=False)
         for name, array in batch.items():

@@ -107,10 +107,10 @@ class ParallelSteps:
             found[name] = float(np.mean([np.asarray(value).reshape(()) for value in values], dtype=np.float64))
         return found
 
-    def measure(self, batch: Mapping[str, Array]) -> dict[str, float]:
+    def evaluate(self, batch: Mapping[str, Array]) -> dict[str, float]:
         """The metrics of a batch in test mode, on the host."""
         self.collect()
-        return self._evaluation.measure(batch)
+        return self._evaluation.evaluate(batch)
 
     def close(self) -> None:
         """Close the nets and end the threads."""

@@ -108,9 +108,9 @@ class LocalSteps:
             all_reduce(self._world, values)
         return dict(zip(self._metrics, values.tolist(), strict=True))
 
-    def measure(self, batch: Mapping[str, Array]) -> dict[str, float]:
+    def evaluate(self, batch: Mapping[str, Array]) -> dict[str, float]:
         """The metrics of a batch in test mode; every rank computes all of it."""
-        return self._evaluation.measure(batch)
+        return self._evaluation.evaluate(batch)
 
     def close(self) -> None:
         """Close the nets."""

@@ -212,7 +212,7 @@ class Trainer:
         for first in range(0, count, size):
             batch = {name: array[first : first + size] for name, array in self.task.test.items()}
             samples = min(size, count - first)
-            for name, value in self.steps.measure(batch).items():
+            for name, value in self.steps.evaluate(batch).items():
                 sums[name] = sums.get(name, 0.0) + value * samples
         return {name: total / count for name, total in sums.items()}
 

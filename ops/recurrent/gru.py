@@ -17,9 +17,9 @@ from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
-    LayerKind,
     Padding,
     Recurrence,
+    RecurrentKind,
     Weights,
     WorkArrays,
     infer_layer,
@@ -27,7 +27,7 @@ from dagexec.ops.recurrent.layer import (
     read_recurrence,
 )
 
-GRU_KIND = LayerKind("GRU", gates=3, sigmoids=2, states=("h",), saved=(("gates", 3), ("reset", 0)))
+GRU_KIND = RecurrentKind("GRU", gates=3, sigmoids=2, states=("h",), saved=(("gates", 3), ("reset", 0)))
 GRU_ARGS = LAYER_ARGS | {
     "linear_before_reset": "1: the reset gate multiplies what R makes of H; else H itself (default 0)"
 }

@@ -31,7 +31,7 @@ LAYER_ARGS = {
 
 
 @dataclass(frozen=True)
-class LayerKind:
+class RecurrentKind:
     """What sets one kind of layer apart.
 
     Attributes:
@@ -79,7 +79,7 @@ class Recurrence:
         inputs: how many inputs there are.
     """
 
-    kind: LayerKind
+    kind: RecurrentKind
     steps: int
     batch: int
     features: int
@@ -107,7 +107,7 @@ class Recurrence:
         return order[::-1] if self.reversed[direction] else order
 
 
-def read_recurrence(call: OperatorCall, kind: LayerKind, behind: int = 0) -> Recurrence:
+def read_recurrence(call: OperatorCall, kind: RecurrentKind, behind: int = 0) -> Recurrence:
     """The sizes that arguments and inputs agree on; `behind` inputs follow those of the layer.
 
     Raises ArgumentError or ShapeError.
@@ -166,7 +166,7 @@ def require_floats(call: OperatorCall, sizes: Recurrence) -> TypeMeta:
     return call.require_same_type(*(index for index in range(sizes.inputs) if index != sizes.lengths))
 
 
-def infer_layer(call: OperatorCall, kind: LayerKind) -> list[TensorType]:
+def infer_layer(call: OperatorCall, kind: RecurrentKind) -> list[TensorType]:
     """Y of all steps, the last states, and what the gradient reads."""
     sizes = read_recurrence(call, kind)
     meta = require_floats(call, sizes)
@@ -191,7 +191,7 @@ def saved_types(sizes: Recurrence, meta: TypeMeta) -> list[TensorType]:
     ]
 
 
-def layer_cost(call: OperatorCall, outputs: Sequence[TensorType], kind: LayerKind) -> Cost:
+def layer_cost(call: OperatorCall, outputs: Sequence[TensorType], kind: RecurrentKind) -> Cost:
     """Cost of the products for X and the state, and of the gates."""
     sizes = read_recurrence(call, kind)
     flops = 2 * outputs[0].elements * kind.gates * (sizes.features + sizes.hidden) + 30 * outputs[0].elements

@@ -19,9 +19,9 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, convert
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
-    LayerKind,
     Padding,
     Recurrence,
+    RecurrentKind,
     WorkArrays,
     read_recurrence,
     require_floats,
@@ -34,7 +34,7 @@ GRADIENT_ARGS = LAYER_ARGS | {
 }
 
 
-def layer_gradient(request: GradientRequest, kind: LayerKind) -> GradientOperators:
+def layer_gradient(request: GradientRequest, kind: RecurrentKind) -> GradientOperators:
     """The maker of both layers: their gradient, behind the layer once more where it saved nothing for it.
 
     Raises GradientError for a gradient of what is only saved.
@@ -86,7 +86,7 @@ class GradientInputs:
         return range(self.sizes.inputs if self.sizes.state is None else self.sizes.state, self.sizes.inputs)
 
 
-def read_gradient(call: OperatorCall, kind: LayerKind) -> GradientInputs:
+def read_gradient(call: OperatorCall, kind: RecurrentKind) -> GradientInputs:
     """Where the inputs and outputs of a gradient operator are. Raises ArgumentError or ShapeError."""
     given = call.arguments.ints("given", [0])
     if given != sorted(set(given) & set(range(kind.results))):
@@ -110,7 +110,7 @@ def read_gradient(call: OperatorCall, kind: LayerKind) -> GradientInputs:
     )
 
 
-def infer_gradient(call: OperatorCall, kind: LayerKind) -> list[TensorType]:
+def infer_gradient(call: OperatorCall, kind: RecurrentKind) -> list[TensorType]:
     """The types of the inputs whose gradients are wanted."""
     found = read_gradient(call, kind)
     sizes = found.sizes
@@ -126,7 +126,7 @@ def infer_gradient(call: OperatorCall, kind: LayerKind) -> list[TensorType]:
     return [call.inputs[index] for index in found.wanted]
 
 
-def gradient_cost(call: OperatorCall, outputs: Sequence[TensorType], kind: LayerKind) -> Cost:
+def gradient_cost(call: OperatorCall, outputs: Sequence[TensorType], kind: RecurrentKind) -> Cost:
     """Cost of the products back to the state, and of one for each wanted gradient of X, W and R."""
     found = read_gradient(call, kind)
     sizes = found.sizes
@@ -146,7 +146,7 @@ class BackwardArrays(WorkArrays):
         sums: the gradients of the sums of all steps: steps x batch x directions x gates of the state.
     """
 
-    def __init__(self, owner: Operator, kind: LayerKind) -> None:
+    def __init__(self, owner: Operator, kind: RecurrentKind) -> None:
         super().__init__(owner)
         self.inputs = read_gradient(owner.call(), kind)
         self.sizes = self.inputs.sizes

@@ -18,9 +18,9 @@ from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
-    LayerKind,
     Padding,
     Recurrence,
+    RecurrentKind,
     Weights,
     WorkArrays,
     infer_layer,
@@ -28,7 +28,7 @@ from dagexec.ops.recurrent.layer import (
     read_recurrence,
 )
 
-LSTM_KIND = LayerKind("LSTM", gates=4, sigmoids=3, states=("h", "c"), saved=(("gates", 4), ("cells", 0)))
+LSTM_KIND = RecurrentKind("LSTM", gates=4, sigmoids=3, states=("h", "c"), saved=(("gates", 4), ("cells", 0)))
 
 
 def infer_lstm(call: OperatorCall) -> list[TensorType]:

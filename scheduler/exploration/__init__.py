@@ -12,7 +12,7 @@ that of asyncio, and `shrink` makes a failing net smaller.
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.exploring import (
     Exploration,
-    Schedule,
+    ExploredSchedule,
     compact,
     expand,
     explore,
@@ -33,9 +33,9 @@ __all__ = [
     "ControlledThreads",
     "EarliestFirst",
     "Exploration",
+    "ExploredSchedule",
     "RandomStrategy",
     "ReplayStrategy",
-    "Schedule",
     "Strategy",
     "compact",
     "expand",

@@ -28,7 +28,7 @@ _COLLECT_EVERY = 200
 
 
 @dataclass(frozen=True)
-class Schedule(Generic[Result]):
+class ExploredSchedule(Generic[Result]):
     """What became of a scenario under one schedule.
 
     Attributes:
@@ -53,7 +53,7 @@ class Schedule(Generic[Result]):
     timeouts: bool
     seconds: float
 
-    def replay(self, scenario: Scenario[Result]) -> Schedule[Result]:
+    def replay(self, scenario: Scenario[Result]) -> ExploredSchedule[Result]:
         """`scenario` under the same decisions. Raises DagexecError when it comes to others."""
         again = explore(scenario, ReplayStrategy(self.decisions, self.choices, timeouts=self.timeouts))
         if (again.decisions, again.choices) != (self.decisions, self.choices):
@@ -89,7 +89,7 @@ class Exploration(Generic[Result]):
 
     tried: int
     exhausted: bool
-    failed: Schedule[Result] | None
+    failed: ExploredSchedule[Result] | None
     steps: int
     seconds: float
 
@@ -99,7 +99,7 @@ class Exploration(Generic[Result]):
             self.failed.raise_failure()
 
 
-def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> Schedule[Result]:
+def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> ExploredSchedule[Result]:
     """Run `scenario` once, in a world of its own; an integer stands for `RandomStrategy` of that seed.
 
     Raises DeadlockError (rather than return it) when a thread comes to no decision point for `PATIENCE` seconds of real
@@ -129,7 +129,7 @@ def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> Schedul
             gc.enable()
     failure = world.failure
     world.let_go()
-    return Schedule(
+    return ExploredSchedule(
         decisions=tuple(world.decisions),
         choices=tuple(world.choices),
         trace=tuple(world.trace),

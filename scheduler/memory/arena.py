@@ -123,7 +123,7 @@ class Arena:
         assert self._lifetimes is not None
         starts, room = np.zeros(0, np.int64), np.zeros(0, np.int64)
         if block == 0:
-            alive = self._lifetimes.alive_at(operator)[self._members]
+            alive = self._lifetimes.live_at(operator)[self._members]
             starts, room = self.offsets[alive], self.sizes[alive]
         given = self._given[: len(self.working)]
         mine = given[given[:, _BLOCK] == block]

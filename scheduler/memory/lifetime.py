@@ -114,17 +114,17 @@ class Lifetimes:
         """True when so many buffers are alive together that comparing them in pairs would take long."""
         return self._lives.are_crowded()
 
-    def rivals(self, buffer: int) -> Numbers:
+    def conflicting(self, buffer: int) -> Numbers:
         """The buffers that must not share bytes with `buffer`, in any order; itself is one of them."""
-        return self._lives.rivals(buffer)
+        return self._lives.conflicting(buffer)
 
-    def most_alive(self, sizes: Sequence[int]) -> int:
+    def peak_live(self, sizes: Sequence[int]) -> int:
         """The most of `sizes` that buffers alive at one time have, which no plan can be below; 0 if not known."""
-        return self._lives.most_alive(np.array(sizes, np.int64))
+        return self._lives.peak_live(np.array(sizes, np.int64))
 
-    def alive_at(self, operator: int) -> Flags:
+    def live_at(self, operator: int) -> Flags:
         """True for the buffers that may be in use while `operator` runs."""
-        return self._lives.alive_at(operator)
+        return self._lives.live_at(operator)
 
     def together(self, others: Numbers, operator: int) -> Flags:
         """True for those of `others` that are `operator`, or may run at the same time."""
@@ -156,14 +156,14 @@ class _Intervals:
         done = np.searchsorted(np.sort(self._ends), self._first, "left")
         return int((begun - done).sum()) > _MAX_PAIRS
 
-    def rivals(self, buffer: int) -> Numbers:
+    def conflicting(self, buffer: int) -> Numbers:
         low, high = self._near[buffer]
         near = np.arange(low, high)
         found = np.concatenate((self._long[: np.searchsorted(self._long, low)], near))
         chosen: Numbers = self._sorted[found[self._ends[found] >= self._first[buffer]]]
         return chosen
 
-    def most_alive(self, sizes: npt.NDArray[np.int64]) -> int:
+    def peak_live(self, sizes: npt.NDArray[np.int64]) -> int:
         ends = np.sort(self._ends)
         done = np.concatenate(([0], np.cumsum(sizes[np.argsort(self._last, kind="stable")])))
         begun = np.cumsum(sizes[self._sorted])
@@ -171,7 +171,7 @@ class _Intervals:
         alive = begun - done[np.searchsorted(ends, self._starts, "left")]
         return int(alive[last_of_equals].max(initial=0)) if len(sizes) else 0
 
-    def alive_at(self, operator: int) -> Flags:
+    def live_at(self, operator: int) -> Flags:
         return (self._first <= operator) & (self._last >= operator)
 
     def together(self, others: Numbers, operator: int) -> Flags:
@@ -200,16 +200,16 @@ class _Sets:
     def are_crowded(self) -> bool:
         return False
 
-    def rivals(self, buffer: int) -> Numbers:
+    def conflicting(self, buffer: int) -> Numbers:
         if self._conflicts is None:
             precedes = self.precedes()
             self._conflicts = ~(precedes | precedes.T)
         return np.flatnonzero(self._conflicts[buffer])
 
-    def most_alive(self, sizes: npt.NDArray[np.int64]) -> int:
+    def peak_live(self, sizes: npt.NDArray[np.int64]) -> int:
         return 0
 
-    def alive_at(self, operator: int) -> Flags:
+    def live_at(self, operator: int) -> Flags:
         return ~(_members(self._before, operator) | self._done_before(self._order[operator]))
 
     def together(self, others: Numbers, operator: int) -> Flags:

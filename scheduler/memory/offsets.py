@@ -23,7 +23,7 @@ _PROMOTIONS = 24  # orders tried after the fixed ones
 _MAX_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
 Integers = npt.NDArray[np.int64]
-Rivals = Callable[[int], Numbers]
+Conflicting = Callable[[int], Numbers]
 
 
 @dataclass(frozen=True)
@@ -39,36 +39,38 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def place(sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> BufferOffsets:
-    """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `rivals(a)` are those to keep apart from a.
+def place(sizes: Sequence[int], conflicting: Conflicting, bound: int = 0) -> BufferOffsets:
+    """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `conflicting(a)` lists those to keep apart.
 
     No more orders are tried once the extent is down to `bound`, which no placement can be below.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
     best: BufferOffsets | None = None
     best_order: list[int] = []
-    for order in _orders(room, rivals):
-        found = place_in_order(room, rivals, order)
+    for order in _orders(room, conflicting):
+        found = place_in_order(room, conflicting, order)
         if best is None or found.extent < best.extent:
             best, best_order = found, order
         if best.extent <= bound:
             return best
     assert best is not None
     if len(room) <= _MAX_PROMOTED:
-        best = _promoted(room, rivals, best, best_order, bound)
+        best = _promoted(room, conflicting, best, best_order, bound)
     return best
 
 
-def _orders(room: Integers, rivals: Rivals) -> Iterator[list[int]]:
-    """Largest first; largest with its rivals first; by list order. Equal ones in list order."""
-    crowd = np.array([room[rivals(buffer)].sum() for buffer in range(len(room))], np.int64)
+def _orders(room: Integers, conflicting: Conflicting) -> Iterator[list[int]]:
+    """Largest first; largest with its conflicting first; by list order. Equal ones in list order."""
+    crowd = np.array([room[conflicting(buffer)].sum() for buffer in range(len(room))], np.int64)
     listed = np.arange(len(room))
     yield np.lexsort((listed, -crowd, -room)).tolist()
     yield np.lexsort((listed, -room, -crowd)).tolist()
     yield listed.tolist()
 
 
-def _promoted(room: Integers, rivals: Rivals, best: BufferOffsets, order: list[int], bound: int) -> BufferOffsets:
+def _promoted(
+    room: Integers, conflicting: Conflicting, best: BufferOffsets, order: list[int], bound: int
+) -> BufferOffsets:
     """The best of `best` and of orders in which the buffer at the top of the one before comes first."""
     current, tried = best, order
     for _ in range(_PROMOTIONS):
@@ -76,19 +78,19 @@ def _promoted(room: Integers, rivals: Rivals, best: BufferOffsets, order: list[i
             break
         top = int(np.argmax(current.offsets + room))
         tried = [top, *(buffer for buffer in tried if buffer != top)]
-        current = place_in_order(room, rivals, tried)
+        current = place_in_order(room, conflicting, tried)
         if current.extent < best.extent:
             best = current
     return best
 
 
-def place_in_order(room: Integers, rivals: Rivals, order: Sequence[int]) -> BufferOffsets:
+def place_in_order(room: Integers, conflicting: Conflicting, order: Sequence[int]) -> BufferOffsets:
     """Place the buffers one by one in `order`, each in the smallest gap that takes it."""
     offsets = np.zeros(len(room), np.int64)
     placed = np.zeros(len(room), np.bool_)
     extent = 0
     for buffer in order:
-        others = rivals(buffer)
+        others = conflicting(buffer)
         others = others[placed[others]]
         size = int(room[buffer])
         offset = best_fit(offsets[others], room[others], size)

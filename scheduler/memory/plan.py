@@ -161,15 +161,15 @@ class MemoryPlan:
         lifetimes = self.lifetimes
         assert lifetimes is not None
         if len(members) == len(self.buffers):
-            return place(sizes, lifetimes.rivals, lifetimes.most_alive([aligned(size) for size in sizes]))
+            return place(sizes, lifetimes.conflicting, lifetimes.peak_live([aligned(size) for size in sizes]))
         place_of = np.full(len(self.buffers), -1, np.intp)
         place_of[members] = np.arange(len(members))
 
-        def rivals(member: int) -> Numbers:
-            found = place_of[lifetimes.rivals(members[member])]
+        def conflicting(member: int) -> Numbers:
+            found = place_of[lifetimes.conflicting(members[member])]
             return found[found >= 0]
 
-        return place(sizes, rivals)
+        return place(sizes, conflicting)
 
     def _needs(self) -> str:
         largest: list[Buffer] = sorted(self.buffers, key=lambda buffer: -buffer.nbytes)[:_MAX_NAMED]

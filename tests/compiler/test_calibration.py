@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.compiler.passes.calibration import Range, calibrate, fake_quantized, quantized_weights, run_each
+from dagexec.compiler.passes.calibration import ValueRange, calibrate, fake_quantized, quantized_weights, run_each
 from dagexec.errors import FeedError
 from tests.compiler.passes.models import feeds_for, model_of, normal, op, outputs_of
 
@@ -21,7 +21,7 @@ ends = st.floats(-1e6, 1e6, width=32)
 
 @given(ends, ends)
 def test_zero_is_exact_and_the_ends_are_within_half_a_step(one: float, other: float) -> None:
-    span = Range(min(one, other), max(one, other))
+    span = ValueRange(min(one, other), max(one, other))
     scale, zero = span.parameters()
     assert scale > 0
     assert fake_quantized(np.zeros(1, np.float32), span)[0] == 0
@@ -32,8 +32,8 @@ def test_zero_is_exact_and_the_ends_are_within_half_a_step(one: float, other: fl
 
 
 def test_a_range_of_nothing_but_zero_has_scale_one() -> None:
-    assert Range(0.0, 0.0).parameters() == (1.0, 0)
-    assert Range(0.0, 1e-45).parameters() == (1.0, 0)
+    assert ValueRange(0.0, 0.0).parameters() == (1.0, 0)
+    assert ValueRange(0.0, 1e-45).parameters() == (1.0, 0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,11 +55,11 @@ SAMPLES = [{"x": normal(2, 3)}, {"x": normal(5, 3) * 2}, {"x": normal(5, 3)}]
 def test_ranges_are_the_extremes_of_all_samples_and_zero() -> None:
     found = calibrate(MODEL, SAMPLES, {"x", "h", "y"})
     whole = np.concatenate([sample["x"] for sample in SAMPLES])
-    assert found["x"] == Range(float(whole.min()), float(whole.max()))
-    assert found["h"] == Range(0.0, float(whole.max()))
-    assert found["y"] == Range(-float(whole.max()), 0.0)
+    assert found["x"] == ValueRange(float(whole.min()), float(whole.max()))
+    assert found["h"] == ValueRange(0.0, float(whole.max()))
+    assert found["y"] == ValueRange(-float(whole.max()), 0.0)
     above = calibrate(MODEL, [{"x": np.full((1, 3), 2, np.float32)}], {"x"})
-    assert above["x"] == Range(0.0, 2.0)
+    assert above["x"] == ValueRange(0.0, 2.0)
 
 
 def test_an_outlier_is_left_out() -> None:
@@ -68,7 +68,7 @@ def test_an_outlier_is_left_out() -> None:
     model = model_of([op("Copy", ["x"], ["y"])], inputs={"x": (100, 1000)})
     wide = calibrate(model, [{"x": values}], {"y"})["y"]
     found = calibrate(model, [{"x": values}], {"y"}, "percentile")["y"]
-    assert wide == Range(-40.0, 300.0)
+    assert wide == ValueRange(-40.0, 300.0)
     assert 0.9 <= found.high < 1.5
     assert -1.5 < found.low <= -0.9
     lost = [np.square(fake_quantized(values, span) - values)[1:].mean() for span in (wide, found)]

@@ -112,11 +112,11 @@ def test_what_is_alive_while_an_operator_runs_is_all_that_is_not_surely_over_or_
         )
     )
     lifetimes = Lifetimes(users_of(graph), [False] * 4, graph_order(graph))
-    assert lifetimes.alive_at(2).tolist() == [False, True, True, True]
-    assert lifetimes.alive_at(0).tolist() == [True, False, False, True]
+    assert lifetimes.live_at(2).tolist() == [False, True, True, True]
+    assert lifetimes.live_at(0).tolist() == [True, False, False, True]
     assert lifetimes.together(np.array([3, 0, 2]), 2).tolist() == [True, False, True]
     in_turn = Lifetimes(users_of(graph), [False] * 4, list_order(4))
-    assert in_turn.alive_at(2).tolist() == [False, True, True, False]
+    assert in_turn.live_at(2).tolist() == [False, True, True, False]
     assert in_turn.together(np.array([3, 2]), 2).tolist() == [False, True]
 
 
@@ -131,7 +131,7 @@ def test_buffers_that_conflict_never_overlap_and_lie_on_cache_lines(seed: int, c
     kept = [rng.random() < 0.1 for _ in users]
     lifetimes = Lifetimes(users, kept, list_order(count) if in_turn else graph_order(graph))
     conflicts = lifetimes.conflicts()
-    placed = place(sizes, lifetimes.rivals, lifetimes.most_alive([-(-size // 64) * 64 for size in sizes]))
+    placed = place(sizes, lifetimes.conflicting, lifetimes.peak_live([-(-size // 64) * 64 for size in sizes]))
     offsets = placed.offsets.tolist()
     assert all(offset % ALIGNMENT == 0 for offset in offsets)
     assert placed.extent >= max(offset + size for offset, size in zip(offsets, sizes, strict=True))
@@ -175,7 +175,7 @@ def test_in_list_order_the_bound_is_the_most_bytes_in_use_at_one_time(seed: int,
         for time in range(count)
     )
     lifetimes = Lifetimes(users, [False] * count, list_order(count))
-    assert heaviest_antichain(weights, lifetimes.precedes) == lifetimes.most_alive(weights) == most
+    assert heaviest_antichain(weights, lifetimes.precedes) == lifetimes.peak_live(weights) == most
 
 
 @given(st.integers(0, 100_000), st.integers(1, 200), st.booleans())
@@ -188,13 +188,13 @@ def test_rivals_of_a_buffer_are_those_that_it_conflicts_with(seed: int, count: i
     lifetimes = Lifetimes(users, kept, list_order(count) if in_turn else graph_order(graph))
     conflicts = lifetimes.conflicts()
     for buffer in range(count):
-        assert sorted(lifetimes.rivals(buffer).tolist()) == np.flatnonzero(conflicts[buffer]).tolist()
+        assert sorted(lifetimes.conflicting(buffer).tolist()) == np.flatnonzero(conflicts[buffer]).tolist()
 
 
 def test_a_chain_needs_two_buffers_and_side_by_side_chains_two_each() -> None:
     chain = build_graph(NetDef(name="n", op=[operator_def("Relu", [f"b{i}"], [f"b{i + 1}"]) for i in range(10)]))
     lifetimes = Lifetimes(users_of(chain), [False] * 10, graph_order(chain))
-    assert place([64] * 10, lifetimes.rivals).extent == 128
+    assert place([64] * 10, lifetimes.conflicting).extent == 128
     branches = build_graph(
         NetDef(
             name="n",
@@ -202,9 +202,9 @@ def test_a_chain_needs_two_buffers_and_side_by_side_chains_two_each() -> None:
         )
     )
     wide = Lifetimes(users_of(branches), [False] * 15, graph_order(branches))
-    assert place([64] * 15, wide.rivals).extent == 3 * 128
+    assert place([64] * 15, wide.conflicting).extent == 3 * 128
     in_turn = Lifetimes(users_of(branches), [False] * 15, list_order(15))
-    assert place([64] * 15, in_turn.rivals).extent == 4 * 64
+    assert place([64] * 15, in_turn.conflicting).extent == 4 * 64
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_a_thousand_operators_are_placed_in_well_under_a_second_and_close_to_the
     sizes = [64 * rng.randint(1, 10_000) for _ in users]
     start = time.process_time()
     lifetimes = Lifetimes(users, [False] * 1000, graph_order(graph))
-    placed = place(sizes, lifetimes.rivals)
+    placed = place(sizes, lifetimes.conflicting)
     seconds = time.process_time() - start
     assert seconds < 1.0
     assert placed.extent <= 1.2 * heaviest_antichain(sizes, lifetimes.precedes)

@@ -12,7 +12,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.memory import arena, plan
-from dagexec.scheduler.memory.offsets import BufferOffsets, Rivals, place
+from dagexec.scheduler.memory.offsets import BufferOffsets, Conflicting, place
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def
@@ -24,12 +24,12 @@ class Misplacing:
 
     def __init__(self, pair: tuple[int, int] | None = None) -> None:
         self.pair = pair
-        self.rivals: Rivals | None = None
+        self.conflicting: Conflicting | None = None
 
-    def __call__(self, sizes: Sequence[int], rivals: Rivals, bound: int = 0) -> BufferOffsets:
+    def __call__(self, sizes: Sequence[int], conflicting: Conflicting, bound: int = 0) -> BufferOffsets:
         """What `place` finds, with that one mistake."""
-        self.rivals = rivals
-        found = place(sizes, rivals, bound)
+        self.conflicting = conflicting
+        found = place(sizes, conflicting, bound)
         if self.pair is None:
             return found
         offsets = found.offsets.copy()
@@ -62,8 +62,8 @@ def test_two_buffers_in_use_at_one_time_on_the_same_bytes_are_found(
         workspace.feed_blob("x", np.ones(100, np.float32))
         with make(kind, definition, workspace, 2, keep) as net:
             proof = check_net(net)
-            assert misplacing.rivals is not None
-            if pair[1] in misplacing.rivals(pair[0]):
+            assert misplacing.conflicting is not None
+            if pair[1] in misplacing.conflicting(pair[0]):
                 tried += 1
                 found += not proof.holds
     assert found == tried > 10

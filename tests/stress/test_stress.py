@@ -270,7 +270,7 @@ def test_a_planted_defect_is_found_and_the_printed_command_replays_it(
 def test_what_was_wrong_is_told_by_blob_and_request() -> None:
     with pytest.MonkeyPatch.context() as patch:
         spoil_results(patch)
-        with pytest.raises(CaseFailedError, match=r"wrong result, '\w+' differs in \d+ of \d+ elements: Request\("):
+        with pytest.raises(CaseFailedError, match=r"wrong result, '\w+' differs in \d+ of \d+ elements: CaseRequest\("):
             run_case(failing_never(make_case(0)))
 
 

@@ -1,8 +1,8 @@
 """Calibration: in which range each value of a model lies over sample inputs, and what 8 bits lose there.
 
-A range gives the scale and zero point of a value (`Range.parameters`): from its extremes (`min-max`), or, where few
-values lie far out and their exact size does not matter, without the outermost 0.01% (`percentile`). Weights have a
-scale for each output channel, symmetric about 0.
+A range gives the scale and zero point of a value (`ValueRange.parameters`): from its extremes (`min-max`), or, where
+few values lie far out and their exact size does not matter, without the outermost 0.01% (`percentile`). Weights have
+a scale for each output channel, symmetric about 0.
 
 The model is run operator by operator on the host, in list order; `dagexec.compiler.passes.low_precision` uses what is
 found here.
@@ -38,15 +38,15 @@ _PERCENTILE = 99.99
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """The least and the largest value that are represented; 0 lies between them."""
 
     low: float
     high: float
 
-    def union(self, other: Range) -> Range:
+    def union(self, other: ValueRange) -> ValueRange:
         """The range that holds both."""
-        return Range(min(self.low, other.low), max(self.high, other.high))
+        return ValueRange(min(self.low, other.low), max(self.high, other.high))
 
     def parameters(self) -> tuple[np.float32, np.uint8]:
         """Scale and zero point for uint8: 0 is exact, and the ends of the range are within half a step.
@@ -62,7 +62,7 @@ class Range:
 
 def calibrate(
     model: Model, feeds: Sequence[Feeds], names: Collection[str], method: Method = "min-max"
-) -> dict[str, Range]:
+) -> dict[str, ValueRange]:
     """The ranges of the float blobs `names` of `model` over `feeds`, each the inputs of one run.
 
     Parameters must be arrays already (no init net). Raises FeedError without feeds, for values that are not finite,
@@ -174,21 +174,21 @@ def _observe(model: Model, feeds: Sequence[Feeds], names: Collection[str], see: 
     run_each(model, feeds, visit)
 
 
-def _extremes(model: Model, feeds: Sequence[Feeds], names: Collection[str]) -> dict[str, Range]:
-    ranges: dict[str, Range] = {}
+def _extremes(model: Model, feeds: Sequence[Feeds], names: Collection[str]) -> dict[str, ValueRange]:
+    ranges: dict[str, ValueRange] = {}
 
     def see(name: str, array: Array) -> None:
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         if not (np.isfinite(low) and np.isfinite(high)):
             raise FeedError(f"model {model.name!r}: blob {name!r} is not finite in a run of the calibration")
-        found = Range(min(low, 0.0), max(high, 0.0))
+        found = ValueRange(min(low, 0.0), max(high, 0.0))
         ranges[name] = found.union(ranges[name]) if name in ranges else found
 
     _observe(model, feeds, names, see)
     return ranges
 
 
-def _histograms(model: Model, feeds: Sequence[Feeds], ranges: Mapping[str, Range]) -> dict[str, Array]:
+def _histograms(model: Model, feeds: Sequence[Feeds], ranges: Mapping[str, ValueRange]) -> dict[str, Array]:
     """For each blob, how many values lie in each of _BINS equal parts of its range."""
     counts = {name: np.zeros(_BINS, np.int64) for name in ranges}
 
@@ -202,7 +202,7 @@ def _histograms(model: Model, feeds: Sequence[Feeds], ranges: Mapping[str, Range
     return counts
 
 
-def _percentile_range(counts: Array, span: Range) -> Range:
+def _percentile_range(counts: Array, span: ValueRange) -> ValueRange:
     """The range without the outermost values: half of them at each end."""
     total = counts.sum()
     if not total:
@@ -212,7 +212,7 @@ def _percentile_range(counts: Array, span: Range) -> Range:
     below = int(np.searchsorted(np.cumsum(counts), outside, side="right"))
     above = int(np.searchsorted(np.cumsum(counts[::-1]), outside, side="right"))
     low, high = span.low + below * width, span.high - above * width
-    return Range(min(low, 0.0), max(high, 0.0)) if low < high else span
+    return ValueRange(min(low, 0.0), max(high, 0.0)) if low < high else span
 
 
 def quantized_weights(weights: Array) -> tuple[Array, npt.NDArray[np.float32]]:
@@ -224,7 +224,7 @@ def quantized_weights(weights: Array) -> tuple[Array, npt.NDArray[np.float32]]:
     return np.clip(np.rint(weights / spread), -127, 127).astype(np.int8), scales
 
 
-def fake_quantized(values: Array, span: Range) -> npt.NDArray[np.float32]:
+def fake_quantized(values: Array, span: ValueRange) -> npt.NDArray[np.float32]:
     """What is left of float values after they were uint8 of a range."""
     scale, zero = span.parameters()
     integers = np.clip(np.rint(values / scale) + np.float32(zero), 0, LEVELS)

@@ -17,7 +17,7 @@ import numpy as np
 from dagexec.compiler.passes.calibration import (
     Array,
     Method,
-    Range,
+    ValueRange,
     by_onednn,
     calibrate,
     fake_quantized,
@@ -103,7 +103,7 @@ Rounding = Callable[[OperatorDef, Sequence[Array]], Sequence[Array]]
 """The inputs of a layer as few bits leave them, in float32."""
 
 
-def in_8_bits(ranges: Mapping[str, Range]) -> Rounding:
+def in_8_bits(ranges: Mapping[str, ValueRange]) -> Rounding:
     """Inputs of those ranges as uint8, weights as int8, biases as they are."""
 
     def rounded(definition: OperatorDef, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -265,7 +265,7 @@ def _quantize_weights(draft: Draft, number: int) -> None:
     draft.replace(number, op(DEQUANTIZE, inputs, [rounded], axis=0), layer)
 
 
-def _quantize_values(draft: Draft, names: Sequence[str], ranges: Mapping[str, Range]) -> None:
+def _quantize_values(draft: Draft, names: Sequence[str], ranges: Mapping[str, ValueRange]) -> None:
     """Blobs through uint8 of one scale; whoever reads them reads what is left of them."""
     span = ranges[names[0]]
     for name in names[1:]:

@@ -92,8 +92,8 @@ def choose_schedule(
         return Choice(_throughput(graph, constraints))
     widths = _widths(constraints)
     if measures is None:
-        situation = _situation(graph, constraints, _estimated_times(graph, model, widths, inputs))
-        predicted = _considered(situation)
+        problem = _schedule_problem(graph, constraints, _estimated_times(graph, model, widths, inputs))
+        predicted = _candidate_times(problem)
         return Choice(predicted[0].schedule, tuple(predicted))
     if measures.quiet():
         choice = _by_measurement(model, graph, constraints, measures, seconds)
@@ -111,7 +111,9 @@ def _by_prediction(
     """
     logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
     (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
-    predicted = _considered(_situation(graph, constraints, _scaled_times(graph, alone, _widths(constraints))))
+    predicted = _candidate_times(
+        _schedule_problem(graph, constraints, _scaled_times(graph, alone, _widths(constraints)))
+    )
     narrow = min(predicted, key=lambda one: max(one.schedule.threads))
     tried = [narrow, predicted[0]] if narrow is not predicted[0] else [narrow]
     trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]
@@ -127,7 +129,7 @@ def _by_measurement(
     times = _measured_times(model, _widths(constraints), measures, seconds * 0.3)
     slowdown = measures.slowdown(model, constraints.cores, seconds * 0.1) if constraints.cores > 1 else 1.0
     costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
-    predicted = _considered(_situation(graph, constraints, times, costs, slowdown))
+    predicted = _candidate_times(_schedule_problem(graph, constraints, times, costs, slowdown))
     return _fastest(model, constraints, predicted, measures, seconds * 0.6)
 
 
@@ -199,7 +201,7 @@ def _widths(constraints: ScheduleConstraints) -> tuple[int, ...]:
     return tuple(sorted({1, most} | half))
 
 
-def _situation(
+def _schedule_problem(
     graph: Graph,
     constraints: ScheduleConstraints,
     times: OperatorTimes,
@@ -224,8 +226,8 @@ def _situation(
     )
 
 
-def _considered(situation: ScheduleProblem) -> list[CandidateTimes]:
-    return [CandidateTimes(schedule, predicted_seconds(situation, schedule)) for schedule in candidates(situation)]
+def _candidate_times(problem: ScheduleProblem) -> list[CandidateTimes]:
+    return [CandidateTimes(schedule, predicted_seconds(problem, schedule)) for schedule in candidates(problem)]
 
 
 def _measured_times(model: Model, widths: Sequence[int], measures: Measures, seconds: float) -> dict[int, list[float]]:

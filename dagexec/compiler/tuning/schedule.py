@@ -127,21 +127,21 @@ class ScheduleProblem:
     together: str = "dag"
 
 
-def candidates(situation: ScheduleProblem) -> list[Schedule]:
+def candidates(problem: ScheduleProblem) -> list[Schedule]:
     """The schedules worth a look, each different from the others, the one predicted to be fastest first.
 
     Among those that are predicted to be as fast within 2%, the one whose threads wait for each other least.
     """
-    found = [sequential(situation)]
-    if situation.workers in (None, 1):
-        found.append(single_threaded(situation))
-    if situation.workers != 1 and situation.graph.operators:
-        for width in sorted(width for width in situation.times if width < situation.cores):
-            found += [parallel(situation, width), mixed(situation, width)]
+    found = [sequential(problem)]
+    if problem.workers in (None, 1):
+        found.append(single_threaded(problem))
+    if problem.workers != 1 and problem.graph.operators:
+        for width in sorted(width for width in problem.times if width < problem.cores):
+            found += [parallel(problem, width), mixed(problem, width)]
     distinct: dict[object, Schedule] = {}
     for schedule in found:
         distinct.setdefault((schedule.workers, schedule.threads, schedule.order), schedule)
-    seconds = {schedule: predicted_seconds(situation, schedule) for schedule in distinct.values()}
+    seconds = {schedule: predicted_seconds(problem, schedule) for schedule in distinct.values()}
     limit = min(seconds.values()) * _ALIKE
 
     def rank(schedule: Schedule) -> tuple[float, float]:
@@ -151,50 +151,50 @@ def candidates(situation: ScheduleProblem) -> list[Schedule]:
     return sorted(seconds, key=rank)
 
 
-def sequential(situation: ScheduleProblem) -> Schedule:
+def sequential(problem: ScheduleProblem) -> Schedule:
     """Every operator with as many threads as make it fastest, on one worker; or kept in list order on several."""
-    threads = tuple(_fastest(situation.times, index, situation.cores) for index in range(len(situation.graph)))
-    workers = situation.workers or 1
-    if workers == 1 or situation.together == "simple":
-        return Schedule("one after another", situation.alone, workers, threads)
-    order = [pair for part in parts(situation.graph) for pair in _in_list_order(situation.graph, part)]
-    return Schedule("one after another", situation.together, workers, threads, tuple(order))
+    threads = tuple(_fastest(problem.times, index, problem.cores) for index in range(len(problem.graph)))
+    workers = problem.workers or 1
+    if workers == 1 or problem.together == "simple":
+        return Schedule("one after another", problem.alone, workers, threads)
+    order = [pair for part in parts(problem.graph) for pair in _in_list_order(problem.graph, part)]
+    return Schedule("one after another", problem.together, workers, threads, tuple(order))
 
 
-def single_threaded(situation: ScheduleProblem) -> Schedule:
+def single_threaded(problem: ScheduleProblem) -> Schedule:
     """Nobody else is needed, and nobody has to be woken: what small nets can be fastest with."""
-    threads = (1,) * len(situation.graph)
-    return Schedule("on one thread", situation.alone, 1, threads)
+    threads = (1,) * len(problem.graph)
+    return Schedule("on one thread", problem.alone, 1, threads)
 
 
-def parallel(situation: ScheduleProblem, width: int) -> Schedule:
+def parallel(problem: ScheduleProblem, width: int) -> Schedule:
     """As many workers as have `width` threads each; no operator has more."""
-    threads = tuple(_fastest(situation.times, index, width) for index in range(len(situation.graph)))
-    return Schedule("side by side", situation.together, situation.workers or situation.cores // width, threads)
+    threads = tuple(_fastest(problem.times, index, width) for index in range(len(problem.graph)))
+    return Schedule("side by side", problem.together, problem.workers or problem.cores // width, threads)
 
 
-def mixed(situation: ScheduleProblem, width: int) -> Schedule:
+def mixed(problem: ScheduleProblem, width: int) -> Schedule:
     """Each part of the net as `parallel` or in list order with all cores, whichever is predicted to be faster.
 
     That is `sequential` where no part gains from branches.
     """
-    narrow, wide = parallel(situation, width), sequential(situation)
+    narrow, wide = parallel(problem, width), sequential(problem)
     threads = list(wide.threads)
     order: list[tuple[int, int]] = []
     gained = False
-    for part in parts(situation.graph):
+    for part in parts(problem.graph):
         if not part.branches:
             continue
-        seconds = sum(situation.times[wide.threads[index]][index] for index in part.operators)
-        if _part_seconds(situation, part, narrow) < seconds or not _may_be_ordered(situation.graph, part):
+        seconds = sum(problem.times[wide.threads[index]][index] for index in part.operators)
+        if _part_seconds(problem, part, narrow) < seconds or not _may_be_ordered(problem.graph, part):
             gained = True
             for index in part.operators:
                 threads[index] = narrow.threads[index]
         else:
-            order += _in_list_order(situation.graph, part)
+            order += _in_list_order(problem.graph, part)
     if not gained:
         return wide
-    return Schedule("mixed", situation.together, narrow.workers, tuple(threads), tuple(order))
+    return Schedule("mixed", problem.together, narrow.workers, tuple(threads), tuple(order))
 
 
 def for_throughput(graph: Graph, cores: int, replicas: int, net_type: str | None) -> Schedule:
@@ -204,20 +204,20 @@ def for_throughput(graph: Graph, cores: int, replicas: int, net_type: str | None
     return Schedule("for throughput", chosen, workers, (1,) * len(graph))
 
 
-def predicted_seconds(situation: ScheduleProblem, schedule: Schedule) -> float:
+def predicted_seconds(problem: ScheduleProblem, schedule: Schedule) -> float:
     """Seconds that a run takes by list scheduling; no cost of scheduling for a net that one worker runs in a loop."""
-    seconds = [situation.times[threads][index] for index, threads in enumerate(schedule.threads)]
+    seconds = [problem.times[threads][index] for index, threads in enumerate(schedule.threads)]
     if schedule.net_type == "simple":
         return sum(seconds)
-    graph = _with_order(situation.graph, schedule.order)
-    return predict_host(build_plan(graph, seconds), replace(situation.machine, workers=schedule.workers))
+    graph = _with_order(problem.graph, schedule.order)
+    return predict_host(build_plan(graph, seconds), replace(problem.machine, workers=schedule.workers))
 
 
-def _part_seconds(situation: ScheduleProblem, part: Part, schedule: Schedule) -> float:
+def _part_seconds(problem: ScheduleProblem, part: Part, schedule: Schedule) -> float:
     """Seconds of one part of the net under `schedule`."""
-    graph = _subgraph(situation.graph, part.operators)
-    seconds = [situation.times[schedule.threads[index]][index] for index in part.operators]
-    return predict_host(build_plan(graph, seconds), replace(situation.machine, workers=schedule.workers))
+    graph = _subgraph(problem.graph, part.operators)
+    seconds = [problem.times[schedule.threads[index]][index] for index in part.operators]
+    return predict_host(build_plan(graph, seconds), replace(problem.machine, workers=schedule.workers))
 
 
 def _subgraph(graph: Graph, operators: Sequence[int]) -> Graph:

@@ -10,10 +10,10 @@ _LEGACY_VALID = 1
 _SAME_UPPER = 4
 _SAME_LOWER = 5
 
-Window = dict[str, ArgumentValue | None]
+WindowArguments = dict[str, ArgumentValue | None]
 
 
-def _padding(node: Node) -> Window:
+def _padding(node: Node) -> WindowArguments:
     """`auto_pad` and `pads` as arguments. With `auto_pad`, pads are computed from the input's size."""
     auto_pad = node.text("auto_pad", "NOTSET")
     if auto_pad == "NOTSET":
@@ -27,7 +27,7 @@ def _padding(node: Node) -> Window:
     raise CannotConvertError(f"auto_pad {auto_pad!r} is unknown")
 
 
-def window_arguments(node: Node, kernels: list[int]) -> Window:
+def window_arguments(node: Node, kernels: list[int]) -> WindowArguments:
     """The arguments of a sliding window: kernels, strides, dilations and padding."""
     return {
         "kernels": kernels,

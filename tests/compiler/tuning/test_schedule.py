@@ -22,7 +22,7 @@ MS = 1e-3
 FREE = Machine()
 
 
-def situation(
+def problem(
     graph: Graph, one: list[float], two: list[float], machine: Machine = FREE, **fixed: object
 ) -> ScheduleProblem:
     return ScheduleProblem(graph, {1: one, 2: two}, machine, 2, **fixed)  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ def best(found: ScheduleProblem) -> str:
 
 
 def test_a_chain_of_operators_that_scale_runs_one_after_another_on_all_cores() -> None:
-    found = situation(graph_of(*CHAIN), [10 * MS] * 4, [5.2 * MS] * 4)
+    found = problem(graph_of(*CHAIN), [10 * MS] * 4, [5.2 * MS] * 4)
     chosen = candidates(found)[0]
     assert (chosen.kind, chosen.net_type, chosen.workers) == ("one after another", "simple", 1)
     assert chosen.threads == (2, 2, 2, 2)
@@ -41,7 +41,7 @@ def test_a_chain_of_operators_that_scale_runs_one_after_another_on_all_cores() -
 
 
 def test_branches_of_operators_that_do_not_scale_run_side_by_side() -> None:
-    found = situation(graph_of(*FORK), [1 * MS] * 4, [1.1 * MS] * 4)
+    found = problem(graph_of(*FORK), [1 * MS] * 4, [1.1 * MS] * 4)
     chosen = candidates(found)[0]
     assert (chosen.kind, chosen.net_type, chosen.workers) == ("side by side", "dag", 2)
     assert chosen.threads == (1, 1, 1, 1)
@@ -51,7 +51,7 @@ def test_branches_of_operators_that_do_not_scale_run_side_by_side() -> None:
 def test_a_net_with_both_changes_over_between_its_parts() -> None:
     one = [8 * MS, 1 * MS, 1 * MS, 8 * MS, 8 * MS, 4 * MS, 8 * MS]
     two = [4 * MS, 1 * MS, 1 * MS, 4 * MS, 4 * MS, 2 * MS, 4 * MS]
-    found = situation(graph_of(*TWO_FORKS), one, two)
+    found = problem(graph_of(*TWO_FORKS), one, two)
     chosen = candidates(found)[0]
     assert chosen.kind == "mixed"
     assert chosen.threads == (2, 1, 1, 2, 2, 2, 2)
@@ -60,30 +60,30 @@ def test_a_net_with_both_changes_over_between_its_parts() -> None:
 
 
 def test_small_operators_of_a_chain_stay_on_one_thread() -> None:
-    found = situation(graph_of(*CHAIN), [10 * MS, 2e-6, 4e-6, 10 * MS], [5 * MS, 4.7e-6, 3.5e-6, 9.9 * MS])
+    found = problem(graph_of(*CHAIN), [10 * MS, 2e-6, 4e-6, 10 * MS], [5 * MS, 4.7e-6, 3.5e-6, 9.9 * MS])
     assert sequential(found).threads == (2, 1, 1, 1)
 
 
 def test_waking_a_worker_and_settling_chains_can_cost_more_than_branches_gain() -> None:
     graph, times = graph_of(*FORK), [20e-6] * 4
-    assert best(situation(graph, times, times)) == "side by side"
-    assert best(situation(graph, times, times, Machine(chain_seconds=5e-6, wake_seconds=40e-6))) == "one after another"
+    assert best(problem(graph, times, times)) == "side by side"
+    assert best(problem(graph, times, times, Machine(chain_seconds=5e-6, wake_seconds=40e-6))) == "one after another"
 
 
 def test_cores_that_slow_each_other_down_make_branches_less_attractive() -> None:
     graph, one, two = graph_of(*FORK), [1 * MS] * 4, [0.7 * MS] * 4
-    assert best(situation(graph, [0.1 * MS, 1 * MS, 1 * MS, 0.1 * MS], [0.1 * MS, 0.7 * MS, 0.7 * MS, 0.1 * MS])) in (
+    assert best(problem(graph, [0.1 * MS, 1 * MS, 1 * MS, 0.1 * MS], [0.1 * MS, 0.7 * MS, 0.7 * MS, 0.1 * MS])) in (
         "side by side",
         "mixed",
     )
-    assert best(situation(graph, one, two, Machine(slowdown=(1.0, 1.9)))) == "one after another"
+    assert best(problem(graph, one, two, Machine(slowdown=(1.0, 1.9)))) == "one after another"
 
 
 def test_of_schedules_that_are_predicted_alike_the_one_that_waits_least_comes_first() -> None:
     graph = graph_of(*CHAIN)
-    alike = situation(graph, [1 * MS] * 4, [0.985 * MS, 0.5 * MS, 1 * MS, 1 * MS], workers=1)
+    alike = problem(graph, [1 * MS] * 4, [0.985 * MS, 0.5 * MS, 1 * MS, 1 * MS], workers=1)
     assert best(alike) == "one after another"  # half a millisecond is worth it
-    few = situation(graph, [1 * MS] * 4, [0.94 * MS, 1 * MS, 1 * MS, 1 * MS], workers=1)
+    few = problem(graph, [1 * MS] * 4, [0.94 * MS, 1 * MS, 1 * MS, 1 * MS], workers=1)
     assert best(few) == "on one thread"  # 1.5% of the whole is not
 
 
@@ -102,7 +102,7 @@ def test_operators_on_all_cores_never_run_beside_others(seed: int) -> None:
     graph = graph_of(*rows)
     one = [rng.choice((0.01, 1.0, 5.0)) * MS for _ in rows]
     two = [seconds * rng.choice((0.5, 0.6, 1.1)) for seconds in one]
-    found = situation(graph, one, two)
+    found = problem(graph, one, two)
     schedule = mixed(found, 1)
     applied = build_graph(schedule.applied(model_of(*rows)).net, lambda _name: True)
     for index, threads in enumerate(schedule.threads):
@@ -124,11 +124,11 @@ def test_parts_are_cut_at_exactly_the_operators_that_are_ordered_with_all_others
 
 def test_what_the_caller_fixed_is_kept() -> None:
     graph, one, two = graph_of(*FORK), [1 * MS] * 4, [0.5 * MS] * 4
-    several = situation(graph, one, two, workers=2, alone="async_dag", together="async_dag")
+    several = problem(graph, one, two, workers=2, alone="async_dag", together="async_dag")
     assert {schedule.workers for schedule in candidates(several)} == {2}
     assert {schedule.net_type for schedule in candidates(several)} == {"async_dag"}
     assert candidates(several)[0].order == ((1, 2),)  # both branches take all cores
-    single = situation(graph, one, two, workers=1, alone="dag", together="dag")
+    single = problem(graph, one, two, workers=1, alone="dag", together="dag")
     assert [(schedule.workers, schedule.net_type) for schedule in candidates(single)] == [(1, "dag")] * 2
 
 
