@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dagexec.core import registry
-from tests.ops.running import run_operator
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -92,7 +91,7 @@ def test_the_operator_of_the_document_runs_and_passes_its_test() -> None:
     operator, its_test, *excerpts = blocks("docs/adding-an-operator.md")
     for excerpt in excerpts:
         compile(excerpt, "docs/adding-an-operator.md", "exec")
-    namespace: dict[str, object] = {"run_operator": run_operator}
+    namespace: dict[str, object] = {}
     try:
         exec(operator, namespace)
         exec(its_test, namespace)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec import NetDef, OperatorDef, Workspace, op
+from dagexec import NetDef, OperatorDef, Workspace, op, testing
 from dagexec.core.arguments import Arguments, ArgumentValue
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import Device
 from dagexec.core.registry import create_operator, registered_engines
 from dagexec.ops.base.layout import blocked_orders
 from dagexec.platform.arithmetic import operator_arithmetic
@@ -86,44 +86,17 @@ def computed(
 def run_operator(
     op_type: str, inputs: list[npt.ArrayLike], outputs: int = 1, *, engine: str = "", **arguments: ArgumentValue
 ) -> list[Array]:
-    """The outputs of one operator.
-
-    It runs with all floats 1, then on the inputs, and on them again with rubbish in the outputs, so that a value that a
-    run remembers shows: a memory plan may put other tensors there in between. Now and then it runs on the simulated
-    device, too, which must give the same bytes.
-    """
-    names = [f"x{index}" for index in range(len(inputs))]
-    definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
+    """`dagexec.testing.run_operator`; now and then on the simulated device, too, which must give the same bytes."""
+    found = testing.run_operator(op_type, inputs, outputs, engine=engine, **arguments)
+    arrays = {f"x{index}": np.asarray(value) for index, value in enumerate(inputs)}
+    definition = operator_def(op_type, list(arrays), [f"y{index}" for index in range(outputs)], **arguments)
     definition.engine = engine
-    workspace = Workspace()
-    arrays = dict(zip(names, map(np.asarray, inputs), strict=True))
-    for name, array in arrays.items():
-        workspace.feed_blob(name, np.ones_like(array) if _is_float(array) else array)
-    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
-        made = dict(vars(net.operators[0]))
-        net.prepared()
-        kept = [name for name, value in vars(net.operators[0]).items() if made.get(name, net) is not value]
-        assert not kept, "a preparation left these at the operator"
-        net.run()
-        for name, array in arrays.items():
-            workspace.feed_blob(name, array)
-        net.run()
-        first = [workspace.fetch_blob(name).copy() for name in definition.output]
-        for name in definition.output:
-            tensor = workspace.get_blob(name).tensor()
-            if tensor.device == CPU and not tensor.is_view:
-                _spoil(tensor.array)
-        net.run()
-    again = [workspace.fetch_blob(name) for name in definition.output]
-    for one, other in zip(first, again, strict=True):
-        assert one.shape == other.shape
-        assert one.tobytes() == other.tobytes() or one.dtype == object, "a second run gave other bytes"
-    if next(_calls) % ON_DEVICE_EVERY == 0 and not any(array.dtype == object for array in (*arrays.values(), *again)):
-        for one, other in zip(again, on_device(SIM, definition, arrays), strict=True):
+    if next(_calls) % ON_DEVICE_EVERY == 0 and not any(array.dtype == object for array in (*arrays.values(), *found)):
+        for one, other in zip(found, on_device(SIM, definition, arrays), strict=True):
             assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), "the simulated device gave other bytes"
     if is_turn_of_cuda() and not tracemalloc.is_tracing():
-        check_on_cuda(definition, arrays, again)
-    return again
+        check_on_cuda(definition, arrays, found)
+    return found
 
 
 def is_turn_of_cuda() -> bool:
@@ -165,14 +138,6 @@ def _largest(array: Array) -> float:
     """The largest magnitude of the finite elements; 0 without one."""
     wide = array.astype(np.float64)
     return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-
-
-def _spoil(array: Array) -> None:
-    """Fill an array with rubbish."""
-    if array.dtype == object:
-        array[...] = b"rubbish"
-    elif array.size:
-        array.reshape(-1).view(np.uint8)[...] = 0x5A
 
 
 def on_device(device: Device, definition: OperatorDef, arrays: dict[str, Array]) -> list[Array]:

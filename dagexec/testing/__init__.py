@@ -1,6 +1,7 @@
 """What tests need of those who embed dagexec or write operators for it.
 
-- inputs and operators: `random_feeds`;
+- an operator alone, and its gradient beside central differences: `run_operator`, `check_gradient`; inputs of a whole
+  model: `random_feeds`;
 - a device on the host whose order of work a seed decides, with planned faults: `simulated` (docs/simulated-device.md);
 - accesses that nothing orders: `detecting`, and the proof `check_net` (docs/hazards.md);
 - threads, streams and event loops under schedules that a seed or a search decides: `explore` (docs/exploration.md).
@@ -36,6 +37,8 @@ from dagexec.scheduler.exploration.event_loop import ControlledEventLoop
 from dagexec.scheduler.exploration.event_loop import run as run_event_loop
 from dagexec.scheduler.exploration.shrink import shrink
 from dagexec.scheduler.hazards import Detector, Proof, check_net, check_plan, detecting
+from dagexec.testing.gradients import analytic_gradients, check_gradient
+from dagexec.testing.operators import run_operator
 
 __all__ = [
     "ControlledDriver",
@@ -55,6 +58,8 @@ __all__ = [
     "SimSettings",
     "Strategy",
     "ThreadDriver",
+    "analytic_gradients",
+    "check_gradient",
     "check_net",
     "check_plan",
     "configure",
@@ -64,6 +69,7 @@ __all__ = [
     "explore_seeds",
     "random_feeds",
     "run_event_loop",
+    "run_operator",
     "shrink",
     "simulated",
     "systematic",
