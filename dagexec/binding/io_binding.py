@@ -128,30 +128,38 @@ class IOBinding:
         self._epoch = binding_epoch()
         return True
 
-    def fits(self, feeds: Mapping[str, Array]) -> bool:
-        """True when `feeds` have the names, dtypes and shapes that these are for."""
-        if self.signature is None or len(feeds) != len(self.signature):
-            return False
-        for name, dtype, shape in self.signature:
+    def arrays_of(self, feeds: Mapping[str, npt.ArrayLike]) -> list[Array] | None:
+        """`feeds` in the order of the signature; None unless they are arrays of its names, dtypes and shapes."""
+        signature = self.signature
+        if signature is None or len(feeds) != len(signature):
+            return None
+        arrays: list[Array] = []
+        for name, dtype, shape in signature:
             array = feeds.get(name)
-            if array is None or array.dtype != dtype or array.shape != shape:
-                return False
-        return True
+            if array.__class__ is not np.ndarray or array.shape != shape:
+                return None
+            if array.dtype is not dtype and array.dtype != dtype:  # an array that was unpickled has a dtype of its own
+                return None
+            arrays.append(array)
+        return arrays
 
-    def take_in(self, arrays: Sequence[Array], names: Sequence[str], out: Mapping[str, Array] | None) -> None:
+    def take_in(self, arrays: Sequence[Array], names: Sequence[str], out: Mapping[str, Array] | None) -> bool:
         """Have a run read `arrays`, in the order of the signature, and its results `names` written where they go.
 
-        Those are the arrays of `out`, where it has them, else new ones. Raises FeedError when an array of `out` has not
-        the dtype or shape of its result.
+        Those are the arrays of `out`, where it has them, else new ones. False, and nothing is done, when the net is not
+        `in_place`. Raises FeedError when an array of `out` has not the dtype or shape of its result.
         """
+        if self._epoch != binding_epoch() and not self.in_place():
+            return False
         if self.copied != names:
             self.feed(arrays, names)
             self.bind_results(names, out)
-            return
+            return True
         if out is not None:
             self.check(out)
         for target, array in zip(self._targets, arrays):  # noqa: B905 - as many as the signature has
             target[...] = array
+        return True
 
     def feed(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
         """Put the inputs, in the order of the signature, where the net reads them; `names` will be fetched."""

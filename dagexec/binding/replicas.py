@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy.typing as npt
+
 from dagexec.binding.io_binding import Array, IOBinding, Outputs, deliver
 from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.core.device import CPU, Device
@@ -61,10 +63,10 @@ class Replica:
         Raises what the net raises when it is prepared for other shapes, and FeedError when `out` does not fit.
         """
         io_binding = self.io_binding
-        if io_binding is not None and io_binding.fits(feeds) and io_binding.in_place():
-            io_binding.take_in([feeds[name] for name in io_binding.fed], names, out)
-            return
         if io_binding is not None:
+            arrays = io_binding.arrays_of(feeds)
+            if arrays is not None and io_binding.take_in(arrays, names, out):
+                return
             io_binding.settle()
         io_binding = self.io_binding = None  # its memory may be needed
         for name, array in feeds.items():
@@ -107,6 +109,12 @@ class Replicas:
     graph: Graph
     members: tuple[Replica, ...]
     updates_parameters: bool
+
+    def fitting(self, feeds: Mapping[str, npt.ArrayLike]) -> dict[str, Array] | None:
+        """`feeds`, if they are arrays like those that the first replica was fed with last; these had been checked."""
+        bound = self.members[0].io_binding
+        arrays = None if bound is None else bound.arrays_of(feeds)
+        return None if bound is None or arrays is None else dict(zip(bound.fed, arrays, strict=True))
 
     def close(self) -> None:
         """Close every net. Idempotent."""

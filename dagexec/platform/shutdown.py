@@ -32,7 +32,7 @@ MAX_WAIT = 5.0
 
 _stops: dict[int, tuple[weakref.ref[object], Stop[object]]] = {}
 _numbers = itertools.count()
-_ending = threading.Event()
+_ending = False
 
 
 def stop_at_exit(owner: _Owner, stop: Stop[_Owner]) -> None:
@@ -44,12 +44,13 @@ def stop_at_exit(owner: _Owner, stop: Stop[_Owner]) -> None:
 
 def hold_daemon() -> None:
     """While the process ends, a daemon thread does not return from here."""
-    if _ending.is_set() and threading.current_thread().daemon:
+    if _ending and threading.current_thread().daemon:
         threading.Event().wait()
 
 
 def _end() -> None:
-    _ending.set()
+    global _ending
+    _ending = True
     deadline = Deadline(MAX_WAIT)
     waits: list[Wait] = []
     for reference, stop in tuple(_stops.values()):

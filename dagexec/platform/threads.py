@@ -104,9 +104,7 @@ class Threads(ABC):
 class SystemThreads(Threads):
     """The system's own."""
 
-    def lock(self) -> Lock:
-        """A `threading.Lock`."""
-        return threading.Lock()
+    lock = staticmethod(threading.Lock)
 
     def owned_lock(self) -> Mutex:
         """A `threading.RLock`, which costs what a `threading.Lock` does."""

@@ -189,8 +189,8 @@ class Dispatcher:
         pool = self._pool.statistics()
         with self._lock:
             state = self.state
-            times = list(state.tally.times)
-            counts = {name: state.tally.outcomes[name] for name in OUTCOMES}
+            times = list(state.times)
+            counts = {name: state.outcomes[name] for name in OUTCOMES}
             places = len(state.running), len(state.queue), len(state.awaiting_admission)
             begun = tuple(state.begun)
         total = Latencies.of(wait + run for wait, run in times)
@@ -210,8 +210,8 @@ class Dispatcher:
 
     def tell(self, request: Request) -> None:
         """Let the caller of a settled request go on, and whoever waits for the last one."""
-        waited = (request.begun if request.begun is not None else self._now()) - request.created
-        self._end_span(request, request.error, waited)
+        if self._telemetry is not None:
+            self._end_span(request, request.error, request.begun - request.created)
         request.notify()
         if self._when_empty:
             self._announce_empty()

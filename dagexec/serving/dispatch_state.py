@@ -9,7 +9,7 @@ first.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from dagexec.binding.io_binding import IOBinding, Outputs
@@ -17,7 +17,7 @@ from dagexec.binding.replicas import Replica
 from dagexec.errors import ClosedError, QueueFullError
 from dagexec.options import CompileOptions
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
-from dagexec.serving.statistics import Tally
+from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 
 
 class DispatchState:
@@ -34,7 +34,8 @@ class DispatchState:
         pinned: those that wait for a certain replica.
         running: those that have a replica, by the thread that calls the steps of an inline run, else by themselves.
         begun: runs that each replica has begun.
-        tally: requests by how they ended.
+        outcomes: how many requests ended in each way.
+        times: of the last completed ones, the seconds in the queue and on a replica.
         shut: no more requests are taken.
     """
 
@@ -45,7 +46,8 @@ class DispatchState:
         self.replicas = tuple(replicas)
         self.idle = deque(replicas)
         self.begun = [0] * len(replicas)
-        self.tally = Tally()
+        self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.times: deque[tuple[float, float]] = deque(maxlen=TIMES_KEPT)
         self.shut = False
         self.forget_requests()
 
@@ -78,7 +80,7 @@ class DispatchState:
         elif self._options.when_full == "wait":
             self.awaiting_admission.push(request)
         else:
-            self.tally.count("rejected")
+            self.outcomes["rejected"] += 1
             running, queued = len(self.running), len(self.queue)
             raise QueueFullError(
                 f"net {self._name!r}: the queue is full: {running} run(s) in flight on "
@@ -116,9 +118,9 @@ class DispatchState:
         if not request.over:
             request.over = True
             request.steps = None
-            self.tally.outcomes[outcome] += 1
+            self.outcomes[outcome] += 1
             if outcome == "completed":
-                self.tally.times.append((0.0, now - request.begun))
+                self.times.append((0.0, now - request.begun))
         if waited_for or self.queue.waiting or self.awaiting_admission.waiting or self.pinned.waiting:
             return request.replica is None
         if request.replica is not None:
@@ -148,12 +150,7 @@ class DispatchState:
             self.idle.remove(replica)
         del self.running[request.caller or request]
         request.replica = None
-        following = next((pinned for pinned in self.pinned if pinned.pinned is replica), None)
-        if following is not None:
-            self.pinned.remove(following)
-        else:
-            following = self.queue.pop() or self.awaiting_admission.pop()
-            self._admit()
+        following = self._next(replica)
         if following is None:
             self.idle.append(replica)
         else:
@@ -162,16 +159,27 @@ class DispatchState:
 
     def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
         """`request` is over: it has its outcome, lets go of what its caller gave, and is counted."""
+        request.begun = request.begun if request.begun >= request.created else now
         request.run = None
         request.result, request.error, request.over = result, error, True
         request.feeds, request.out = {}, None
         if request.pinned is not None:
             return
+        self.outcomes["completed" if error is None else outcome_name(error)] += 1
         if error is None:
-            assert request.begun is not None
-            self.tally.completed(request.begun - request.created, now - request.begun)
-        else:
-            self.tally.count(outcome_name(error))
+            self.times.append((request.begun - request.created, now - request.begun))
+
+    def _next(self, replica: Replica) -> Request | None:
+        """Take the request that `replica` serves next from where it waits; None when there is none."""
+        for request in self.pinned.waiting:
+            if request.pinned is replica:
+                self.pinned.remove(request)
+                return request
+        if not (self.queue.waiting or self.awaiting_admission.waiting):
+            return None
+        taken = self.queue.pop() or self.awaiting_admission.pop()
+        self._admit()
+        return taken
 
     def _admit(self) -> None:
         """Let the next one in, if there is room in the queue."""

@@ -333,7 +333,9 @@ class Executor:
         trace: Observer | None,
         wait: ThreadWait | TaskWait,
     ) -> Request:
-        checked = check_feeds(self.model, feeds, self._needed)
+        checked = self._replicas.fitting(feeds)
+        if checked is None:
+            checked = check_feeds(self.model, feeds, self._needed)
         return Request(checked, names, out=out, priority=operator.index(priority), trace=trace, notify=wait.notify)
 
     def _served(

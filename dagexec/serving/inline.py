@@ -13,8 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.core.feeds import Feeds
 from dagexec.platform import teams
@@ -55,17 +53,9 @@ class InlineRuns:
             return None
         if self._teams and not self._has_team():
             return None
-        signature = binding.signature
-        if signature is None or len(feeds) != len(signature):
+        arrays = binding.arrays_of(feeds)
+        if arrays is None:
             return None
-        arrays: list[Array] = []
-        for name, dtype, shape in signature:
-            array = feeds.get(name)
-            if array.__class__ is not np.ndarray or array.shape != shape:
-                return None
-            if array.dtype is not dtype and array.dtype != dtype:  # an array that was unpickled has a dtype of its own
-                return None
-            arrays.append(array)
         request = Request(feeds, names, out)
         dispatcher = self._dispatcher
         try:
@@ -74,9 +64,7 @@ class InlineRuns:
             replica = request.replica
             assert replica is not None
             known = replica.io_binding
-            if known is not None and known.in_place():
-                known.take_in(arrays, names, out)
-            else:
+            if known is None or not known.take_in(arrays, names, out):
                 replica.feed(feeds, names, out)
                 known = replica.io_binding
                 assert known is not None

@@ -6,11 +6,13 @@ The last worker to leave a run fetches, and goes on with the request that has th
 
 from __future__ import annotations
 
+from functools import partial
+
 from dagexec.binding.io_binding import Outputs
 from dagexec.errors import ClosedError, QueueFullError, WorkerLostError
 from dagexec.platform.threads import ThreadsEndedError
 from dagexec.scheduler.run.pool import WorkerPool
-from dagexec.scheduler.run.run import Run, task
+from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.requests import Request
 
@@ -112,7 +114,7 @@ class PooledRuns:
         if not request.run_net:
             replica.net.prepared()
             return False
-        run = replica.net.new_run(lambda: self._over(request, run), request.trace)
+        run = replica.net.new_run(partial(self._over, request), request.trace)
         run.priority = request.priority
         cancelled = self._dispatcher.started(request, run)
         if cancelled is not None:
@@ -120,7 +122,7 @@ class PooledRuns:
         self._pool.submit(run)
         return True
 
-    def _over(self, request: Request, run: Run) -> None:
+    def _over(self, request: Request) -> None:
         """The end of a run, on the thread that left it last: fetch, then serve the next request with the replica.
 
         The pool calls it again if that thread died in it.
@@ -132,9 +134,10 @@ class PooledRuns:
         result: Outputs | None = None
         error: BaseException | None = None
         try:
-            run.check_complete()
-            run.raise_error()
+            assert request.run is not None
             assert request.replica is not None
+            request.run.check_complete()
+            request.run.raise_error()
             result = request.replica.fetch(request.names, request.out)
         except ThreadsEndedError:
             raise
@@ -152,7 +155,8 @@ class PooledRuns:
 
     def _end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
         self._dispatcher.end(request, result, error)
-        self._pass_on(request)
+        if request.following is not None:
+            self._pass_on(request)
 
     def _pass_on(self, ended: Request) -> None:
         """Serve the request after `ended`, if any, on a worker: no caller's thread feeds and prepares for another."""

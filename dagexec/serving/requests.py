@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -40,7 +41,7 @@ class Request:
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
         created: when it was made, on the dispatcher's clock.
-        begun: when it got a replica.
+        begun: when it got a replica, or ended without one.
         queue: the queue it waits in, if any.
         replica: who serves it; None before and afterwards.
         caller: the identifier of the thread that calls its steps, for an inline run; 0 for one on workers.
@@ -54,7 +55,7 @@ class Request:
     """
 
     created: float = 0.0
-    begun: float = 0.0
+    begun: float = -math.inf
     queue: RequestQueue | None = None
     replica: Replica | None = None
     caller: int = 0

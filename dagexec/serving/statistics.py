@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.scheduler.run.pool import PoolStatistics
 
-_TIMES_KEPT = 1000
+TIMES_KEPT = 1000
 
 OUTCOMES = ("completed", "failed", "cancelled", "timed_out", "rejected")
 
@@ -67,20 +66,3 @@ class ExecutorStatistics:
     busy_workers: int
     pool: PoolStatistics
     streams: RuntimeStatistics | None
-
-
-class Tally:
-    """Counts requests by outcome and remembers the times of completed ones. Its owner's lock guards it."""
-
-    def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self.times: deque[tuple[float, float]] = deque(maxlen=_TIMES_KEPT)
-
-    def count(self, outcome: str) -> None:
-        """One request ended so."""
-        self.outcomes[outcome] += 1
-
-    def completed(self, queue_wait: float, run_time: float) -> None:
-        """One request ended well, after so many seconds in the queue and on a replica."""
-        self.outcomes["completed"] += 1
-        self.times.append((queue_wait, run_time))

@@ -77,7 +77,7 @@ class CapturedNet(AsyncDAGNet):
         run = Run(self.name, SingleChain(), [(replay,)], lambda _chain, _step: f"net {self.name!r}, captured", finished)
         run.teams = self.has_teams
         last = self._streams_for(preparation.plan).all()[0]
-        Drain(run, self.streams, self.operators, lambda end: self._on_pool(end, run.priority), last, self.checked)
+        Drain(run, self.streams, self.operators, partial(self._call_end, run), last, self.checked)
         return run
 
     def _replay(self, preparation: Preparation) -> None:

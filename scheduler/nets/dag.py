@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Self
 
 from dagexec.core.graph import Graph
@@ -16,12 +15,9 @@ from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
-from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
-from dagexec.scheduler.run.drain import Drain
-from dagexec.scheduler.run.launching import LaunchedChains
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import ChainSteps, Run, task, waiting_time
 
@@ -33,7 +29,6 @@ class DAGNet(BaseNet):
     """
 
     net_type: ClassVar[str] = "dag"
-    finishes_chains: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -54,7 +49,6 @@ class DAGNet(BaseNet):
         self.num_workers = chosen if pool is None else pool.num_workers
         self._pool = pool
         self._owns_pool = pool is None
-        self._launched: tuple[Preparation, LaunchedChains] | None = None
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
@@ -78,66 +72,17 @@ class DAGNet(BaseNet):
         """What orders the chains of `plan` on their devices: here nothing, as each is done when its call returns."""
         return finished_chains(plan, self.guards())
 
-    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
-        """A run of the chains, highest priority first."""
-        preparation = self.prepared()
-        observed = self._observed(trace, preparation.plan)
-        if self.on_host:
-            steps = preparation.chain_steps if observed is None else observed.all_chains(preparation.steps)
-            run = self._make_run(preparation, steps, finished)
-        else:
-            launched = self._launched_chains(preparation, observed)
-            run = self._make_run(preparation, launched.steps, finished)
-        if observed is not None:
-            observed.follow(run)
-        if not self.on_host:
-            Drain(
-                run,
-                self.streams,
-                self.operators,
-                lambda finished: self._on_pool(finished, run.priority),
-                checked=self.checked,
-            )
-        return run
+    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        """The prepared ones, or those that tell the observer."""
+        return preparation.chain_steps if observed is None else observed.all_chains(preparation.steps)
 
-    def _launched_chains(self, preparation: Preparation, observed: ObservedRun | None) -> LaunchedChains:
-        """The chains as calls that launch them; kept for the next run unless somebody observes this one."""
-        known = self._launched
-        if observed is None and known is not None and known[0] is preparation:
-            known[1].reset()
-            return known[1]
-        plan = preparation.plan
-        launched = LaunchedChains(
-            self.operators,
-            preparation,
-            plan.chains,
-            self.synchronization(plan),
-            self.streams,
-            finish=self.finishes_chains,
-            observed=observed,
-        )
-        if observed is None:
-            self._launched = (preparation, launched)
-        return launched
-
-    def _on_pool(self, finished: Callable[[], object], priority: int) -> None:
-        """Have `finished` called by a worker, or right here when the net was closed meanwhile and has none any more."""
+    def _call_end(self, run: Run, end: Callable[[], object]) -> None:
+        """Have `end` called by a worker, or right here when the net was closed meanwhile and has none any more."""
         assert self._pool is not None
         try:
-            self._pool.submit(task(f"end of {self.name}", finished, priority))
+            self._pool.submit(task(f"end of {self.name}", end, run.priority))
         except ClosedError:
-            finished()
-
-    def _forget_preparations(self) -> None:
-        """Let go of all steps, and of the calls that launch them."""
-        super()._forget_preparations()
-        self._launched = None
-
-    def _make_run(self, preparation: Preparation, steps: ChainSteps, finished: Callable[[], object]) -> Run:
-        plan = preparation.plan
-        run = Run(self.name, plan, steps, partial(label_of, plan, preparation.steps), finished)
-        run.teams = self.has_teams
-        return run
+            end()
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         end = ThreadWait()

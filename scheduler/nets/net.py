@@ -36,11 +36,14 @@ from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
+from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.plan.synchronization import Synchronization
 from dagexec.scheduler.run import intra_op
-from dagexec.scheduler.run.launching import NetStreams, guards_of, kernels_of
-from dagexec.scheduler.run.run import Run, waiting_time
+from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
+from dagexec.scheduler.run.run import ChainSteps, Run, waiting_time
 
 _CACHED_PREPARATIONS = 4
 
@@ -60,10 +63,12 @@ class BaseNet(ABC):
         keep: the blobs whose values survive a run; None for all.
         checked: the operators that tell only when a run's work is done whether it went well.
         in_list_order: operators follow one another as listed, whatever their dependencies.
+        finishes_chains: what a chain has launched on a device is waited for before the chain is over.
     """
 
     net_type: ClassVar[str]
     in_list_order: ClassVar[bool] = False
+    finishes_chains: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -98,6 +103,7 @@ class BaseNet(ABC):
         self._inputs = _blobs_read_first(self.operators)
         self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
         self._current: Preparation | None = None
+        self._launched: tuple[Preparation, LaunchedChains] | None = None
         self._run_lock = threads().owned_lock()
         self._closed = False
         self._inherited = False
@@ -232,12 +238,60 @@ class BaseNet(ABC):
         current = self._current
         return ObservedRun(everybody, self.graph, self.operators, plan, () if current is None else current.prepared)
 
-    @abstractmethod
     def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run of the steps for the shapes the blobs have now, for a pool to execute; `finished` is called at its end.
 
         The caller makes sure that no other run of this net is under way.
         """
+        preparation = self.prepared()
+        plan = self._plan_of_run(preparation)
+        observed = self._observed(trace, None if self.in_list_order and self.on_host else plan)
+        if self.on_host:
+            steps = self._host_steps(preparation, observed)
+        else:
+            steps = self._launched_chains(preparation, plan, observed).steps
+        run = Run(self.name, plan, steps, partial(label_of, plan, preparation.steps), finished)
+        run.teams = self.has_teams
+        if observed is not None:
+            observed.follow(run)
+        if not self.on_host:
+            Drain(run, self.streams, self.operators, partial(self._call_end, run), checked=self.checked)
+        return run
+
+    def _plan_of_run(self, preparation: Preparation) -> Plan:
+        """What a run of these steps goes by."""
+        return preparation.plan
+
+    def _call_end(self, run: Run, end: Callable[[], object]) -> None:
+        """Call `end`, which tells the owner of a run on devices that it is over, on this thread or another."""
+        end()
+
+    @abstractmethod
+    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        """The steps of each chain of a run on the host."""
+
+    @abstractmethod
+    def synchronization(self, plan: Plan) -> Synchronization:
+        """What orders the chains of `plan` on their devices."""
+
+    def _launched_chains(self, preparation: Preparation, plan: Plan, observed: ObservedRun | None) -> LaunchedChains:
+        """The chains as calls that launch them; kept for the next run unless somebody observes this one."""
+        known = self._launched
+        if observed is None and known is not None and known[0] is preparation:
+            known[1].reset()
+            return known[1]
+        launched = LaunchedChains(
+            self.operators,
+            preparation,
+            plan.chains,
+            self.synchronization(plan),
+            self.streams,
+            finish=self.finishes_chains,
+            observed=observed,
+        )
+        if observed is None:
+            self._launched = (preparation, launched)
+        return launched
 
     @abstractmethod
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
@@ -295,9 +349,9 @@ class BaseNet(ABC):
         return make()
 
     def _forget_preparations(self) -> None:
-        """Let go of all steps and their memory."""
+        """Let go of all steps and their memory, and of the calls that launch them."""
         self._preparations.clear()
-        self._current = None
+        self._current = self._launched = None
 
     def _let_go_of_arenas(self) -> None:
         """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -17,9 +17,7 @@ from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
-from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.inline import run_inline
-from dagexec.scheduler.run.launching import LaunchedChains
 from dagexec.scheduler.run.run import ChainSteps, Run
 
 
@@ -38,22 +36,11 @@ class SimpleNet(BaseNet):
         """Nothing has to be ordered: an operator is done when the next one starts."""
         return finished_chains(plan, self.guards())
 
-    def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
-        """A run that keeps list order, every operator waiting for the one before."""
-        preparation = self.prepared()
-        plan = self._sequence
-        observed = self._observed(trace, None if self.on_host else plan)
-        make = self._one_by_one if self.on_host else self._launched
-        steps = make(preparation, observed)
-        run = Run(self.name, plan, steps, partial(label_of, plan, preparation.steps), finished)
-        run.teams = self.has_teams
-        if observed is not None:
-            observed.follow(run)
-        if not self.on_host:
-            Drain(run, self.streams, self.operators, checked=self.checked)
-        return run
+    def _plan_of_run(self, preparation: Preparation) -> Plan:
+        """Every operator is a chain that waits for the one before."""
+        return self._sequence
 
-    def _one_by_one(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
         """A chain for each step; kept for the next run unless somebody observes this one."""
         if observed is not None:
             return [(step,) for step in observed.chain(0, preparation.steps)] or [()]
@@ -66,19 +53,6 @@ class SimpleNet(BaseNet):
         """Let go of all steps."""
         super()._forget_preparations()
         self._chains = None
-
-    def _launched(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
-        plan = self._sequence
-        launched = LaunchedChains(
-            self.operators,
-            preparation,
-            plan.chains,
-            self.synchronization(plan),
-            self.streams,
-            finish=True,
-            observed=observed,
-        )
-        return launched.steps
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         with operator_arithmetic():  # as on a worker of a pool

@@ -196,7 +196,7 @@ def test_what_is_gone_is_not_stopped_and_who_was_made_last_is_waited_for_first(m
 
     calls: list[str] = []
     monkeypatch.setattr(shutdown, "_stops", {})
-    monkeypatch.setattr(shutdown, "_ending", threading.Event())
+    monkeypatch.setattr(shutdown, "_ending", False)
 
     def stop(name: str) -> shutdown.Stop[Owner]:
         def wait(_deadline: Deadline) -> None:

@@ -52,7 +52,7 @@ def test_a_full_queue_refuses_with_its_numbers_where_it_was_told_to() -> None:
     assert state.arrive(request(), 0.0)
     with pytest.raises(QueueFullError, match=r"1 run\(s\) in flight on 1 replica\(s\), 0 queued, limit 0"):
         state.arrive(request(), 0.0)
-    assert state.tally.outcomes["rejected"] == 1
+    assert state.outcomes["rejected"] == 1
 
 
 def test_a_pinned_request_waits_for_its_replica_and_goes_before_the_queue() -> None:
@@ -75,7 +75,7 @@ def test_an_inline_run_keeps_its_replica_for_a_worker_to_hand_on_while_somebody_
     assert not state.leave_inline(inline, "completed", 1.0, waited_for=False)
     assert state.release(inline, 1.0) is queued
     assert state.leave_inline(inline, "completed", 1.0, waited_for=False)  # told again: it is over
-    assert state.tally.outcomes["completed"] == 1
+    assert state.outcomes["completed"] == 1
 
 
 def test_nobody_comes_in_once_it_is_shut() -> None:

@@ -260,7 +260,7 @@ def test_queue_wait_and_run_time_are_told_apart(
         assert (statistics.queue_wait.median, statistics.queue_wait.p99) == (5.0, 5.0)
         assert (statistics.run_time.median, statistics.run_time.p99) == (5.0, 5.0)
         assert (statistics.median_latency, statistics.p99_latency) == (7.0, 7.0)
-        assert sorted(executor._dispatcher.state.tally.times) == [(0.0, 5.0), (5.0, 2.0)]
+        assert sorted(executor._dispatcher.state.times) == [(0.0, 5.0), (5.0, 2.0)]
 
 
 @pytest.mark.parametrize(
