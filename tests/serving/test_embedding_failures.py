@@ -112,9 +112,11 @@ def test_an_operator_that_fails_after_the_await_was_cancelled_is_attached_to_the
 def test_a_timeout_comes_first_and_what_fails_afterwards_is_attached(held: Held) -> None:
     held.failing = {1}
     with held_executor(held) as executor:
+        held.go_on.release()
+        executor.run({"x": rows(0)})  # preparing takes longer than the timeout where others compute, too
         after_cancel(executor, held.go_on.release)
         with pytest.raises(RunTimeoutError, match="not done within") as caught:
-            executor.run({"x": rows(1)}, timeout=0.01)
+            executor.run({"x": rows(1)}, timeout=0.1)
         [note] = caught.value.__notes__
         assert "secondary error" in note
         assert "told to fail at 1" in note
