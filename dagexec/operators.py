@@ -35,6 +35,7 @@ from dagexec.core.gradient import (
     no_gradient,
     not_differentiable,
 )
+from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator, operator_class, registered_engines, registered_operators, schema_of
 from dagexec.core.schema import (
@@ -49,6 +50,9 @@ from dagexec.core.schema import (
     same_as_input,
 )
 from dagexec.ops.base.array_function import array_function
+from dagexec.ops.base.blocks import Array, Scratch
+from dagexec.ops.base.pointwise import Pointwise, clip_pass, pointwise, scalar_pass
+from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gradient
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.optimize.sparse import SparseUpdate
 from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
@@ -71,18 +75,23 @@ __all__ = [
     "UINT16",
     "ArgumentValue",
     "Arguments",
+    "Array",
     "Cost",
     "DenseUpdate",
     "GradientOperators",
     "GradientRequest",
     "OneDNNOperator",
+    "OnnxName",
     "OpSchema",
     "Operator",
     "OperatorCall",
     "Parts",
     "Piece",
+    "Pointwise",
+    "PointwiseGradient",
     "Prepared",
     "Rule",
+    "Scratch",
     "SparseGradient",
     "SparseUpdate",
     "Step",
@@ -90,6 +99,7 @@ __all__ = [
     "TypeMeta",
     "any_to_first",
     "array_function",
+    "clip_pass",
     "first_to_first",
     "gradient_of",
     "in_sequence",
@@ -100,9 +110,12 @@ __all__ = [
     "one_to_one",
     "operator",
     "operator_class",
+    "pointwise",
+    "pointwise_gradient",
     "registered_engines",
     "registered_operators",
     "same_as_input",
+    "scalar_pass",
     "schema_of",
     "update_operator",
 ]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dagexec.core import registry
-
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 SAYS = {
@@ -85,19 +83,3 @@ def test_the_first_block_of_the_page_on_gradients_gives_what_it_says(tmp_path: P
     result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("{'w': 'w_grad'}")
-
-
-def test_the_operator_of_the_document_runs_and_passes_its_test() -> None:
-    operator, its_test, *excerpts = blocks("docs/adding-an-operator.md")
-    for excerpt in excerpts:
-        compile(excerpt, "docs/adding-an-operator.md", "exec")
-    namespace: dict[str, object] = {}
-    try:
-        exec(operator, namespace)
-        exec(its_test, namespace)
-        test = namespace["test_hypotenuse_of_3_and_4_is_5"]
-        assert callable(test)
-        test()
-    finally:
-        registry._schemas.pop("Hypotenuse", None)
-        registry._operators.pop(("cpu", "Hypotenuse", ""), None)
