@@ -24,6 +24,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
 from dagexec.options import CompileOptions, Shapes
+from dagexec.platform.closing import Closing
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
@@ -41,7 +42,7 @@ from dagexec.serving.waiting import TaskWait
 from dagexec.serving.warm_up import zero_feeds
 
 
-class Executor:
+class Executor(Closing):
     """A compiled model. Use it as a context manager, or call `close`.
 
     `run` may be called from many threads and `run_async` from many tasks at once.
@@ -108,14 +109,6 @@ class Executor:
         if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self

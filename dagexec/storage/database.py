@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from dagexec.errors import StorageError
+from dagexec.platform.closing import Closing
 
 PathLike = str | os.PathLike[str]
 
@@ -33,7 +34,7 @@ class Mode(Enum):
     NEW = "new"
 
 
-class Cursor(ABC):
+class Cursor(ABC, Closing):
     """A place in a database: at a record, or past the last one.
 
     Attributes:
@@ -74,14 +75,6 @@ class Cursor(ABC):
             yield self.key, self.value
             self.next()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class Transaction(ABC):
     """Records that are added all together, or not at all. As a context manager it commits, unless something raises."""
@@ -110,7 +103,7 @@ class Transaction(ABC):
             self.abort()
 
 
-class Database(ABC):
+class Database(ABC, Closing):
     """An open database; close it, or use it as a context manager.
 
     Attributes:
@@ -137,14 +130,6 @@ class Database(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 DatabaseFactory = Callable[[Path, Mode], Database]

@@ -12,14 +12,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.errors import ClosedError, DataError
 from dagexec.platform.blocking import wait_until
+from dagexec.platform.closing import Closing
 from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.platform.threads import Thread, ThreadWait, acquire, threads
 
@@ -236,7 +236,7 @@ def _tell(waits: list[ThreadWait]) -> None:
         wait.notify()
 
 
-class BatchLoader:
+class BatchLoader(Closing):
     """An iterator of batches, {name: array}, that are read while the trainer computes.
 
     Close it, or use it as a context manager; a loader that is forgotten ends its threads, too.
@@ -340,14 +340,6 @@ class BatchLoader:
                 thread.join(max(0.0, deadline - threads().monotonic()))
                 if thread.is_alive():
                     logger.warning("%s is still reading a batch, and ends after it", thread.name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _started(reading: _Reading, count: int) -> list[Thread]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy.typing as npt
 
 from dagexec.core.blobs_queue import BlobsQueue
 from dagexec.errors import ClosedError, OperatorError, QueueClosedError
+from dagexec.platform.closing import Closing
 from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
 from dagexec.platform.threads import Thread, threads
 
@@ -26,7 +26,7 @@ __all__ = ["QueueFeeder"]
 logger = logging.getLogger("dagexec")
 
 
-class QueueFeeder:
+class QueueFeeder(Closing):
     """Threads that call readers, each again and again on a thread of its own, until the queue is closed.
 
     A reader puts records into the queue itself: `net.run` of a net that ends with EnqueueBlobs. It is over when it
@@ -65,14 +65,6 @@ class QueueFeeder:
             thread.join(max(0.0, deadline - threads().monotonic()))
             if thread.is_alive():
                 logger.warning("%s is still reading, and ends after it", thread.name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _serve(self, reader: Callable[[], object]) -> None:
         try:

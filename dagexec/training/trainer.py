@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from dagexec.core.device import Device
 from dagexec.errors import ArgumentError, NonFiniteError, SchemaError, StorageError
 from dagexec.ops.communication import CommonWorld
+from dagexec.platform.closing import Closing
 from dagexec.platform.processor import available_cores
 from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.checkpoint import checkpoints as list_checkpoints
@@ -59,7 +58,7 @@ class StepReport:
     samples: int
 
 
-class Trainer:
+class Trainer(Closing):
     """Trains a task. Not for several threads at once.
 
     Attributes:
@@ -150,14 +149,6 @@ class Trainer:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the nets, and the folder of the checkpoints."""

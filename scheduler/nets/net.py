@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import ClassVar, Self
 
 from dagexec.core.blob import Blob
@@ -27,6 +26,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
 from dagexec.platform import teams
+from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -50,7 +50,7 @@ _CACHED_PREPARATIONS = 4
 Signature = tuple[object, ...]
 
 
-class BaseNet(ABC):
+class BaseNet(ABC, Closing):
     """A net in a workspace: its operators, and prepared steps per shape signature.
 
     Attributes:
@@ -146,14 +146,6 @@ class BaseNet(ABC):
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
         """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
         return cls(definition, workspace)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release threads and streams; a closed net does not run again. Idempotent.

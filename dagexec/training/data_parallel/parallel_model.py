@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import FeedError, MissingBlobError
+from dagexec.platform.closing import Closing
 from dagexec.training.data_parallel.replica import DRAW, Replica
 from dagexec.training.data_parallel.replica_devices import ReplicaDevice
 from dagexec.training.model_builder import ITERATION
@@ -25,7 +25,7 @@ Feeds = Mapping[str, npt.ArrayLike]
 _INTEGERS = frozenset("iu")
 
 
-class ParallelModel(ABC):
+class ParallelModel(ABC, Closing):
     """A model that is trained on several devices at once. One thread uses it at a time.
 
     Attributes:
@@ -67,14 +67,6 @@ class ParallelModel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back threads and streams; nothing runs any more. Parameters can still be read. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def fetch(self, blob: str) -> list[Array]:
         """The blob that the builder calls `blob`, on each device. Raises MissingBlobError."""
