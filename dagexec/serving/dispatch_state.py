@@ -165,7 +165,7 @@ class DispatchState:
         request.feeds, request.out = {}, None
         if request.pinned is not None:
             return
-        self.outcomes["completed" if error is None else outcome_name(error)] += 1
+        self.outcomes[outcome_name(error)] += 1
         if error is None:
             self.times.append((request.begun - request.created, now - request.begun))
 

@@ -15,9 +15,7 @@ from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
-from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import ChainSteps, Run, task, waiting_time
 
@@ -67,10 +65,6 @@ class DAGNet(BaseNet):
     def _in_run(self) -> bool:
         """True on the thread that called `run`, and on the workers."""
         return super()._in_run() or (self._pool is not None and self._pool.is_worker())
-
-    def synchronization(self, plan: Plan) -> Synchronization:
-        """What orders the chains of `plan` on their devices: here nothing, as each is done when its call returns."""
-        return finished_chains(plan, self.guards())
 
     def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
         """The prepared ones, or those that tell the observer."""

@@ -39,7 +39,7 @@ from dagexec.scheduler.plan.copies import insert_copies
 from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.plan.synchronization import Synchronization
+from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
@@ -262,9 +262,9 @@ class BaseNet(ABC, Closing):
     def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
         """The steps of each chain of a run on the host."""
 
-    @abstractmethod
     def synchronization(self, plan: Plan) -> Synchronization:
-        """What orders the chains of `plan` on their devices."""
+        """What orders the chains of `plan` on their devices: nothing, where each is done when its call returns."""
+        return finished_chains(plan, self.guards())
 
     def _launched_chains(self, preparation: Preparation, plan: Plan, observed: ObservedRun | None) -> LaunchedChains:
         """The chains as calls that launch them; kept for the next run unless somebody observes this one."""

@@ -16,7 +16,6 @@ from dagexec.scheduler.observe.observers import ObservedRun, Observer
 from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.run import ChainSteps, Run
 
@@ -31,10 +30,6 @@ class SimpleNet(BaseNet):
     @cached_property
     def _sequence(self) -> Plan:
         return build_sequence(self.graph)
-
-    def synchronization(self, plan: Plan) -> Synchronization:
-        """Nothing has to be ordered: an operator is done when the next one starts."""
-        return finished_chains(plan, self.guards())
 
     def _plan_of_run(self, preparation: Preparation) -> Plan:
         """Every operator is a chain that waits for the one before."""
