@@ -9,17 +9,16 @@ from __future__ import annotations
 import random
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from dagexec.binding.io_binding import MIN_BYTES_BOUND
-from dagexec.core.device import Device
-from dagexec.errors import SchemaError
-from dagexec.options import WhenFull
+from dagexec.core.device import CPU, Device
+from dagexec.options import CompileOptions, WhenFull
+from dagexec.scheduler.nets.options import NET_TYPES
 from dagexec.stress.nets import RandomNet, RandomNetOptions, random_net
 from dagexec.stress.operators import Failure
 
-NET_TYPES = ("simple", "dag", "async_dag")
 FEEDS = 4
 
 Ending = Literal["wait", "timeout", "cancel"]
@@ -92,12 +91,9 @@ class Case:
         fixed_device, fixed_net_type: what the caller of `make_case` asked for, None for what the seed says.
         device: where nets run whose operators name no device.
         devices: all devices in use.
-        net_type: simple, dag or async_dag.
-        workers, streams, replicas: of each executor; `streams` are those per worker.
-        stream_priority: of those streams, "normal" or "high".
+        options: of each executor, but for how the net is compiled and warmed up.
         executors: how many serve the net at the same time.
         repeats: runs of a net that is driven alone, without an executor; 0 leaves that part out.
-        max_queued, when_full: admission of the executors.
         warm: the executors are warmed up with zeros.
         closing: how the executors are closed while requests are under way; None: afterwards.
         callers: who asks for what.
@@ -113,15 +109,9 @@ class Case:
     fixed_net_type: str | None
     device: str
     devices: tuple[str, ...]
-    net_type: str
-    workers: int
-    streams: int
-    replicas: int
-    stream_priority: Literal["normal", "high"]
+    options: CompileOptions
     executors: int
     repeats: int
-    max_queued: int | None
-    when_full: WhenFull
     warm: bool
     closing: Closing | None
     callers: tuple[Caller, ...]
@@ -152,11 +142,13 @@ class Case:
 
     def describe(self) -> str:
         """One line on how the net is run."""
-        parts = [f"seed {self.seed}", self.net_type, f"on {', '.join(self.devices)}", f"{self.workers} workers"]
-        parts += [f"{self.streams} streams a worker", f"{self.replicas} replicas", f"{self.executors} executors"]
+        options = self.options
+        parts = [f"seed {self.seed}", str(options.net_type), f"on {', '.join(self.devices)}"]
+        parts += [f"{options.num_workers} workers", f"{options.streams_per_worker} streams a worker"]
+        parts += [f"{options.replicas} replicas", f"{self.executors} executors"]
         parts += [f"{len(caller.rows)} callers ({caller.backend})" for caller in self.callers]
         parts += [f"{self.repeats} runs alone"] * bool(self.repeats)
-        parts += [f"{self.when_full} at {self.max_queued} queued"] * (self.max_queued is not None)
+        parts += [f"{options.when_full} at {options.max_queued} queued"] * (options.max_queued is not None)
         parts += ["warmed up"] * self.warm
         parts += [self.compiling] * (self.compiling != "as given")
         parts += [f"{self.closing} under way"] * (self.closing is not None)
@@ -172,29 +164,33 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
 
     Raises DeviceError for an unknown device and SchemaError for an unknown net type.
     """
-    if net_type is not None and net_type not in NET_TYPES:
-        raise SchemaError(f"net type {net_type!r} is unknown; expected one of {', '.join(NET_TYPES)}")
     place = Device.parse(device or "cpu")
     source, compiling = random.Random(f"{seed} case"), random.Random(f"{seed} compiling")
     drawn_type = source.choices(NET_TYPES, (1, 2, 4))[0]
     devices = _devices(random.Random(f"{seed} devices"), place)
     net = _case_net(seed, devices)
     executors = source.choices((1, 2), (4, 1))[0]
+    options = CompileOptions(
+        net_type=net_type or drawn_type,
+        num_workers=source.choice((1, 1, 2, 2, 3, 4)),
+        intra_op_threads=1,
+        device=None if place == CPU else str(place),  # the net may name others
+        streams_per_worker=source.choice((1, 1, 2, 4)),
+        replicas=source.choice((1, 1, 2, 3)),
+        stream_priority=source.choice(("normal", "normal", "high")),
+        tuning_seconds=0,
+    )
+    repeats = source.choice((0, 0, 1, 3))
+    max_queued, when_full = source.choice((None, None, 0, 1, 5)), source.choice(get_args(WhenFull))
     return Case(
         seed=seed,
         fixed_device=device,
         fixed_net_type=net_type,
         device=str(place),
         devices=devices,
-        net_type=net_type or drawn_type,
-        workers=source.choice((1, 1, 2, 2, 3, 4)),
-        streams=source.choice((1, 1, 2, 4)),
-        replicas=source.choice((1, 1, 2, 3)),
-        stream_priority=source.choice(("normal", "normal", "high")),
+        options=replace(options, max_queued=max_queued, when_full=when_full),
         executors=executors,
-        repeats=source.choice((0, 0, 1, 3)),
-        max_queued=source.choice((None, None, 0, 1, 5)),
-        when_full=source.choice(("wait", "reject")),
+        repeats=repeats,
         warm=source.random() < 0.3,
         closing=source.choice(_CLOSINGS) if source.random() < 0.15 else None,
         callers=_callers(random.Random(f"{seed} callers"), net.failing, executors),

@@ -177,10 +177,13 @@ class _CaseRun:
         self._secondary = 0
         self.tally: Counter[str] = Counter(self._net.features)
         self.tally["cases"] = 1
-        self.tally[f"net type {case.net_type}"] = 1
+        options = case.options
+        self.tally[f"net type {options.net_type}"] = 1
         self.tally[f"nets {case.compiling}"] = 1
-        for what in ("workers", "streams", "replicas", "executors"):
-            self.tally[f"{what}: {getattr(case, what)}"] = 1
+        self.tally[f"workers: {options.num_workers}"] = 1
+        self.tally[f"streams: {options.streams_per_worker}"] = 1
+        self.tally[f"replicas: {options.replicas}"] = 1
+        self.tally[f"executors: {case.executors}"] = 1
         if case.sim is not None:
             self.tally[f"driver: {case.sim.driver}"] = 1
             self.tally["cases with a memory limit"] = int(self._limited)
@@ -213,20 +216,11 @@ class _CaseRun:
         case = self._case
         return dagexec.compile(
             self._model,
+            case.options,
             optimize=case.compiling != "as given",
             without_passes=_ALL_PASSES if case.compiling == "memory planned" else (),
             keep=self._keep,
             shapes={"switches": (max(1, self._net.failing),)},
-            tuning_seconds=0,
-            intra_op_threads=1,
-            net_type=case.net_type,
-            num_workers=case.workers,
-            replicas=case.replicas,
-            device=None if case.device == "cpu" else case.device,  # the net may name others
-            streams_per_worker=case.streams,
-            stream_priority=case.stream_priority,
-            max_queued=case.max_queued,
-            when_full=case.when_full,
             warm_start={"switches": (max(1, self._net.failing),)} if case.warm else False,
         )
 
@@ -347,7 +341,8 @@ class _CaseRun:
         elif isinstance(error, RunTimeoutError):
             self._expect(request.ending == "timeout" or self._may_hang(), f"timed out without a timeout: {text}")
         elif isinstance(error, QueueFullError):
-            rejecting = self._case.max_queued is not None and self._case.when_full == "reject"
+            options = self._case.options
+            rejecting = options.max_queued is not None and options.when_full == "reject"
             self._expect(rejecting, f"rejected by an executor that waits: {text}")
         elif isinstance(error, ClosedError):
             self._expect(self._case.closing is not None, f"the executor was closed by nobody: {text}")
@@ -364,11 +359,11 @@ class _CaseRun:
             clean = [CaseRequest(number, feed) for feed in range(FEEDS)]
             for request in clean:
                 self._serve_clean(executor, request)
-            group = Caller("asyncio", (tuple(clean),) * self._case.replicas)  # no more at once than are served
+            group = Caller("asyncio", (tuple(clean),) * self._case.options.replicas)  # no more at once than are served
             self._call_in_tasks(group, "asyncio", executors)
             moment = executor.statistics()
             found = (moment.replicas, moment.running, moment.queued)
-            expected = (self._case.replicas, 0, 0)
+            expected = (self._case.options.replicas, 0, 0)
             self._expect(found == expected, f"replicas, running, queued: {found}, expected {expected}")
 
     def _serve_clean(self, executor: Executor, request: CaseRequest) -> None:
@@ -400,7 +395,7 @@ class _CaseRun:
         feed_all(workspace, net.parameters)
         feed_all(workspace, net.feeds(0))
         if case.compiling == "as given":
-            driven = workspace.create_net(net.net, case.net_type, case.workers)
+            driven = workspace.create_net(net.net, case.options.net_type, case.options.num_workers)
             assert isinstance(driven, BaseNet)
         else:
             driven = _planned_net(net, workspace, case)
@@ -444,10 +439,10 @@ _CLOSINGS: Mapping[Closing | None, Callable[[Executor], object]] = {
 def _planned_net(net: RandomNet, workspace: Workspace, case: Case) -> BaseNet:
     """A net that keeps its outputs alone."""
     keep = frozenset(net.outputs)
-    if case.net_type == "simple":
+    if case.options.net_type == "simple":
         return SimpleNet(net.net, workspace, keep=keep)
-    kind = DAGNet if case.net_type == "dag" else AsyncDAGNet
-    return kind(net.net, workspace, keep=keep, num_workers=case.workers)
+    kind = DAGNet if case.options.net_type == "dag" else AsyncDAGNet
+    return kind(net.net, workspace, keep=keep, num_workers=case.options.num_workers)
 
 
 @contextmanager

@@ -142,7 +142,8 @@ def test_a_case_follows_from_its_seed_and_what_is_fixed() -> None:
     for seed in SEEDS:
         assert make_case(seed) == make_case(seed)
         free, fixed = make_case(seed), make_case(seed, net_type="async_dag")
-        assert dataclasses.replace(free, net_type="async_dag", fixed_net_type="async_dag") == fixed
+        options = dataclasses.replace(free.options, net_type="async_dag")
+        assert dataclasses.replace(free, options=options, fixed_net_type="async_dag") == fixed
         assert fixed.replay() == f"dagexec stress --case {seed} --net-type async_dag"
         assert free.replay() == f"dagexec stress --case {seed}"
         assert make_case(seed, "sim:0").replay() == f"dagexec stress --case {seed} --device sim:0"
@@ -152,11 +153,14 @@ def test_a_case_follows_from_its_seed_and_what_is_fixed() -> None:
 def test_cases_differ_in_all_they_can() -> None:
     cases = [make_case(seed, "sim:0") for seed in SEEDS]
     for name, least in {
-        "net_type": 3, "workers": 4, "streams": 3, "stream_priority": 2, "replicas": 3, "executors": 2,
-        "repeats": 3, "closing": 5, "devices": 4, "max_queued": 4, "when_full": 2, "warm": 2, "compiling": 3,
-        "least_bytes_moved": 3,
+        "executors": 2, "repeats": 3, "closing": 5, "devices": 4, "warm": 2, "compiling": 3, "least_bytes_moved": 3,
     }.items():  # fmt: skip
         assert len({getattr(case, name) for case in cases}) == least, name
+    for name, least in {
+        "net_type": 3, "num_workers": 4, "streams_per_worker": 3, "stream_priority": 2, "replicas": 3, "max_queued": 4,
+        "when_full": 2,
+    }.items():  # fmt: skip
+        assert len({getattr(case.options, name) for case in cases}) == least, name
     requests = [request for case in cases for request in case.requests()]
     assert {request.ending for request in requests} == {"wait", "timeout", "cancel"}
     assert len({request.mistake for request in requests}) == 5
