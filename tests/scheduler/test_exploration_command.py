@@ -98,7 +98,7 @@ def test_a_failing_net_is_shrunk(racy: str, tmp_path: Path) -> None:
     result = explore(racy, "--shrink", str(smaller))
     assert result.exit_code == 1
     types = [op.type for op in load_net(smaller).op]
-    assert f"a net of {len(types)} operators that fails: {smaller}" in result.stdout
+    assert f"a failing net of {len(types)} operators: {smaller}" in result.stdout
     assert types.count("TestTell") == 2
     assert len(types) < 6
 

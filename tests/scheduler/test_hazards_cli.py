@@ -70,7 +70,7 @@ def test_a_folder_of_caffe2_is_proved_for_every_net_type(checked: Cli, net_type:
 def test_without_shapes_blobs_go_by_name_and_that_is_said(checked: Cli) -> None:
     status, out, _ = checked(LENET)
     assert status == 0
-    assert "told apart by name" in out
+    assert "distinguished by name" in out
     assert "Proved" in out
 
 
