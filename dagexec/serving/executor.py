@@ -166,10 +166,8 @@ class Executor(Closing):
             results = self._inline.run(given, names, out)
             if results is not None:
                 return results
-        waiting_time(timeout)
-        deadline = None if timeout is None else self._now() + timeout
         wait = ThreadWait()
-        return self._served(self._request(given, names, out, priority, trace, wait), wait, deadline, timeout)
+        return self._served(self._request(given, names, out, timeout, priority, trace, wait), wait)
 
     async def run_async(
         self,
@@ -193,13 +191,11 @@ class Executor(Closing):
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
             given = self._apart(given, names, out)
-        waiting_time(timeout)
-        deadline = None if timeout is None else self._now() + timeout
         wait = TaskWait()
-        request = self._request(given, names, out, priority, trace, wait)
+        request = self._request(given, names, out, timeout, priority, trace, wait)
         try:
             self._pooled.submit(request, start_here=False)
-            in_time = await wait.wait(None if deadline is None else max(0.0, deadline - self._now()))
+            in_time = await wait.wait(request.seconds_left(self._now()))
         except GeneratorExit:  # the coroutine was dropped: nobody can wait any more
             self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
             raise
@@ -208,7 +204,7 @@ class Executor(Closing):
                 await wait.wait_out()
             _attach_secondary(error, request)
             raise
-        if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+        if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
             await wait.wait_out()
         return request.outcome()
 
@@ -322,23 +318,28 @@ class Executor(Closing):
         feeds: Feeds,
         names: Sequence[str],
         out: Mapping[str, Array] | None,
+        timeout: float | None,
         priority: int,
         trace: Observer | None,
         wait: ThreadWait | TaskWait,
     ) -> Request:
+        """What is asked for, checked. Its time begins now."""
+        waiting_time(timeout)
+        began = self._now()
         checked = self._replicas.fitting(feeds)
         if checked is None:
             checked = check_feeds(self.model, feeds, self._needed)
-        return Request(checked, names, out=out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+        request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+        if timeout is not None:
+            request.timeout, request.deadline = timeout, began + timeout
+        return request
 
-    def _served(
-        self, request: Request, wait: ThreadWait, deadline: float | None = None, timeout: float | None = None
-    ) -> Outputs:
-        """The outputs of `request`, which is cancelled at `deadline`, `timeout` seconds after the call."""
+    def _served(self, request: Request, wait: ThreadWait) -> Outputs:
+        """The outputs of `request`, which is cancelled at its deadline."""
         try:
             self._pooled.submit(request, start_here=True)
-            in_time = wait.wait(-1 if deadline is None else waiting_time(max(0.0, deadline - self._now())))
-            if not in_time and self._dispatcher.cancel(request, self._timed_out(timeout)):
+            in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
+            if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
                 wait.wait()
         except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
             if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
@@ -425,8 +426,10 @@ class Executor(Closing):
     def _cancelled(self, why: str) -> RunCancelledError:
         return RunCancelledError(f"net {self.model.name!r}: {why}")
 
-    def _timed_out(self, timeout: float | None) -> RunTimeoutError:
-        return RunTimeoutError(f"net {self.model.name!r}: not done within {timeout} seconds; the run was cancelled")
+    def _timed_out(self, request: Request) -> RunTimeoutError:
+        return RunTimeoutError(
+            f"net {self.model.name!r}: not done within {request.timeout} seconds; the run was cancelled"
+        )
 
 
 def _dropped(pool: WorkerPool, owns_pool: bool, replicas: Replicas) -> None:

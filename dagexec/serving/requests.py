@@ -40,6 +40,8 @@ class Request:
         notify: called from any thread when `outcome` is there to be asked for.
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
+        timeout: seconds from the call until its caller gives it up.
+        deadline: when that is, on the dispatcher's clock.
         created: when it was made, on the dispatcher's clock.
         begun: when it got a replica, or ended without one.
         queue: the queue it waits in, if any.
@@ -54,6 +56,8 @@ class Request:
         span: its OpenTelemetry span, if spans were asked for.
     """
 
+    timeout: float = math.inf
+    deadline: float = math.inf
     created: float = 0.0
     begun: float = -math.inf
     queue: RequestQueue | None = None
@@ -89,6 +93,10 @@ class Request:
         self.notify = notify
         self.pinned = pinned
         self.run_net = run_net
+
+    def seconds_left(self, now: float) -> float | None:
+        """Seconds until its deadline, 0 when it is over; None when it has none."""
+        return None if self.deadline == math.inf else max(0.0, self.deadline - now)
 
     def outcome(self) -> Outputs:
         """The outputs, or raise what went wrong. To be asked once, as the request lets go of both."""
