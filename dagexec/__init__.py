@@ -19,11 +19,11 @@ from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import load_model
 from dagexec.storage.net_file import load_net, save_net
 
-if TYPE_CHECKING:
+if not TYPE_CHECKING:
+    _precision = LazyModule("dagexec.analysis.precision_report")
+else:
     from dagexec.analysis import precision_report as _precision
     from dagexec.analysis.precision_report import PrecisionReport, precision_report
-else:
-    _precision = LazyModule("dagexec.analysis.precision_report")
 
 __version__ = "0.1.0"
 

@@ -11,10 +11,10 @@ from dagexec.platform.extras import install_command
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.plan.plan import Plan
 
-if TYPE_CHECKING:
-    import networkx as nx
-else:
+if not TYPE_CHECKING:
     nx = LazyModule("networkx")
+else:
+    import networkx as nx
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:

@@ -27,10 +27,10 @@ from dagexec.core.schema import OpSchema, operator_label
 from dagexec.errors import CycleError, NetOrderError
 from dagexec.platform.lazy import LazyModule
 
-if TYPE_CHECKING:
-    import networkx as nx
-else:
+if not TYPE_CHECKING:
     nx = LazyModule("networkx")
+else:
+    import networkx as nx
 
 
 class Hazard(enum.Flag):

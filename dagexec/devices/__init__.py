@@ -11,12 +11,12 @@ from dagexec.core.stream import Capture, Event, EventState, Kernel, Priority, St
 from dagexec.devices.host import HostRuntime
 from dagexec.platform.lazy import LazyModule
 
-if TYPE_CHECKING:
-    from dagexec.devices.cuda import runtime as _cuda
-    from dagexec.devices.sim import runtime as _sim
-else:
+if not TYPE_CHECKING:
     _cuda = LazyModule("dagexec.devices.cuda.runtime")
     _sim = LazyModule("dagexec.devices.sim.runtime")
+else:
+    from dagexec.devices.cuda import runtime as _cuda
+    from dagexec.devices.sim import runtime as _sim
 
 __all__ = [
     "Capture",

@@ -19,10 +19,10 @@ from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.telemetry import require_telemetry
 
-if TYPE_CHECKING:
-    from dagexec.compiler import compilation
-else:
+if not TYPE_CHECKING:
     compilation = LazyModule("dagexec.compiler.compilation")
+else:
+    from dagexec.compiler import compilation
 
 
 @with_keywords_of(CompileOptions)

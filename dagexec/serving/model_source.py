@@ -16,15 +16,15 @@ from dagexec.frontend.predictor import PREDICTOR_SUFFIXES, load_predictor
 from dagexec.platform.lazy import LazyModule
 from dagexec.storage.net_file import TEXT_SUFFIXES, load_net
 
-if TYPE_CHECKING:
+if not TYPE_CHECKING:
+    onnx = LazyModule("onnx")
+    onnx_frontend = LazyModule("dagexec.frontend.onnx")
+    zoo = LazyModule("dagexec.zoo")
+else:
     import onnx
 
     from dagexec import zoo
     from dagexec.frontend import onnx as onnx_frontend
-else:
-    onnx = LazyModule("onnx")
-    onnx_frontend = LazyModule("dagexec.frontend.onnx")
-    zoo = LazyModule("dagexec.zoo")
 
 ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model]
 

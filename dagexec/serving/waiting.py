@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from dagexec.platform.lazy import LazyModule
 
-if TYPE_CHECKING:
-    import anyio
-    from anyio import lowlevel
-else:
+if not TYPE_CHECKING:
     anyio = LazyModule("anyio")
     lowlevel = LazyModule("anyio.lowlevel")
+else:
+    import anyio
+    from anyio import lowlevel
 
 
 class _Mailbox:
