@@ -76,7 +76,7 @@ class MissingBlobError(DagexecError):
 
 
 class BlobTypeError(DagexecError):
-    """A blob holds another type of object than the one asked for."""
+    """A blob holds an object of another type than requested."""
 
 
 class NetOrderError(DagexecError):
@@ -84,9 +84,9 @@ class NetOrderError(DagexecError):
 
 
 class CycleError(NetOrderError):
-    """The operators of a net depend on each other in a circle.
+    """The operators of a net depend on each other in a cycle.
 
-    `operators` holds the circle as operator labels, in order of dependency.
+    `operators` holds the cycle as operator labels, in order of dependency.
     """
 
     def __init__(self, message: str, operators: list[str]) -> None:

@@ -51,7 +51,7 @@ def save_weights(folder: Path, name: str = "weights") -> None:
 def test_a_model_may_not_overwrite_a_file_unless_it_is_allowed(tmp_path: Path, optimize: bool) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    with pytest.raises(AccessError, match=r"Save .*it writes files, which a model may not do.*allow_io=True"):
+    with pytest.raises(AccessError, match=r"Save .*it writes files, which a model is not allowed to do.*allow_io=True"):
         dagexec.compile(saving(precious), optimize=optimize)
     assert precious.read_text() == "mine"
     with dagexec.compile(saving(precious), optimize=optimize, allow_io=True) as executor:
@@ -107,7 +107,7 @@ def test_an_init_net_loads_nothing_from_elsewhere(tmp_path: Path, way: str) -> N
         "link to a folder": loading("up/weights"),
     }[way]
     folder_model(folder, load)
-    with pytest.raises(AccessError, match=r"Load .*is outside of the folder"):
+    with pytest.raises(AccessError, match=r"Load .*is outside the folder"):
         dagexec.compile(folder)
     with dagexec.compile(folder, allow_io=True) as executor:
         np.testing.assert_array_equal(executor.run({"x": X})["y"], 2 * X)
@@ -121,7 +121,7 @@ def test_a_database_that_is_a_folder_has_no_links_out_of_it(tmp_path: Path) -> N
     folder = folder_model(tmp_path / "model", loading("weights", db_type="lmdb"))
     (folder / "weights").mkdir()
     (folder / "weights" / "data.mdb").symlink_to(tmp_path / "weights" / "data.mdb")
-    with pytest.raises(AccessError, match="is outside of the folder"):
+    with pytest.raises(AccessError, match="is outside the folder"):
         dagexec.compile(folder)
 
 
@@ -139,7 +139,7 @@ def test_a_training_reads_and_writes_where_it_was_started(tmp_path: Path, monkey
     workspace.feed_blob("w", X)
     workspace.run_operator_once(operator_def("Save", ["w"], [], db="here"))
     assert (tmp_path / "here").exists()
-    with pytest.raises(AccessError, match="is outside of the folder"):
+    with pytest.raises(AccessError, match="is outside the folder"):
         workspace.run_operator_once(operator_def("Save", ["w"], [], db="../there"))
     assert task_workspace(allow_io=True).allow_io is IO.ANY
 

@@ -119,7 +119,7 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
         elif name not in needed:
             continue
         else:
-            raise FeedError(f"model {model.name!r}: the shape of input {name!r} is not in the model; give it")
+            raise FeedError(f"model {model.name!r}: the model does not specify the shape of input {name!r}; specify it")
         meta = info.dtype or FLOAT32
         drawn = 4 if meta.is_float else 8  # bytes of an element as it is drawn, before it has its type
         check_fits(

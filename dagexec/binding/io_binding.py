@@ -319,7 +319,7 @@ def _new_result(net: str, name: str, like: Array) -> Array:
     try:
         return np.empty(like.shape, like.dtype)
     except MemoryError:
-        raise ResourceError(f"{what} needs {like.nbytes:,} bytes; the system refuses them") from None
+        raise ResourceError(f"{what} needs {like.nbytes:,} bytes; the system refused the allocation") from None
 
 
 def _is_plain(array: Array) -> bool:

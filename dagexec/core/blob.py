@@ -35,7 +35,7 @@ class Blob:
         if isinstance(self.value, kind):
             return self.value
         if self.value is None:
-            raise MissingBlobError(f"blob {self.name!r} holds nothing yet; expected a {kind.__name__}")
+            raise MissingBlobError(f"blob {self.name!r} is empty; expected a {kind.__name__}")
         raise BlobTypeError(f"blob {self.name!r} holds a {type(self.value).__name__}; expected a {kind.__name__}")
 
     def tensor(self, device: Device = CPU) -> Tensor:

@@ -78,7 +78,7 @@ class TensorDescriptor:
         if len(shape) != len(strides):
             raise ShapeError(f"shape {shape} has {len(shape)} axes, strides {strides} are {len(strides)}")
         if any(stride < 0 for stride in strides):
-            raise ShapeError(f"strides {strides} of shape {shape} must be 0 or more: copy what runs backwards")
+            raise ShapeError(f"strides {strides} of shape {shape} must be 0 or more: copy arrays that run backwards")
         element_count(shape)
         if self.span > MAX_SPAN:
             raise ResourceError(f"shape {shape} with strides {strides} overflows: it spans {self.span} elements")

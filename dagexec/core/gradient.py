@@ -288,4 +288,4 @@ def _refusal(op_type: str) -> str | None:
 
 def _check_free(op_type: str) -> None:
     if op_type in _makers or op_type in _refusals:
-        raise GradientError(f"operator type {op_type!r} has a gradient maker already")
+        raise GradientError(f"operator type {op_type!r} already has a gradient maker")

@@ -343,7 +343,7 @@ def _refuse_order(net: NetDef, operators: Sequence[OperatorDef], made: Collectio
             f"{operator_label(operators[writer], writer)} writes, later in the list; expected writers first"
         ) from None
     labels = [operator_label(operators[index], index) for index in cycle]
-    raise CycleError(f"net {net.name!r}: operators depend on each other in a circle: {' -> '.join(labels)}", labels)
+    raise CycleError(f"net {net.name!r}: operators depend on each other in a cycle: {' -> '.join(labels)}", labels)
 
 
 def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -40,7 +40,7 @@ def needs_of(needed: IO) -> str:
 def check_allowed(needed: IO, allowed: IO, owner: str) -> None:
     """Raise AccessError, saying how to allow it, when an operator needs more than is allowed."""
     if needed > allowed:
-        raise AccessError(f"{owner}: it {_NEEDS[needed]}, which a model may not do by itself; {_HOW}")
+        raise AccessError(f"{owner}: it {_NEEDS[needed]}, which a model is not allowed to do; {_HOW}")
 
 
 def check_inside(path: Path, folder: Path, owner: str) -> None:
@@ -52,4 +52,4 @@ def check_inside(path: Path, folder: Path, owner: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:  # a NUL character, a loop of links
         raise AccessError(f"{owner}: {str(path)[:200]!r} cannot be looked up: {error}") from None
     if not inside:
-        raise AccessError(f"{owner}: {str(path)[:200]!r} is outside of the folder {str(root)!r}; {_HOW}")
+        raise AccessError(f"{owner}: {str(path)[:200]!r} is outside the folder {str(root)!r}; {_HOW}")

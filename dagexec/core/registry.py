@@ -137,7 +137,7 @@ def operator_class(operator_type: str) -> type[Operator]:
     """
     found = _operators.get(("cpu", schema_of(operator_type).type, ""))
     if found is None:
-        raise UnsupportedOperatorError(f"operator type {operator_type!r} has no class for the host")
+        raise UnsupportedOperatorError(f"operator type {operator_type!r} has no implementation for the host")
     return found
 
 
@@ -247,7 +247,7 @@ def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int
             return cls(definition, workspace, index=index, net=net)
         except UnsupportedFeatureError as reason:
             label = operator_label(definition, index, net)
-            logger.info("%s: engine %s passed over: %s", label, engine or "DEFAULT", reason)
+            logger.info("%s: engine %s skipped: %s", label, engine or "DEFAULT", reason)
             refusals.append(f"{engine or 'DEFAULT'}: {reason}")
     label = operator_label(definition, index, net)
     why = f"every engine refused: {'; '.join(refusals)}" if refusals else "none is registered"

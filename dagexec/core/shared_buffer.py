@@ -89,7 +89,7 @@ class SharedBuffer:
         is using it, launched without `turns`.
         """
         if self.turns is not None and self._use.locked():
-            raise DeviceError(f"the {self.name} is used by two kernels at once")
+            raise DeviceError(f"the {self.name} is used by two kernels at the same time")
         with self._use:
             if self._memory.nbytes < self._needed:
                 self._memory = self._runtime.allocate(0)

@@ -111,7 +111,7 @@ class Tensor:
     def array(self) -> npt.NDArray[Any]:
         """The array over this tensor's storage; writing to it changes every tensor that shares the storage."""
         if self._array is None:
-            raise MissingBlobError("the tensor holds nothing yet: feed it, or run the net that fills it")
+            raise MissingBlobError("the tensor is empty: feed it, or run the net that fills it")
         return self._array
 
     @property

@@ -130,7 +130,7 @@ class Workspace:
         """Forget a blob of this workspace itself; nets made before keep the object. Raises MissingBlobError."""
         with self._lock.own:
             if self._blobs.pop(name, None) is None:
-                raise MissingBlobError(f"blob {name!r} is not a blob of this workspace itself")
+                raise MissingBlobError(f"blob {name!r} is not in this workspace itself")
 
     def feed_blob(
         self,
@@ -176,11 +176,11 @@ class Workspace:
         """
         tensor = self.get_blob(name).get(Tensor)
         if tensor.is_empty:
-            raise MissingBlobError(f"blob {name!r} holds nothing yet")
+            raise MissingBlobError(f"blob {name!r} is empty")
         storage = tensor.storage()
         if storage is not None and storage.reused:
             raise MissingBlobError(
-                f"blob {name!r} holds nothing after a run, as its memory is used again: name it in `keep`"
+                f"blob {name!r} is not available after a run, because its memory is reused: name it in `keep`"
             )
         return tensor.fetch()
 
@@ -210,7 +210,7 @@ class Workspace:
         if not definition.name:
             raise SchemaError("a net needs a name")
         if definition.name in self._nets and not overwrite:
-            raise SchemaError(f"net {definition.name!r} exists already; pass overwrite=True to replace it")
+            raise SchemaError(f"net {definition.name!r} already exists; pass overwrite=True to replace it")
         net = self.build_net(definition, net_type, num_workers)
         with self._lock.own:
             other = self._nets.get(definition.name)
@@ -220,7 +220,7 @@ class Workspace:
             other.close()
         elif other is not None:  # made by another thread in the meantime
             net.close()
-            raise SchemaError(f"net {definition.name!r} exists already; pass overwrite=True to replace it")
+            raise SchemaError(f"net {definition.name!r} already exists; pass overwrite=True to replace it")
         return net
 
     def build_net(self, definition: NetDef, net_type: str | None = None, num_workers: int | None = None) -> Net:

@@ -66,7 +66,7 @@ def check_deadline() -> None:
     """Raises DeadlineExceededError when the deadline of the caller is over."""
     deadline = _deadline.get()
     if deadline is not None and deadline.is_over:
-        raise DeadlineExceededError("the time for it is over")
+        raise DeadlineExceededError("the time limit has passed")
 
 
 def call_with_timeout(call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:

@@ -158,7 +158,7 @@ def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     try:
         raw = np.empty(nbytes + _LINE, np.uint8)
     except MemoryError:
-        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refuses it") from None
+        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refused the allocation") from None
     commit(raw, nbytes)
     offset = -raw.ctypes.data % _LINE
     return raw[offset : offset + nbytes]

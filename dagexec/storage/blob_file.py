@@ -104,12 +104,12 @@ def read_blobs(
         with _naming(source, cursor):
             key = _text(cursor.key)
             if key in sums:
-                raise StorageError(f"key {key!r} comes twice")
+                raise StorageError(f"key {key!r} occurs twice")
             if key == INTEGRITY_KEY:
                 content = decode_blob(cursor.value, most_bytes).content
                 integrity = content if isinstance(content, bytes) else b""
                 if cursor.value != encode_string(key, integrity):
-                    raise StorageError("damaged: the record of checksums has changed")
+                    raise StorageError("damaged: the checksum record has changed")
             else:
                 sums[key] = zlib.crc32(cursor.value), len(cursor.value)
                 name = blob_name(key)
@@ -119,7 +119,7 @@ def read_blobs(
     if integrity is not None:
         _compare(integrity, sums, source)
     elif require_checksums:
-        raise StorageError(f"{source}: the checksums are missing: it is cut off, or dagexec did not write it")
+        raise StorageError(f"{source}: the checksums are missing: the file is truncated, or was not written by dagexec")
     found.is_checked = integrity is not None
     try:
         found.tensors = {name: assembly.finish() for name, assembly in assemblies.items()}
@@ -136,7 +136,7 @@ def blob_name(key: str) -> str:
 def _take(name: str, value: bytes, most_bytes: int, found: BlobFile, assemblies: dict[str, Assembly]) -> None:
     record: BlobRecord = decode_blob(value, most_bytes)
     if name in found.strings or (isinstance(record.content, bytes) and name in assemblies):
-        raise StorageError(f"blob {name!r} comes twice")
+        raise StorageError(f"blob {name!r} occurs twice")
     if isinstance(record.content, bytes):
         found.strings[name] = record.content
         return
@@ -165,28 +165,28 @@ def _compare(integrity: bytes, found: Mapping[str, tuple[int, int]], source: str
     written = _written(integrity, source)
     for key, (crc, size) in found.items():
         if key not in written:
-            raise StorageError(f"{source}: damaged: record {key!r} is not one that was written")
+            raise StorageError(f"{source}: damaged: record {key!r} was not written by the saving program")
         if written[key] != [crc, size]:
             raise StorageError(
                 f"{source}: damaged: record {key!r} was written with checksum and size {written[key]}, "
-                f"and has {[crc, size]} now"
+                f"but now has {[crc, size]}"
             )
     missing = [key for key in written if key not in found]
     if missing:
-        raise StorageError(f"{source}: damaged: {len(missing)} records are missing, {missing[0]!r} among them")
+        raise StorageError(f"{source}: damaged: {len(missing)} records are missing, including {missing[0]!r}")
 
 
 def _written(integrity: bytes, source: str) -> dict[str, list[int]]:
     crc, _, body = integrity.partition(b" ")
     try:
         if f"{zlib.crc32(body):08x}".encode() != crc:
-            raise StorageError(f"{source}: damaged: the record of checksums has changed")
+            raise StorageError(f"{source}: damaged: the checksum record has changed")
         records = json.loads(body)["records"]
         if isinstance(records, dict):
             return records
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise StorageError(f"{source}: damaged: the record of checksums cannot be read")
+    raise StorageError(f"{source}: damaged: the checksum record cannot be read")
 
 
 @contextmanager

@@ -89,7 +89,9 @@ def decode_blob(value: bytes, most_bytes: int) -> BlobRecord:
     if head.type == STRING_TYPE:
         return BlobRecord(name, head.content, 0)
     if not tensors:
-        raise StorageError(f"blob {name!r}: holds a {head.type or 'thing of no type'}; expected a Tensor or a string")
+        raise StorageError(
+            f"blob {name!r}: holds a {head.type or 'value of unknown type'}; expected a Tensor or a string"
+        )
     message = tensors[0] if len(tensors) == 1 else memoryview(b"".join(tensors))  # one message in pieces: they merge
     return BlobRecord(name, decode_tensor(message, most_bytes), head.content_num_chunks)
 
@@ -129,11 +131,11 @@ class Assembly:
         """Put a segment in its place. Raises StorageError for one of another tensor, or that overlaps another."""
         if (segment.shape, segment.meta, chunks) != (self.shape, self.meta, self.chunks):
             raise StorageError(
-                f"blob {self.name!r}: its records do not agree: {self.meta}{list(self.shape)} in {self.chunks} "
+                f"blob {self.name!r}: its records are inconsistent: {self.meta}{list(self.shape)} in {self.chunks} "
                 f"chunks, and {segment.meta}{list(segment.shape)} in {chunks}"
             )
         if self.is_complete:
-            raise StorageError(f"blob {self.name!r}: elements {segment.begin} to {segment.end} come twice")
+            raise StorageError(f"blob {self.name!r}: elements {segment.begin} to {segment.end} occur twice")
         self.array.reshape(-1)[segment.begin : segment.end] = segment.values
         self._segments.append((segment.begin, segment.end))
         self._arrived += segment.end - segment.begin
@@ -143,7 +145,7 @@ class Assembly:
         reached = 0
         for begin, end in sorted(self._segments):
             if begin < reached:
-                raise StorageError(f"blob {self.name!r}: elements {begin} to {min(end, reached)} come twice")
+                raise StorageError(f"blob {self.name!r}: elements {begin} to {min(end, reached)} occur twice")
             if begin > reached:
                 break
             reached = end

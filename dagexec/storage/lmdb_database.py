@@ -112,10 +112,10 @@ class LmdbDatabase(Database):
             verify_file(path)
             self._enter(path)
         elif mode is Mode.READ:
-            raise StorageError(f"{path}: no lmdb database is there; expected a folder with a file {_FILE}")
+            raise StorageError(f"{path}: there is no lmdb database; expected a folder with a file {_FILE}")
         elif path.is_file():
             raise StorageError(
-                f"{path}: cannot be written: a file is there, and an lmdb database is a folder; it stays"
+                f"{path}: cannot be written: it is a file, and an lmdb database is a folder; the file was kept"
             )
         else:
             self._unpublished = Unpublished(path, folder=True)
@@ -137,13 +137,13 @@ class LmdbDatabase(Database):
     def cursor(self) -> LmdbCursor:
         """A cursor over the records as they are now."""
         if self.mode is not Mode.READ:
-            raise StorageError(f"{self.path}: opened to {self.mode.value}; open it to read for a cursor")
+            raise StorageError(f"{self.path}: opened for {self.mode.value}; open it for reading to use a cursor")
         return LmdbCursor(self.path, self._module, self._environment)
 
     def transaction(self) -> LmdbTransaction:
         """A transaction; the first of a database opened NEW starts from nothing."""
         if self.mode is Mode.READ:
-            raise StorageError(f"{self.path}: opened to read; open it with Mode.WRITE or Mode.NEW to add records")
+            raise StorageError(f"{self.path}: opened for reading; open it with Mode.WRITE or Mode.NEW to add records")
         return LmdbTransaction(self)
 
     @property
@@ -202,7 +202,7 @@ class LmdbTransaction(Transaction):
         """Add a record. Raises StorageError for a key that is empty, too long or there already."""
         if not 0 < len(key) <= _MAX_KEY:
             raise StorageError(
-                f"{self._database.path}: a key of {len(key)} bytes does not go into an lmdb database, which takes "
+                f"{self._database.path}: a key of {len(key)} bytes is not possible in an lmdb database, which allows "
                 f"1 to {_MAX_KEY}: {key[:40]!r}; minidb takes any"
             )
         try:
@@ -210,7 +210,7 @@ class LmdbTransaction(Transaction):
         except self._database.errors as error:
             raise self._failed(error) from None
         if not new:
-            raise StorageError(f"{self._database.path}: key {key[:80]!r} is there already")
+            raise StorageError(f"{self._database.path}: key {key[:80]!r} already exists")
 
     def commit(self) -> None:
         """Commit; lmdb synchronizes the file."""
@@ -234,7 +234,7 @@ class LmdbTransaction(Transaction):
 
     def _opened(self) -> Any:
         if self._transaction is None:
-            raise StorageError(f"{self._database.path}: this transaction is over; make a new one")
+            raise StorageError(f"{self._database.path}: this transaction has ended; start a new one")
         return self._transaction
 
     def _failed(self, error: Exception) -> StorageError:
@@ -311,7 +311,7 @@ def _compare_checksum(path: Path) -> None:
     found = _checksum(path / _FILE)
     if found != written and _checksum_text(path) == written:  # otherwise somebody commits just now
         raise StorageError(
-            f"{path}: damaged: {_FILE} was written with checksum and size {written}, and has {found} now; "
+            f"{path}: damaged: {_FILE} was written with checksum and size {written}, but now has {found}; "
             f"if another program has changed it since, remove {_CHECKSUM}"
         )
 

@@ -122,7 +122,7 @@ def _meta(content: mmap.mmap, place: int) -> _Meta:
     last, transaction = _LAST.unpack_from(content, begin + 2 * _TREE.size)
     if (last + 1) * page_size > len(content):
         raise _DamagedError(
-            f"{what}: it is cut off: its pages take {(last + 1) * page_size:,} bytes, found {len(content):,}"
+            f"{what}: the file is truncated: its pages take {(last + 1) * page_size:,} bytes, found {len(content):,}"
         )
     free, records = (_Tree(depth, root, flags & ~_SIMPLE_TREE == 0) for _, flags, depth, *_, root in trees)
     return _Meta(page_size, last, transaction, (free, records))
@@ -140,7 +140,7 @@ class _Pages:
         """Walk both trees. Raises _DamagedError."""
         for tree, what in zip(self._meta.trees, ("the tree of free pages", "the tree of records"), strict=True):
             if not tree.is_simple:
-                raise _DamagedError(f"{what}: several values a key, or unknown flags; expected one value a key")
+                raise _DamagedError(f"{what}: several values per key, or unknown flags; expected one value per key")
             if tree.root == _NOWHERE:
                 continue
             if not 0 < tree.depth <= _DEEPEST:
@@ -183,7 +183,7 @@ class _Pages:
     def _value(self, number: int, place: int, length: int, flags: int, room: int) -> int:
         """The bytes that a value takes in its leaf."""
         if flags & _DUPLICATES:
-            raise _DamagedError(f"page {number}: several values a key")
+            raise _DamagedError(f"page {number}: several values per key")
         if not flags & _BIG:
             return length
         if room >= _NUMBER.size:
@@ -196,7 +196,7 @@ class _Pages:
         if number < 2 or number + count - 1 > self._meta.last:
             raise _DamagedError(f"pages {number} to {number + count - 1} are not among pages 2 to {self._meta.last}")
         if number in self._seen:
-            raise _DamagedError(f"page {number} is pointed to twice")
+            raise _DamagedError(f"page {number} has two references")
         self._seen.add(number)
         return number * self._meta.page_size
 

@@ -45,13 +45,13 @@ class MiniDatabase(Database):
     def cursor(self) -> MiniCursor:
         """A cursor with a file handle of its own."""
         if self.mode is not Mode.READ:
-            raise StorageError(f"{self.path}: opened to {self.mode.value}; open it to read for a cursor")
+            raise StorageError(f"{self.path}: opened for {self.mode.value}; open it for reading to use a cursor")
         return MiniCursor(self.path)
 
     def transaction(self) -> MiniTransaction:
         """A transaction at the end of the file."""
         if self.mode is Mode.READ:
-            raise StorageError(f"{self.path}: opened to read; open it with Mode.WRITE or Mode.NEW to add records")
+            raise StorageError(f"{self.path}: opened for reading; open it with Mode.WRITE or Mode.NEW to add records")
         transaction = MiniTransaction(self.path, self._unpublished)
         self._unpublished = None
         return transaction
@@ -87,7 +87,7 @@ class MiniTransaction(Transaction):
         if max(len(key), len(value)) > _LONGEST:
             raise StorageError(
                 f"{self._path}: record {key[:80]!r} of {len(value):,} bytes is too long for a minidb, "
-                f"which holds {_LONGEST:,} bytes a record: write it in smaller chunks"
+                f"which holds {_LONGEST:,} bytes per record: write it in smaller chunks"
             )
         try:
             file.write(_LENGTHS.pack(len(key), len(value)))
@@ -122,7 +122,7 @@ class MiniTransaction(Transaction):
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            raise StorageError(f"{self._path}: this transaction is over; make a new one")
+            raise StorageError(f"{self._path}: this transaction has ended; start a new one")
         return self._file
 
     def _failed(self, error: OSError) -> StorageError:

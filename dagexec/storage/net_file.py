@@ -30,7 +30,7 @@ def load_net(path: str | os.PathLike[str]) -> NetDef:
     """
     net = load_message(path, NetDef)
     if not net.op and not net.name and not net.external_input and Path(path).stat().st_size:
-        raise ModelFormatError(f"{path}: not a NetDef: no operators, no name and no external inputs in it")
+        raise ModelFormatError(f"{path}: not a NetDef: it has no operators, no name and no external inputs")
     return net
 
 

@@ -132,7 +132,7 @@ def _segment(head: TensorProto, data: dict[int, list[memoryview]], most_bytes: i
     count = math.prod(shape)
     if count * _fewest_bytes(meta, head.storage_type) > most_bytes:
         raise StorageError(
-            f"tensor {name!r}: {count:,} elements {meta} (shape {shape}) cannot be in {most_bytes:,} bytes"
+            f"tensor {name!r}: {count:,} elements of type {meta} (shape {shape}) do not fit in {most_bytes:,} bytes"
         )
     begin, end = (head.segment.begin, head.segment.end) if head.HasField("segment") else (0, count)
     if not 0 <= begin <= end <= count:
@@ -182,7 +182,7 @@ def _fixed(name: str, meta: TypeMeta, parts: Iterable[memoryview]) -> Array:
     """Little-endian elements."""
     content = _joined(parts)
     if len(content) % meta.itemsize:
-        raise StorageError(f"tensor {name!r}: {len(content)} bytes are no whole number of {meta} elements")
+        raise StorageError(f"tensor {name!r}: {len(content)} bytes are not a multiple of the size of {meta} elements")
     if meta is BOOL:
         return np.not_equal(np.frombuffer(content, np.uint8), 0)
     if meta is BFLOAT16:
@@ -198,5 +198,5 @@ def _narrowed(name: str, meta: TypeMeta, values: npt.NDArray[np.int64]) -> Array
     narrow = values.astype(target)
     if not np.array_equal(narrow, values):
         wrong = values[narrow != values][0]
-        raise StorageError(f"tensor {name!r}: the value {wrong} is no {meta}")
+        raise StorageError(f"tensor {name!r}: the value {wrong} is not a valid {meta}")
     return narrow.view(meta.numpy) if meta in (FLOAT16, BFLOAT16) else narrow

@@ -69,7 +69,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, index + 1
         shift += 7
-    raise WireError(f"a number that does not end at byte {position}")
+    raise WireError(f"unterminated number at byte {position}")
 
 
 def encode_varints(values: npt.NDArray[np.int64]) -> bytes:
@@ -99,7 +99,7 @@ def decode_varints(content: memoryview) -> npt.NDArray[np.int64]:
         return np.zeros(0, np.int64)
     ends = np.flatnonzero(data < 0x80)
     if not ends.size or ends[-1] != data.size - 1:
-        raise WireError("packed numbers that do not end")
+        raise WireError("unterminated packed numbers")
     if ends.size == data.size:
         return data.astype(np.int64)
     starts = np.empty_like(ends)

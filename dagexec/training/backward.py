@@ -46,7 +46,7 @@ def add_gradient_operators(
         raise GradientError(f"net {net.name!r}: expected a list of losses, found the string {losses!r}")
     given = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses)
     if not given:
-        raise GradientError(f"net {net.name!r}: no loss is named")
+        raise GradientError(f"net {net.name!r}: no loss was given")
     made = _BackwardPass(net, wanted, [blob for blob in given.values() if blob is not None])
     gradients = made.run(given)
     written = {blob for definition in net.op for blob in definition.output}
@@ -78,7 +78,9 @@ class _BackwardPass:
             taken.update(definition.input, definition.output, definition.control_input)
         unknown = sorted((self._wanted or frozenset()) - taken)
         if unknown:
-            raise GradientError(f"net {net.name!r}: gradients of {unknown} are wanted, which are no blobs of the net")
+            raise GradientError(
+                f"net {net.name!r}: gradients of {unknown} were requested, but they are not blobs of the net"
+            )
         self._dependent = None if self._wanted is None else _dependents(net, self._versions, self._wanted)
         self._parts: dict[Version, list[Part]] = {}
         self._results: dict[str, tuple[Version, Part]] = {}
@@ -106,11 +108,13 @@ class _BackwardPass:
         if writer is None:
             raise GradientError(f"net {self._net.name!r}: loss {loss!r} is not the output of any operator")
         if stops_gradients(self._net.op[writer].type):
-            raise GradientError(f"{self._label(writer)}: loss {loss!r} has no gradient: none passes through this type")
+            raise GradientError(
+                f"{self._label(writer)}: loss {loss!r} has no gradient: no gradient passes through this type"
+            )
         if self._dependent is not None and version not in self._dependent:
             raise GradientError(
                 f"net {self._net.name!r}: loss {loss!r}, the output of {self._label(writer)}, "
-                f"depends on none of the blobs whose gradients are wanted: {sorted(self._wanted or ())}"
+                f"depends on none of the blobs whose gradients were requested: {sorted(self._wanted or ())}"
             )
 
     def _seed(self, version: Version, given: str | None) -> None:

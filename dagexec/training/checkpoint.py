@@ -74,7 +74,7 @@ def save_checkpoint(
     `keep` below 1.
     """
     if step < 0 or keep < 1:
-        raise ValueError(f"expected a step from 0 and keep from 1 on, found {step} and {keep}")
+        raise ValueError(f"expected a step of at least 0 and keep of at least 1, found {step} and {keep}")
     if db_type not in database_types():
         raise StorageError(f"database type {db_type!r} is unknown; expected one of {', '.join(database_types())}")
     path = Path(folder) / f"step-{step:012d}.{db_type}"
@@ -129,7 +129,9 @@ def load_checkpoint(
     for name in checkpoint.blobs:
         blob = workspace.get_blob_or_none(name)
         if blob is not None and blob.value is not None and not isinstance(blob.value, Tensor):
-            raise StorageError(f"{path}: blob {name!r} of the workspace holds a {type(blob.value).__name__}, no tensor")
+            raise StorageError(
+                f"{path}: blob {name!r} of the workspace holds a {type(blob.value).__name__}, not a tensor"
+            )
     for name in checkpoint.blobs:
         workspace.feed_blob(name, found.tensors[name])
     return checkpoint
@@ -163,7 +165,7 @@ def _read(path: Path) -> tuple[BlobFile, Checkpoint]:
     """A checkpoint, checked. Raises StorageError."""
     db_type = path.suffix.removeprefix(".")
     if db_type not in database_types():
-        raise StorageError(f"{path}: not a checkpoint; expected a name that ends in one of {database_types()}")
+        raise StorageError(f"{path}: not a checkpoint; expected a name that ends with one of {database_types()}")
     found = read_blob_file(db_type, path, require_checksums=True)
     checkpoint = _state(path, found.strings.get(STATE_RECORD))
     missing = [name for name in checkpoint.blobs if name not in found.tensors]
@@ -202,7 +204,7 @@ def _whole_ones(folder: Path) -> Iterator[Path]:
         try:
             _read(path)
         except StorageError as error:
-            logger.warning("checkpoint passed over: %s", error)
+            logger.warning("checkpoint skipped: %s", error)
             continue
         _whole[path.resolve()] = _identity(path)
         yield path
@@ -227,7 +229,7 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
         synchronize_folder(path.parent)
     except OSError as error:
-        logger.warning("an old checkpoint cannot be removed: %s: %s", path, reason(error))
+        logger.warning("cannot remove an old checkpoint: %s: %s", path, reason(error))
 
 
 def _is_whole(path: Path) -> bool:
@@ -236,7 +238,7 @@ def _is_whole(path: Path) -> bool:
     try:
         _read(path)
     except StorageError as error:
-        logger.warning("checkpoint does not count as one to keep: %s", error)
+        logger.warning("checkpoint not counted towards `keep`: %s", error)
         return False
     _whole[path.resolve()] = _identity(path)
     return True

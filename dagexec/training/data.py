@@ -274,11 +274,11 @@ class BatchLoader(Closing):
         """
         counts = {name: len(samples) for name, samples in arrays.items()}
         if len(set(counts.values())) != 1 or not min(counts.values()):
-            raise ValueError(f"expected arrays with the same number of samples, from 1 on; found {counts}")
+            raise ValueError(f"expected arrays with the same number of samples, at least 1; found {counts}")
         count = next(iter(counts.values()))
         if min(batch_size, prefetch, threads) < 1 or start_step < 0 or (epochs is not None and epochs < 0):
             raise ValueError(
-                f"expected batch_size, prefetch and threads from 1 on, start_step and epochs from 0 on; "
+                f"expected batch_size, prefetch and threads of at least 1, start_step and epochs of at least 0; "
                 f"found {batch_size}, {prefetch}, {threads}, {start_step}, {epochs}"
             )
         steps = count // batch_size if drop_last else -(-count // batch_size)
@@ -339,7 +339,7 @@ class BatchLoader(Closing):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - threads().monotonic()))
                 if thread.is_alive():
-                    logger.warning("%s is still reading a batch, and ends after it", thread.name)
+                    logger.warning("%s is still reading a batch and will end after it", thread.name)
 
 
 def _started(reading: _Reading, count: int) -> list[Thread]:

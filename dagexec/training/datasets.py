@@ -37,11 +37,13 @@ def digits(size: int = 8, *, test_share: float = 0.2, seed: int = 0) -> Split:
     a share outside (0, 1).
     """
     if size < 8 or not 0 < test_share < 1:
-        raise ValueError(f"expected a size from 8 on and a share between 0 and 1, found {size} and {test_share}")
+        raise ValueError(f"expected a size of at least 8 and a share between 0 and 1, found {size} and {test_share}")
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError(f"the digits come with scikit-learn; install it with: {install_command('examples')}") from None
+        raise DataError(
+            f"the digits are part of scikit-learn; install it with: {install_command('examples')}"
+        ) from None
     bunch = load_digits()
     images = (bunch.images / 16.0).astype(np.float32)[:, None]
     labels = bunch.target.astype(np.int32)

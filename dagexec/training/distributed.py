@@ -54,8 +54,8 @@ def add_all_reduce(helper: ModelHelper, *, bucket_bytes: int = BUCKET_BYTES, alg
             continue
         if not isinstance(found, str):
             raise GradientError(
-                f"model {helper.name!r}: the gradient of {name!r} is sparse ({found}); over processes only dense ones "
-                f"are summed: use Gather with dense_gradient=1"
+                f"model {helper.name!r}: the gradient of {name!r} is sparse ({found}); only dense gradients can be "
+                f"summed over processes: use Gather with dense_gradient=1"
             )
         pending.append((found, 4 * int(np.prod(helper.parameters[name]))))
     buckets = _buckets(pending, bucket_bytes)

@@ -40,7 +40,7 @@ class FolderLock:
             self._sign()
         except BlockingIOError:
             raise StorageError(
-                f"{folder}: another training writes its checkpoints there: {_holder(self._path)}; wait for it, or "
+                f"{folder}: another training is writing its checkpoints there: {_holder(self._path)}; wait for it, or "
                 f"train in another folder"
             ) from None
         except OSError as error:
@@ -80,7 +80,7 @@ def _held(path: Path) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path.name} is no regular file")
+            raise OSError(f"{path.name} is not a regular file")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):

@@ -96,7 +96,7 @@ class ModelBuilder:
     def tags_of(self, parameter: str) -> frozenset[str]:
         """The tags of a parameter. Raises SchemaError when there is no such parameter."""
         if parameter not in self._tags:
-            raise SchemaError(f"model {self.name!r}: there is no parameter {parameter!r}")
+            raise SchemaError(f"model {self.name!r}: parameter {parameter!r} does not exist")
         return self._tags[parameter]
 
     def name_scope(self, prefix: str) -> AbstractContextManager[None]:
@@ -241,7 +241,7 @@ class ModelBuilder:
 
     def _check_new(self, name: str) -> None:
         if self._exists(name):
-            raise SchemaError(f"model {self.name!r}: blob {name!r} exists already")
+            raise SchemaError(f"model {self.name!r}: blob {name!r} already exists")
 
     def _declared(self) -> Iterable[Collection[str]]:
         return (self.inputs, *self._kept())

@@ -44,7 +44,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
     def params_to_grad(self) -> dict[str, Gradient]:
         """The gradient of each trained parameter. Raises GradientError before `add_gradient_operators`."""
         if self._gradients is None:
-            raise GradientError(f"model {self.name!r}: it has no gradients yet: call add_gradient_operators")
+            raise GradientError(f"model {self.name!r}: there are no gradients yet: call add_gradient_operators")
         return dict(self._gradients)
 
     def add_gradient_operators(
@@ -57,7 +57,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
         and for any other parameter that has none.
         """
         if self._gradients is not None:
-            raise GradientError(f"model {self.name!r}: it has gradients already")
+            raise GradientError(f"model {self.name!r}: there are gradients already")
         length = len(self.net.op)
         trial = NetDef()
         trial.CopyFrom(self.net)
@@ -66,7 +66,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
         if missing:
             raise GradientError(
                 f"model {self.name!r}: no gradient of {sorted(losses)} reaches the parameters {missing}; "
-                f"those that are to stay as they are must be named in `without`"
+                f"name those that should not be trained in `without`"
             )
         gradients = {name: found[name] for name in self.parameters if name in found}
         devices = {

@@ -93,7 +93,7 @@ class Optimizer(ABC):
             if isinstance(one.grad, SparseGradient) and not self.takes_sparse:
                 raise GradientError(
                     f"model {helper.name!r}: parameter {one.name!r} has a sparse gradient, which {type(self).__name__} "
-                    "does not take; update it with another optimizer"
+                    "does not support; use another optimizer for it"
                 )
             self._add_update(net, one)
 
@@ -197,7 +197,7 @@ class Adam(Optimizer):
         super().__post_init__()
         self._require_numbers("beta1", "beta2", "epsilon", "decoupled_weight_decay")
         if self.row_wise and self.rectified:
-            raise SchemaError("Adam: row_wise and rectified do not go together")
+            raise SchemaError("Adam: row_wise and rectified cannot be combined")
 
     def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         sparse = isinstance(one.grad, SparseGradient)

@@ -41,13 +41,13 @@ class ParallelSteps:
     ) -> None:
         """Build the model on every device, with equal parameters. What operators may reach: see `task_workspace`.
 
-        Raises SchemaError for a batch that the devices and their micro-batches cannot share equally, and what
+        Raises SchemaError for a batch that the devices and their micro-batches cannot divide equally, and what
         `parallelize` raises.
         """
         parts = len(devices) * iter_size
         if parts and task.batch_size % parts:
             raise SchemaError(
-                f"task {task.name!r}: a batch of {task.batch_size} cannot be shared equally by {len(devices)} "
+                f"task {task.name!r}: a batch of {task.batch_size} cannot be divided equally among {len(devices)} "
                 f"device(s) with {iter_size} micro-batch(es) each"
             )
         found: list[Results] = []

@@ -64,7 +64,7 @@ class QueueFeeder(Closing):
         for thread in self._threads:
             thread.join(max(0.0, deadline - threads().monotonic()))
             if thread.is_alive():
-                logger.warning("%s is still reading, and ends after it", thread.name)
+                logger.warning("%s is still reading and will end after it", thread.name)
 
     def _serve(self, reader: Callable[[], object]) -> None:
         try:

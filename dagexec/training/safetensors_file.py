@@ -63,7 +63,7 @@ def export_safetensors(
     for name, array in arrays.items():
         meta = dtypes.from_numpy(array.dtype)
         if meta not in _NAMES:
-            raise StorageError(f"{path}: blob {name!r} holds {meta}s, which safetensors files do not")
+            raise StorageError(f"{path}: blob {name!r} holds {meta}s, which safetensors files cannot store")
         specs[name] = library.TensorSpec(
             dtype=_WRITTEN.get(meta, meta.name),
             shape=list(array.shape),
@@ -78,7 +78,7 @@ def export_safetensors(
         unpublished.publish()
     except (OSError, library.SafetensorError, TypeError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error)
-        raise StorageError(f"{path}: cannot be written: {text}; a file before it stays") from None
+        raise StorageError(f"{path}: cannot be written: {text}; an earlier file was kept") from None
     finally:
         unpublished.discard()
 
@@ -121,7 +121,7 @@ def import_safetensors(
         elif (tensor.shape, tensor.meta) != (array.shape, meta):
             problems.append(f"{name!r} must be {tensor.meta}{list(tensor.shape)}, found {meta}{list(array.shape)}")
     if problems:
-        raise StorageError(f"{path}: does not fit the model: {'; '.join(problems[:20])}")
+        raise StorageError(f"{path}: does not match the model: {'; '.join(problems[:20])}")
     for name in names:
         workspace.feed_blob(name, found[name])
     return names

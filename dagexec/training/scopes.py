@@ -69,7 +69,7 @@ class Scopes:
                 source = max(fits, key=len)
                 found = left.pop(source) + passed[-1][len(source) :]
                 if found in passed:
-                    raise SchemaError(f"parameter_sharing: {' -> '.join([*passed, found])} goes round in a circle")
+                    raise SchemaError(f"parameter_sharing: {' -> '.join([*passed, found])} is a cycle")
                 passed.append(found)
         return passed[-1]
 
@@ -104,7 +104,7 @@ class Scopes:
         for layer_name in layers:
             known = _layer_arguments.get(layer_name)
             if known is None:
-                raise SchemaError(f"arg_scope: no layer is called {layer_name!r}; layers: {sorted(_layer_arguments)}")
+                raise SchemaError(f"arg_scope: unknown layer {layer_name!r}; layers: {sorted(_layer_arguments)}")
             unknown = sorted(defaults.keys() - known)
             if unknown:
                 raise SchemaError(f"arg_scope: {layer_name} has no arguments {unknown}; it has {sorted(known)}")

@@ -51,7 +51,7 @@ class LocalSteps:
         """
         ranks, rank = (1, 0) if world is None else (world.size, world.rank)
         if task.batch_size < ranks:
-            raise SchemaError(f"task {task.name!r}: a batch of {task.batch_size} is not enough for {ranks} ranks")
+            raise SchemaError(f"task {task.name!r}: a batch of {task.batch_size} is too small for {ranks} ranks")
         self._share = share_of(rank, ranks, task.batch_size)
         self._weight = (self._share.stop - self._share.start) / task.batch_size
         self._world = world if ranks > 1 else None

@@ -128,8 +128,8 @@ class Trainer(Closing):
         else:
             if stop_on_nan or (world is not None and world.size > 1):
                 raise SchemaError(
-                    f"task {task.name!r}: stop_on_nan and several ranks are for one device and whole batches; found "
-                    f"{len(devices)} devices and iter_size={iter_size}"
+                    f"task {task.name!r}: stop_on_nan and several ranks require one device and undivided batches; "
+                    f"found {len(devices)} devices and iter_size={iter_size}"
                 )
             self.steps = ParallelSteps(
                 task,
@@ -228,8 +228,8 @@ class Trainer(Closing):
         found = latest_checkpoint(folder) if resume else None
         if found is None and resume and there and not ignore_damaged:
             raise StorageError(
-                f"{folder}: none of its {len(there)} checkpoint(s) is whole, the newest is {there[0].name} (the log "
-                f"says what is wrong); ignore_damaged=True (--ignore-damaged) begins anew"
+                f"{folder}: none of its {len(there)} checkpoint(s) is complete, the newest is {there[0].name} (the log "
+                f"gives the reasons); ignore_damaged=True (--ignore-damaged) starts over"
             )
         if found is not None:
             expected = self.steps.checkpoint_blobs()
@@ -237,8 +237,8 @@ class Trainer(Closing):
             self.step = self._saved = loaded.step
         elif not resume and there:
             raise StorageError(
-                f"{folder}: holds checkpoints of an earlier training, the newest {there[0].name}: resume it, or begin "
-                f"in another folder"
+                f"{folder}: holds checkpoints of an earlier training, the newest {there[0].name}: resume it, or use "
+                f"another folder"
             )
 
     def _settings(self) -> dict[str, str]:
@@ -258,7 +258,7 @@ class Trainer(Closing):
             if found.extra.get(name, value) != value
         ]
         if differing:
-            raise StorageError(f"{found.path}: was written with {'; '.join(differing)}: it cannot go on from there")
+            raise StorageError(f"{found.path}: was written with {'; '.join(differing)}: it cannot be resumed")
 
     def _write(self, folder: Path) -> None:
         blobs = self.steps.checkpoint_blobs()
@@ -270,7 +270,7 @@ class Trainer(Closing):
             if array.dtype.kind in "fV" and not np.isfinite(array).all():
                 raise NonFiniteError(
                     f"task {self.task.name!r}: {name} has a NaN or an infinity after step {self.step}; "
-                    f"stop_on_nan=True names the operator that makes it",
+                    f"stop_on_nan=True names the operator that produces it",
                     blob=name,
                     producer=f"step {self.step}",
                 )

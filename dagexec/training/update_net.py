@@ -76,7 +76,7 @@ class UpdateNet:
         updated = {blob for definition in operators[begin:] for blob in definition.output}
         repeated = [name for index, name in enumerate(parameters) if name in updated or name in parameters[:index]]
         if repeated:
-            raise SchemaError(f"model {self._helper.name!r}: there is an update of {repeated} already")
+            raise SchemaError(f"model {self._helper.name!r}: {repeated} already has an update")
 
     def require_known(self, multipliers: Mapping[str, float]) -> None:
         """Raise SchemaError for a key that is neither a parameter, nor a tag of one, nor one of the usual tags."""
@@ -85,8 +85,8 @@ class UpdateNet:
         unknown = sorted(multipliers.keys() - known)
         if unknown:
             raise SchemaError(
-                f"model {self._helper.name!r}: multipliers of {unknown}, which are no parameters and no tags of any; "
-                f"there are {sorted(known)}"
+                f"model {self._helper.name!r}: multipliers of {unknown}, which are neither parameters nor their tags; "
+                f"known: {sorted(known)}"
             )
 
     def trained(self, name: str, grad: Gradient, multipliers: Mapping[str, float]) -> UpdatedParameter:

@@ -59,7 +59,7 @@ def architecture(name: str) -> Architecture:
     if found is None:
         close = difflib.get_close_matches(name, _ARCHITECTURES, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
-        raise ModelFormatError(f"the zoo has no model {name!r}; {hint}")
+        raise ModelFormatError(f"there is no zoo model {name!r}; {hint}")
     return found
 
 

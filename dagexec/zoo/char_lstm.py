@@ -54,7 +54,7 @@ class CharLSTM:
         codes = self.encode(text)
         starts = np.arange(0, len(codes) - steps, stride)[:, None]
         if not starts.size:
-            raise ValueError(f"a piece of {steps} characters and the next one do not fit in {len(codes)} characters")
+            raise ValueError(f"a piece of {steps} characters and its successor do not fit in {len(codes)} characters")
         places = starts + np.arange(steps)
         return {"characters": codes[places], "next": codes[places + 1]}
 
@@ -88,7 +88,7 @@ class CharLSTM:
         empty `start`.
         """
         if not start or not temperature > 0:
-            raise ValueError(f"expected a start and a temperature above 0, found {start!r} and {temperature}")
+            raise ValueError(f"expected a nonempty start and a temperature above 0, found {start!r} and {temperature}")
         helper = ModelHelper("char_lstm_generator")
         helper.add_input("characters", (None, 1), INT32)
         state = ("hidden_before", "cell_before")

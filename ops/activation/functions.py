@@ -321,7 +321,7 @@ def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float
     limits = np.iinfo(meta.numpy) if meta.is_integer else ml_dtypes.finfo(meta.numpy)  # type: ignore[no-untyped-call]
     low, high = arguments.float("min", -math.inf), arguments.float("max", math.inf)
     if low > high:
-        raise ArgumentError(f"{label}: argument 'min' must not exceed 'max', found {low:g} > {high:g}")
+        raise ArgumentError(f"{label}: argument 'min' must not be greater than 'max', found {low:g} > {high:g}")
     if not meta.is_integer:
         lowest, highest = float(limits.min), float(limits.max)
         return min(max(low, lowest), highest), max(min(high, highest), lowest)

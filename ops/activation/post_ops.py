@@ -174,7 +174,7 @@ def parse_post_op(text: str, label: str) -> PostOp:
     except ValueError:
         raise ArgumentError(f"{label}: post_ops: {kind!r} takes {expected} number(s), found {text!r}") from None
     if any(math.isnan(number) for number in numbers) or (kind == "clip" and numbers[0] > numbers[1]):
-        raise ArgumentError(f"{label}: post_ops: the numbers of {text!r} make no sense")
+        raise ArgumentError(f"{label}: post_ops: the numbers of {text!r} are invalid")
     a, b = [*numbers, 0.0, 0.0][:2]
     return PostOp(kind, a, b)
 
@@ -213,7 +213,7 @@ def infer_post_ops(call: OperatorCall, output: TensorType, own: int) -> tuple[Po
             continue
         if not own <= index < len(names):
             raise ArgumentError(
-                f"{call.label}: post_ops: {str(post_op)!r} names no operand: expected input {own} to {len(names) - 1}"
+                f"{call.label}: post_ops: {str(post_op)!r} needs an operand: expected input {own} to {len(names) - 1}"
             )
         if post_op.kind == SUM:
             if names[index] != result:
@@ -231,7 +231,7 @@ def infer_post_ops(call: OperatorCall, output: TensorType, own: int) -> tuple[Po
             raise ArgumentError(f"{call.label}: input {names[index]!r} (number {index}) is not named in post_ops")
         if names[index] == result and kinds != [SUM]:
             raise ArgumentError(
-                f"{call.label}: post_ops: input {index} is the output blob {result!r}: only a 'sum:{index}' may read it"
+                f"{call.label}: post_ops: input {index} is the output blob {result!r}: only 'sum:{index}' may read it"
             )
     return post_ops
 

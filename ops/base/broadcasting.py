@@ -59,7 +59,7 @@ def operand_views(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]
         return a, _run_view(call, a, b, _run_start(call, len(a), len(b)))
     unread = "axis" if call.arguments.int("axis", -1) != -1 else "axis_str"
     if unread == "axis" or call.arguments.string("axis_str", ""):
-        raise ArgumentError(f"{call.label}: argument {unread!r} has a meaning only with broadcast=1")
+        raise ArgumentError(f"{call.label}: argument {unread!r} requires broadcast=1")
     return broadcast_shape(call, [a, b]), b
 
 

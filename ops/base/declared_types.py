@@ -18,7 +18,7 @@ def declared_types(arguments: Arguments, count: int, owner: str) -> list[TensorT
     """The `count` types that `shapes` and `dtypes` say, None without `shapes`. Raises ArgumentError."""
     if "shapes" not in arguments:
         if "dtypes" in arguments:
-            raise ArgumentError(f"{owner}: argument 'dtypes' goes with 'shapes', which is missing")
+            raise ArgumentError(f"{owner}: argument 'dtypes' requires 'shapes', which is missing")
         return None
     shapes = [_shape(text, owner) for text in arguments.strings("shapes")]
     names = arguments.strings("dtypes")

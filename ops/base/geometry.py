@@ -262,7 +262,7 @@ def read_window(call: OperatorCall, rank: int, *, blocked: bool = False) -> Wind
     pads = read_pads(call, rank)
     if global_pooling:
         if any(pads) or any(size != 1 for size in stride + dilation):
-            raise ArgumentError(f"{call.label}: global_pooling allows no pad, stride or dilation beside it")
+            raise ArgumentError(f"{call.label}: global_pooling cannot be combined with pad, stride or dilation")
     elif not kernel:
         raise ArgumentError(f"{call.label}: argument 'kernel' (or kernels, or kernel_h and kernel_w) is required")
     if legacy_pad in COMPUTED_PADS and any(pads):
@@ -294,15 +294,17 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
     rank = len(spatial_sizes(image_order(call), shape))
     window = read_window(call, rank, blocked=True)
     if window.global_pooling or window.ceil_mode:
-        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
+        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode only apply to pooling")
     if window.legacy_pad is LegacyPad.CAFFE_LEGACY_POOLING:
-        raise ArgumentError(f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING is for pooling")
+        raise ArgumentError(f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING only applies to pooling")
     adjs = _per_axis(call, "adj", rank, 0, least=0)
     wanted = call.arguments.ints("output_sizes") if "output_sizes" in call.arguments else None
     if wanted is not None:
         _checked(call, "output_size", wanted, rank, 1)
         if any(window.head + window.tail):
-            raise ArgumentError(f"{call.label}: output_sizes gives the pads; found pads {window.head + window.tail}")
+            raise ArgumentError(
+                f"{call.label}: output_sizes determines the pads; found pads {window.head + window.tail}"
+            )
     axes = []
     for number, size in enumerate(window.spatial(shape)):
         stride, dilation, adj = window.stride[number], window.dilation[number], adjs[number]
@@ -324,7 +326,7 @@ def read_transposed_window(call: OperatorCall, shape: tuple[int, ...]) -> tuple[
             if out > reach:
                 raise ArgumentError(
                     f"{call.label}: output_sizes of axis {number} must be at most {reach}: ({size} - 1) * stride "
-                    f"{stride} + {extent} for the kernel, and less than stride or dilation beside it; found {out}"
+                    f"{stride} + {extent} for the kernel, plus less than stride or dilation; found {out}"
                 )
             head = most // 2 if window.legacy_pad is LegacyPad.SAME_UPPER else most - most // 2
             tail = most - head
@@ -365,11 +367,13 @@ def _per_axis(call: OperatorCall, name: str, rank: int, default: int | None, lea
         allowed = {name}
     else:
         if len(given) != 2 or rank != 2:
-            raise ArgumentError(f"{call.label}: {pair[0]} and {pair[1]} go together, for 2 spatial axes; found {given}")
+            raise ArgumentError(
+                f"{call.label}: {pair[0]} and {pair[1]} must be given together, for 2 spatial axes; found {given}"
+            )
         values = [args.int(form, 0) for form in pair]
         allowed = set(pair)
     if set(given) - allowed:
-        raise ArgumentError(f"{call.label}: arguments {given} say the same thing; give one form")
+        raise ArgumentError(f"{call.label}: arguments {given} mean the same; give only one of them")
     return _checked(call, name, values, rank, least)
 
 
@@ -394,12 +398,14 @@ def read_pads(call: OperatorCall, rank: int, least: int = 0) -> tuple[int, ...]:
         values, allowed = [args.int("pad", 0)] * (2 * rank), {"pad"}
     elif given:
         if len(given) != 4 or rank != 2:
-            raise ArgumentError(f"{call.label}: {', '.join(sides)} go together, for 2 spatial axes; found {given}")
+            raise ArgumentError(
+                f"{call.label}: {', '.join(sides)} must be given together, for 2 spatial axes; found {given}"
+            )
         values, allowed = [args.int(form, 0) for form in sides], set(sides)
     else:
         return (0,) * (2 * rank)
     if set(given) - allowed:
-        raise ArgumentError(f"{call.label}: arguments {given} say the same thing; give one form")
+        raise ArgumentError(f"{call.label}: arguments {given} mean the same; give only one of them")
     return _checked(call, "pad", values, 2 * rank, least)
 
 

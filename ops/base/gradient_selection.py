@@ -26,7 +26,7 @@ def wanted_inputs(call: OperatorCall, names: Sequence[str]) -> tuple[str, ...]:
     wanted = tuple(call.arguments.strings("wanted")) if given else tuple(names)
     for name in wanted:
         if name not in names:
-            raise ArgumentError(f"{call.label}: argument 'wanted' has names out of {', '.join(names)}; found {name!r}")
+            raise ArgumentError(f"{call.label}: argument 'wanted' must only contain {', '.join(names)}; found {name!r}")
         if wanted.count(name) > 1:
             raise ArgumentError(f"{call.label}: argument 'wanted' names {name!r} {wanted.count(name)} times")
     count = len(call.definition.output)

@@ -144,6 +144,6 @@ class ImageOperator(Operator):
         for order in blocked_orders(self.arguments):
             if order not in self.orders:
                 raise UnsupportedFeatureError(
-                    f"{self.label}: NumPy does not compute in order {order}, oneDNN is needed: "
+                    f"{self.label}: NumPy does not support order {order}; oneDNN is needed: "
                     f"{install_command('onednn')}, and engine ONEDNN"
                 )

@@ -45,7 +45,7 @@ def infer_sum(call: OperatorCall) -> Sequence[TensorType]:
     if divisor < 1:
         raise ArgumentError(f"{call.label}: argument 'divisor' must be at least 1, found {divisor}")
     if divisor > 1 and meta.numpy.kind in "iub":
-        raise call.fail("the mean of integers is not an integer: only sums are made of them")
+        raise call.fail("the mean of integers is not an integer: only sums are supported")
     return [call.inputs[0]]
 
 

@@ -115,7 +115,7 @@ def divide(array: Array, divisor: int) -> None:
     if divisor == 1:
         return
     if array.dtype.kind in "iub":
-        raise ArgumentError(f"the mean of {array.dtype} is not {array.dtype}: only sums are made of integers")
+        raise ArgumentError(f"the mean of {array.dtype} is not {array.dtype}: only sums of integers are supported")
     np.divide(array, array.dtype.type(divisor), out=array)
 
 
@@ -151,7 +151,7 @@ def _send_down(world: CommonWorld, array: Array, root: int, tag: Tag) -> None:
 def _chunks(array: Array, count: int) -> list[Array]:
     """`count` views of the elements in order, of sizes that differ by one at most."""
     if not array.flags.c_contiguous:
-        raise ShapeError(f"only packed arrays are reduced, found strides {array.strides} of shape {array.shape}")
+        raise ShapeError(f"only packed arrays can be reduced, found strides {array.strides} of shape {array.shape}")
     flat = array.reshape(-1)
     ends = [flat.size * number // count for number in range(count + 1)]
     return [flat[start:end] for start, end in itertools.pairwise(ends)]

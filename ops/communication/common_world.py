@@ -139,7 +139,7 @@ class CommonWorld(ABC):
     def collective(self, what: str) -> Iterator[Tag]:
         """Within it this rank takes part in the next collective, under the tag given. What is raised ends the group."""
         if self.closed:
-            raise ClosedError(f"rank {self.rank} has closed its common world; {what} cannot be done")
+            raise ClosedError(f"rank {self.rank} has closed its common world; {what} is not possible")
         tag = Tag(self._collectives, what)
         self._collectives += 1
         try:
@@ -160,7 +160,7 @@ class CommonWorld(ABC):
 
 def _packed(array: Array) -> Array:
     if not array.flags.c_contiguous:
-        raise ShapeError(f"only packed arrays are sent and received, found strides {array.strides} of {array.shape}")
+        raise ShapeError(f"only packed arrays can be sent and received, found strides {array.strides} of {array.shape}")
     return array
 
 

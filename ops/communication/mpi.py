@@ -262,7 +262,7 @@ def join_mpi(name: str, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) 
     found = (own.Get_rank(), own.Get_size())
     for what, asked, given in zip(("rank", "size"), (rank, size), found, strict=True):
         if asked not in (-1, given):
-            raise ArgumentError(f"common world {name!r}: {what} {asked} was asked for, and mpiexec gives {given}")
+            raise ArgumentError(f"common world {name!r}: {what} {asked} was requested, but mpiexec started {given}")
     return MPIWorld(own, timeout)
 
 

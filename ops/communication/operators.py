@@ -29,7 +29,7 @@ def infer_as_tensors(call: OperatorCall) -> Sequence[TensorType]:
     if len(tensors) != len(call.definition.output):
         raise call.fail(f"expected an output for each of {len(tensors)} tensors, found {len(call.definition.output)}")
     if _divides(call) and any(kind.meta.numpy.kind in "iub" for kind in tensors):
-        raise call.fail("the mean of integers is not an integer: only sums are made of them")
+        raise call.fail("the mean of integers is not an integer: only sums are supported")
     return tensors
 
 

@@ -66,7 +66,7 @@ class ThreadGroup:
         world = ThreadWorld(self, rank, timeout)
         with self._lock:
             if rank in self._joined:
-                raise ArgumentError(f"rank {rank} of this group of {self.size} has joined already")
+                raise ArgumentError(f"rank {rank} of this group of {self.size} has already joined")
             self._joined.add(rank)
         return world
 
@@ -203,7 +203,9 @@ class ThreadWorld(CommonWorld):
         message = self._group.take(source, self.rank, tag, self.timeout)
         if message.tag != tag:
             reason = f"rank {self.rank} is in {tag}, and rank {source} in {message.tag}"
-            raise CommunicationError(f"{reason}: all ranks must call the same collectives in one order", rank=source)
+            raise CommunicationError(
+                f"{reason}: all ranks must call the same collectives in the same order", rank=source
+            )
         sent = message.array
         if sent.shape != out.shape or sent.dtype != out.dtype:
             raise ShapeError(

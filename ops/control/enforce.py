@@ -30,7 +30,7 @@ class ValueCheck(Operator):
     """Base of operators that only check the values of their input."""
 
     def prepare(self) -> Step:
-        """The check, of memory that is there already."""
+        """The check, of memory that already exists."""
         return self.check_of(self.x(0))
 
     @abstractmethod

@@ -73,7 +73,8 @@ def check_finite(
     bad = [repr(other) for other, array in others.items() if array.dtype.kind in "fV" and not np.isfinite(array).all()]
     raise NonFiniteError(
         f"{label}: {producer} made {count} of {finite.size} elements of blob {name!r} NaN or infinite, "
-        f"the first at {list(place)}: {x[place]}" + (f"; so have {', '.join(bad)}" if bad else ""),
+        f"the first at {list(place)}: {x[place]}"
+        + (f"; other blobs with such values: {', '.join(bad)}" if bad else ""),
         blob=name,
         producer=producer,
     )

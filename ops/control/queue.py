@@ -184,7 +184,7 @@ def infer_dequeue(call: OperatorCall) -> list[TensorType]:
     safe = call.definition.type == "SafeDequeueBlobs"
     types = declared_types(call.arguments, len(call.definition.output) - safe, call.label)
     if call.arguments.int("num_records", 1) != 1:
-        raise ArgumentError(f"{call.label}: the shape of several records is known when they are there: omit 'shapes'")
+        raise ArgumentError(f"{call.label}: the shape of several records is not known in advance: omit 'shapes'")
     return [*(types or ()), *([TensorType((), BOOL)] if safe else ())]
 
 
@@ -325,7 +325,7 @@ class SafeDequeueBlobs(_Dequeue):
         for index, arrays in enumerate(zip(*parts, strict=True)):
             if any(array.ndim == 0 or array.shape[1:] != arrays[0].shape[1:] for array in arrays):
                 shapes = ", ".join(str(array.shape) for array in arrays)
-                raise ShapeError(f"{self.label}: records do not join along their first axis: {shapes}")
+                raise ShapeError(f"{self.label}: records cannot be concatenated along their first axis: {shapes}")
             self._receive(index, np.concatenate(arrays))
 
 

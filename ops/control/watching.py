@@ -27,14 +27,14 @@ class Watcher(Operator):
     """Base of operators that tell of their input."""
 
     def prepare(self) -> Step:
-        """The line, of memory that is there already."""
+        """The line, of memory that already exists."""
         self.warn_of_file()
         return self.telling(self.x(0))
 
     def warn_of_file(self) -> None:
         """Say where lines go when `to_file` asks for a file."""
         if self.arguments.bool("to_file"):
-            logger.warning("%s: to_file=1 is not followed: lines go to the log 'dagexec', not to a file", self.label)
+            logger.warning("%s: to_file=1 is ignored: lines go to the log 'dagexec', not to a file", self.label)
 
     @abstractmethod
     def telling(self, x: Array) -> Step:

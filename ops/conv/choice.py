@@ -36,7 +36,7 @@ def default_algorithm(problem: ConvProblem, label: str) -> Algorithm:
     other = DIRECT.refusal(problem)
     if other:
         raise ResourceError(f"{label}: {why}; without columns: {other}")
-    logger.info("%s: %s; the taps are summed one after the other (DIRECT)", label, why)
+    logger.info("%s: %s; the taps are summed one after another (DIRECT)", label, why)
     return DIRECT
 
 
@@ -60,4 +60,4 @@ def named_algorithm(problem: ConvProblem, engine: str, label: str) -> Algorithm:
 def pass_over(engine: str, why: str, label: str) -> None:
     """Log why an engine, if there is one, does not compute what the operator `label` asks it for."""
     if engine:
-        logger.info("%s: engine %s passed over: %s", label, engine, why)
+        logger.info("%s: engine %s skipped: %s", label, engine, why)

@@ -119,7 +119,7 @@ def conv_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     shape = require_image(call, 0, SPATIAL_AXES[suffix])
     window = read_window(call, len(spatial_sizes(image_order(call), shape)), blocked=True)
     if window.global_pooling or window.ceil_mode:
-        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
+        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode only apply to pooling")
     return window, window.over(window.spatial(shape))
 
 

@@ -41,11 +41,11 @@ def wanted_gradients(call: OperatorCall, names: tuple[str, str, str] = _NAMES) -
     wanted = tuple(call.arguments.strings("wanted"))
     for name in wanted:
         if name not in names:
-            raise ArgumentError(f"{call.label}: argument 'wanted' has names out of {', '.join(names)}; found {name!r}")
+            raise ArgumentError(f"{call.label}: argument 'wanted' must only contain {', '.join(names)}; found {name!r}")
         if wanted.count(name) > 1:
             raise ArgumentError(f"{call.label}: argument 'wanted' names {name!r} {wanted.count(name)} times")
     if no_bias and BIAS in wanted:
-        raise ArgumentError(f"{call.label}: argument 'wanted' names 'bias', but no_bias=1 says that there is none")
+        raise ArgumentError(f"{call.label}: argument 'wanted' names 'bias', but there is none with no_bias=1")
     if len(wanted) != count:
         raise ArgumentError(
             f"{call.label}: argument 'wanted' must name one gradient for each of {count} output(s), "
@@ -61,6 +61,6 @@ def _default(call: OperatorCall, names: tuple[str, str, str], count: int) -> tup
     if count not in (len(every) - 1, len(every)):
         raise ArgumentError(
             f"{call.label}: with no_bias={int(no_bias)} the outputs are the gradients of {', '.join(every)}, "
-            f"the last of which may be left out; found {count} output(s) (argument 'wanted' names others)"
+            f"of which the last is optional; found {count} output(s) (select others with argument 'wanted')"
         )
     return every[:count]

@@ -65,7 +65,7 @@ def minimal_filter(outputs: int, taps: int) -> MinimalFilter:
     needed = outputs + taps - 2
     points = next((points[:needed] for points in _POINTS if len(points) >= needed), None)
     if points is None:
-        raise ValueError(f"F({outputs}, {taps}) needs {needed} finite points, there are {len(_POINTS[-1])}")
+        raise ValueError(f"F({outputs}, {taps}) needs {needed} finite points, but there are {len(_POINTS[-1])}")
     data: list[tuple[Fraction, ...]] = []
     scales: list[Fraction] = []
     for point in points:

@@ -111,7 +111,7 @@ def columns_window(
     shape = call.require_rank(image, *(rank + 2 for rank in spatial_axes))
     window = read_window(call, len(shape) - 2)
     if window.global_pooling or window.ceil_mode:
-        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
+        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode only apply to pooling")
     return window, window.over(window.spatial(shape))
 
 

@@ -59,7 +59,7 @@ def write_out(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
 def require_convertible(call: OperatorCall, target: TypeMeta) -> None:
     """Raise ShapeError where strings would have to be read as numbers."""
     if call.inputs[0].meta is STRING and target is not STRING:
-        raise call.fail(f"string cannot be cast to {target}: strings are not read as numbers")
+        raise call.fail(f"string cannot be cast to {target}: strings are not parsed as numbers")
 
 
 def infer_cast(call: OperatorCall) -> list[TensorType]:

@@ -46,7 +46,7 @@ def infer_dropout(call: OperatorCall) -> list[TensorType]:
     if not call.arguments.bool("is_test"):
         call.require_types(0, *FLOAT_TYPES)
         if len(call.definition.output) != 2:
-            raise call.fail("in training (is_test=0) there are two outputs, Y and the mask; found 1")
+            raise call.fail("training (is_test=0) needs two outputs, Y and the mask; found 1")
     if len(call.inputs) > 1:
         call.require_types(1, INT64)
         if call.inputs[1].elements != 1:
@@ -186,7 +186,7 @@ def infer_dropout_gradient(call: OperatorCall) -> list[TensorType]:
     _ratio(call)
     if not call.arguments.bool("is_test"):
         if len(call.inputs) != 2:
-            raise call.fail("in training (is_test=0) there are two inputs, dY and the mask; found 1")
+            raise call.fail("training (is_test=0) needs two inputs, dY and the mask; found 1")
         call.require_types(1, BOOL)
         call.require_shape(1, call.inputs[0].shape, "the shape of dY")
     return [call.inputs[0]]

@@ -42,10 +42,10 @@ def fill_shape(call: OperatorCall) -> tuple[int, ...]:
     if not call.inputs:
         for name in ("extra_shape", "input_as_shape"):
             if name in arguments and (arguments.ints(name) if name == "extra_shape" else arguments.bool(name)):
-                raise ArgumentError(f"{call.label}: argument {name!r} needs an input to take the shape from")
+                raise ArgumentError(f"{call.label}: argument {name!r} requires an input that gives the shape")
         shape = tuple(arguments.ints("shape"))
     elif "shape" in arguments:
-        raise ArgumentError(f"{call.label}: expected the shape from the input or from 'shape', found both")
+        raise ArgumentError(f"{call.label}: expected the shape either from the input or from 'shape', found both")
     else:
         shape = integers_of(call, 0) if arguments.bool("input_as_shape") else call.inputs[0].shape
         shape += tuple(arguments.ints("extra_shape"))
@@ -133,7 +133,7 @@ def _discard(_value: object) -> None:
 def _check_diagonal(call: OperatorCall, shape: tuple[int, ...]) -> None:
     fill_value(call)
     if len(shape) < 2 or (len(shape) > 2 and len(set(shape)) > 1):
-        raise call.fail(f"the shape must have 2 axes, or more of one size, found {shape}")
+        raise call.fail(f"the shape must have 2 axes, or more of equal size, found {shape}")
 
 
 @operator(
@@ -334,7 +334,7 @@ class GaussianFill(Operator):
 def _check_uniform(meta: TypeMeta) -> Callable[[OperatorCall, tuple[int, ...]], None]:
     def check(call: OperatorCall, _shape: tuple[int, ...]) -> None:
         if len(call.inputs) == 2:
-            raise call.fail("expected both 'min' and 'max' as inputs 1 and 2, found one of them only")
+            raise call.fail("expected both 'min' and 'max' as inputs 1 and 2, found only one of them")
         if len(call.inputs) == 3:
             for index in (1, 2):
                 call.require_types(index, meta)

@@ -33,7 +33,7 @@ def range_length(call: OperatorCall) -> int:
         return max(0, -int((start - stop) // step))
     count = float((stop - start) / step)
     if not math.isfinite(count):
-        raise call.fail(f"from {start} to {stop} in steps of {step} are too many numbers to count")
+        raise call.fail(f"from {start} to {stop} in steps of {step} are too many numbers")
     return max(0, math.ceil(count))
 
 

@@ -97,7 +97,7 @@ def infer_pad_gradient(call: OperatorCall) -> list[TensorType]:
     meta, shape = call.require_types(0, *FLOAT_TYPES), call.inputs[0].shape
     for axis, (left, head, tail) in enumerate(zip(padding.unpadded(shape), padding.heads, padding.tails, strict=True)):
         if left < 0:
-            raise call.fail(f"pads {head} and {tail} are more than the {shape[axis]} of axis {axis} of dY")
+            raise call.fail(f"pads {head} and {tail} exceed the size {shape[axis]} of axis {axis} of dY")
     _require_pixels(call, padding.unpadded(shape), padding)
     return [TensorType(padding.unpadded(shape), meta)]
 
@@ -117,7 +117,9 @@ def _require_pixels(call: OperatorCall, unpadded: tuple[int, ...], padding: Padd
     for size, left, head, tail in zip(unpadded, cut.shape(unpadded), padding.heads, padding.tails, strict=True):
         reach = max(head, tail)
         if left < 0:
-            raise ArgumentError(f"{call.label}: pads {head} and {tail} cut off more than the {size} there are")
+            raise ArgumentError(
+                f"{call.label}: pads {head} and {tail} remove more than the {size} elements of the axis"
+            )
         if mode == "reflect" and reach >= left and reach > 0:
             raise ArgumentError(f"{call.label}: reflect needs pads less than the size {left}, found {reach}")
         if mode == "edge" and left == 0 and reach > 0:

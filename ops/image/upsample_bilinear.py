@@ -49,7 +49,7 @@ def infer_upsample(call: OperatorCall) -> list[TensorType]:
     meta = call.require_types(0, FLOAT32, FLOAT64)
     batch, channels, height, width = call.require_rank(0, 4)
     if not height or not width:
-        raise call.fail("an image must have pixels")
+        raise call.fail("an image must have at least one pixel")
     return [TensorType((batch, channels, *_sizes(call, height, width, 1)), meta)]
 
 
@@ -78,7 +78,7 @@ def infer_upsample_gradient(call: OperatorCall) -> list[TensorType]:
     call.require_same_type(0, 1)
     batch, channels, height, width = call.require_rank(1, 4)
     if not height or not width:
-        raise call.fail("an image must have pixels")
+        raise call.fail("an image must have at least one pixel")
     call.require_shape(0, (batch, channels, *_sizes(call, height, width, 2)), "that of Y")
     return [call.inputs[1]]
 

@@ -93,7 +93,7 @@ def infer_boolean_unmask(call: OperatorCall) -> list[TensorType]:
         call.require_shape(index + 1, (count,), "a value for each place that its mask has")
         taken |= mask
     if not taken.all():
-        raise call.fail(f"place {int(np.argmin(taken))} is in none of the masks")
+        raise call.fail(f"position {int(np.argmin(taken))} is in none of the masks")
     return [TensorType(taken.shape, meta)]
 
 

@@ -18,7 +18,7 @@ def _checked_ranges(call: OperatorCall) -> Array:
     call.require_types(1, INT32, INT64)
     (count,) = call.require_rank(0, 1)
     if call.require_rank(1, 3)[2] != 2:
-        raise call.fail("ranges must have shape (N, M, 2): a beginning and a length each")
+        raise call.fail("ranges must have shape (N, M, 2): each a start and a length")
     ranges = call.known_value(1).astype(np.int64)
     ends = ranges[..., 0] + ranges[..., 1]
     if (ranges < 0).any() or (ends > count).any():

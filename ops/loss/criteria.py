@@ -184,7 +184,7 @@ def _infer_padded(call: OperatorCall) -> tuple[int, int]:
     others, right = call.require_rank(1, 2)
     call.arguments.float("pad_value", 0.0)
     if rows != others:
-        raise call.fail(f"X and Y must have as many rows, found {rows} and {others}")
+        raise call.fail(f"X and Y must have the same number of rows, found {rows} and {others}")
     if call.arguments.bool("replicate") and (not min(left, right) or max(left, right) % min(left, right)):
         raise call.fail(f"to be repeated, the columns must divide the others', found {left} and {right}")
     return left, right

@@ -29,7 +29,7 @@ def _require_labeled(call: OperatorCall) -> tuple[int, int]:
     call.require_types(0, *FLOAT_TYPES)
     shape = call.inputs[0].shape
     if not shape:
-        raise call.fail("X must have at least 1 axis, found none")
+        raise call.fail("X must have at least 1 axis, found a scalar")
     rows, classes = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
     if rows and not classes:
         raise call.fail("there must be at least one class")

@@ -20,7 +20,7 @@ def _check(call: OperatorCall, lengths: int) -> int:
     call.require_same_type(*range(min(lengths, len(call.inputs))))
     count = call.inputs[0].elements
     if call.inputs[0].shape not in ((count,), (count, 1)) or call.inputs[1].elements != count:
-        raise call.fail("expected a column of scores, and as many labels")
+        raise call.fail("expected a column of scores and the same number of labels")
     if len(call.inputs) <= lengths:
         return min(count, 1)
     checked_lengths(call, lengths, count)

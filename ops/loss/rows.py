@@ -41,7 +41,7 @@ def require_rows(call: OperatorCall, tensors: Sequence[int]) -> Shape:
     shape = call.inputs[tensors[0]].shape
     name = call.definition.input[tensors[0]]
     if not shape:
-        raise call.fail(f"input {name!r} must have at least 1 axis, found none")
+        raise call.fail(f"input {name!r} must have at least 1 axis, found a scalar")
     for index in tensors[1:]:
         call.require_shape(index, shape, f"the shape of {name!r}")
     return shape

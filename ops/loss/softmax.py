@@ -79,19 +79,23 @@ def _require(call: OperatorCall, view: View, weights: int | None) -> ClassView:
         raise call.fail("there must be at least one class")
     if call.arguments.bool("label_prob"):
         if view is spatial_view:
-            raise ArgumentError(f"{call.label}: a label a pixel is a class, label_prob=1 goes with SoftmaxWithLoss")
+            raise ArgumentError(
+                f"{call.label}: with a label per pixel, labels are classes; label_prob=1 requires SoftmaxWithLoss"
+            )
         call.require_types(1, call.inputs[0].meta, FLOAT32)
         if call.inputs[1].elements != math.prod(found.shape):
             raise call.fail(
-                f"with label_prob=1 the labels must have a probability for each class of {found.rows} rows and "
-                f"{found.classes} classes, found shape {call.inputs[1].shape}"
+                f"with label_prob=1 the labels must be probabilities for {found.rows} rows and {found.classes} classes, "
+                f"found shape {call.inputs[1].shape}"
             )
     else:
         require_labels(call, 1, found.rows, f"one for each of {found.rows} rows of {found.classes} classes")
     if weights is not None:
         call.require_types(weights, call.inputs[0].meta, FLOAT32)
         if call.inputs[weights].elements != found.rows:
-            raise call.fail(f"there must be {found.rows} weights, one a row, found shape {call.inputs[weights].shape}")
+            raise call.fail(
+                f"there must be {found.rows} weights, one per row, found shape {call.inputs[weights].shape}"
+            )
     return found
 
 

@@ -46,7 +46,7 @@ def infer_spatial_bn(call: OperatorCall) -> list[TensorType]:
     if inputs not in (5, 7) or outputs != (1 if test else 5):
         expected = "1 output" if test else "5 outputs"
         raise call.fail(
-            f"with is_test={int(test)} there are 5 inputs (or 7, with sums and sumsq) and {expected}, found {inputs} "
+            f"with is_test={int(test)} expected 5 inputs (or 7, with sums and sumsq) and {expected}, found {inputs} "
             f"and {outputs}"
         )
     epsilon_of(call)

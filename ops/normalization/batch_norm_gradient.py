@@ -200,7 +200,7 @@ def infer_spatial_bn_gradient(call: OperatorCall) -> list[TensorType]:
     """dX has the type of X, dscale and dbias that of the scale."""
     channels = require_normalized(call)
     if len(call.inputs) not in (5, 7):
-        raise call.fail(f"there are 5 inputs, or 7 with the sums over several devices; found {len(call.inputs)}")
+        raise call.fail(f"expected 5 inputs, or 7 with the sums over several devices; found {len(call.inputs)}")
     call.arguments.bool("is_test")
     epsilon_of(call)
     num_batches_of(call)

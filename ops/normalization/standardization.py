@@ -109,7 +109,7 @@ def infer_layer_norm(call: OperatorCall) -> list[TensorType]:
     groups = layer_grouping(call)
     affine = call.arguments.bool("elementwise_affine", len(call.inputs) == 3)
     if len(call.inputs) != (3 if affine else 1):
-        raise call.fail(f"elementwise_affine={int(affine)} goes with {3 if affine else 1} input(s)")
+        raise call.fail(f"elementwise_affine={int(affine)} requires {3 if affine else 1} input(s)")
     normalized = call.inputs[0].shape[len(groups.statistics) - 1 :]
     for index in range(1, len(call.inputs)):
         call.require_shape(index, normalized, "X's axes from 'axis' on")

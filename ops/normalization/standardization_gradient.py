@@ -83,7 +83,7 @@ def infer_gradient(inputs_of: InputsOf, grouping: Callable[[OperatorCall], Group
     def infer(call: OperatorCall) -> list[TensorType]:
         roles = inputs_of(len(call.inputs))
         if roles is None:
-            raise call.fail(f"there cannot be {len(call.inputs)} inputs: {inputs_of.__doc__}")
+            raise call.fail(f"wrong number of inputs, {len(call.inputs)}: {inputs_of.__doc__}")
         kind = call.inputs[roles.x]
         call.require_types(roles.x, *FLOAT_TYPES)
         call.require_same_type(roles.x, roles.dy)
@@ -100,7 +100,7 @@ def infer_gradient(inputs_of: InputsOf, grouping: Callable[[OperatorCall], Group
             _require_affine(call, given, groups, grouping is layer_grouping)
             results += [call.inputs[roles.scale]] * 2
         if len(call.definition.output) != len(results):
-            raise call.fail(f"there must be {len(results)} outputs, found {len(call.definition.output)}")
+            raise call.fail(f"expected {len(results)} outputs, found {len(call.definition.output)}")
         return results
 
     return infer

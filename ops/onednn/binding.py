@@ -185,10 +185,10 @@ class Library:
         if status in (_UNIMPLEMENTED, _LAST_IMPLEMENTATION):
             raise UnsupportedFeatureError(f"{what}: oneDNN {version} has no implementation")
         if status == _INVALID_ARGUMENTS:
-            raise UnsupportedFeatureError(f"{what}: oneDNN {version} takes no such arguments")
+            raise UnsupportedFeatureError(f"{what}: oneDNN {version} does not accept these arguments")
         if status == _OUT_OF_MEMORY:
             raise ResourceError(f"{what}: oneDNN {version} is out of memory")
-        raise DagexecError(f"{what}: oneDNN {version} refuses it with status {status}")
+        raise DagexecError(f"{what}: oneDNN {version} refused it with status {status}")
 
     def check_allowed(self, what: str) -> None:
         """UnsupportedFeatureError where code cannot run any more: some primitives end the process when they try."""
@@ -237,9 +237,7 @@ def require_library(label: str) -> Library:
     """oneDNN. Raises UnsupportedFeatureError, naming the operator `label`, where it cannot be used."""
     found = library()
     if found is None:
-        raise UnsupportedFeatureError(
-            f"{label}: oneDNN cannot be used here; install it with: {install_command('onednn')}"
-        )
+        raise UnsupportedFeatureError(f"{label}: oneDNN is not available; install it with: {install_command('onednn')}")
     return found
 
 
@@ -354,7 +352,7 @@ def _openmp_settings() -> Iterator[None]:
     What binds threads to cores is kept from it. It would put every thread that has a team on the first core, the one
     that loads it at once, with all threads that this one starts.
 
-    A libgomp that is there already is left alone.
+    A libgomp that already exists is left alone.
     """
     if _is_loaded("libgomp"):
         yield
@@ -419,5 +417,5 @@ def _team(openmp: Any) -> float:
     fixed = openmp.omp_get_max_active_levels() and not openmp.omp_get_dynamic()
     limit = int(openmp.omp_get_thread_limit()) if fixed else 1
     if limit == 1:
-        logger.info("operators have one thread each: OpenMP is set to give no more, or to give fewer than asked for")
+        logger.info("operators use one thread each: OpenMP's settings allow no more, or fewer than requested")
     return limit

@@ -57,7 +57,7 @@ def require_window(axes: Sequence[Axis], label: str) -> None:
     """Raise UnsupportedFeatureError for a window that starts behind the first pixel (SAME with a wide stride)."""
     for axis in axes:
         if axis.head < 0 or not axis.out:
-            raise UnsupportedFeatureError(f"{label}: oneDNN has no convolution with padding {axis.head}")
+            raise UnsupportedFeatureError(f"{label}: oneDNN has no convolution with negative padding {axis.head}")
 
 
 def grouped(weights: Array, group: int, channels_last: bool) -> Array:
@@ -92,7 +92,7 @@ class ConvolutionFamily(OneDNNOperator):
     def require_wide_sums(self) -> None:
         """Raise UnsupportedFeatureError when float16 is to be rounded at every operation, which oneDNN does not do."""
         if self.arguments.bool("float16_compute") and self.input(0).meta is FLOAT16:
-            raise UnsupportedFeatureError(f"{self.label}: float16_compute asks for sums rounded to float16")
+            raise UnsupportedFeatureError(f"{self.label}: float16_compute requires sums rounded to float16")
 
     def geometry(self, axes: Sequence[Axis]) -> tuple[object, ...]:
         """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
@@ -211,7 +211,7 @@ class ConvolutionFamily(OneDNNOperator):
 
         def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
             if own and algorithm == DIRECT and NHWC in orders:
-                raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC as it is")
+                raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC directly")
             free = {
                 number: Descriptor.any_layout(library, logical_shape(order, array.shape), meta)
                 for number, (array, order) in (images.items() if own else ())

@@ -115,12 +115,12 @@ class Chain(OneDNNOperator):
         require_accurate(self.onednn, links, self.label)
         y = self.y(0)
         if x.shape != y.shape:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN does not stretch the first operand {x.shape}")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN cannot broadcast the first operand {x.shape}")
         if not links:
             links = [PostOp("linear", 1.0, 0.0)]
         groups = _groups(links)
         if len(groups) > 1 and any(np.shares_memory(y, operand) for operand in operands.values()):
-            raise UnsupportedFeatureError(f"{self.label}: an operand is overwritten before the last link reads it")
+            raise UnsupportedFeatureError(f"{self.label}: an operand is overwritten before the last post-op reads it")
         adds = next((number for number, group in enumerate(groups) if any(link.kind == SUM for link in group)), 0)
         source, bounds = x, []
         for number, group in enumerate(groups):
@@ -162,7 +162,9 @@ class Chain(OneDNNOperator):
                 if not found.is_reference:
                     return self.bound(found, arguments)
         shapes = ", ".join(str(array.shape) for array in operands.values())
-        raise UnsupportedFeatureError(f"{self.label}: oneDNN is slow with operands of {shapes} for {y.shape}")
+        raise UnsupportedFeatureError(
+            f"{self.label}: oneDNN is slow for operands of {shapes} and a result of {y.shape}"
+        )
 
     def _binary(
         self, way: ChainLayout, x: Array, other: Array, y: Array, group: Sequence[PostOp]

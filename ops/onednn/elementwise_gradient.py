@@ -77,7 +77,7 @@ def _window(op: activation_gradient.ClipGradient) -> Derivative:
     if math.isinf(low):
         return Derivative(_BELOW, high)
     if low < 0:
-        raise UnsupportedFeatureError(f"{op.label}: oneDNN compares with no two limits, the lower of them negative")
+        raise UnsupportedFeatureError(f"{op.label}: oneDNN does not support two limits with a negative lower one")
     return Derivative(_BELOW, high, times_y=True, above=low)
 
 

@@ -155,7 +155,7 @@ class Recomputation:
         rows = sum(_corrected(*pair) for pair in zip(self._results, exact, strict=True) if _is_float(pair[0]))
         if rows and not self._said:
             self._said = True
-            logger.info("%s: a maximum met NaN: %d row(s) of the result are the default engine's", self._label, rows)
+            logger.info("%s: a maximum met NaN: the default engine computed %d row(s) of the result", self._label, rows)
 
     def compute(self, results: list[Array]) -> None:
         """Write to `results` what the default engine computes."""

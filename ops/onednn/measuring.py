@@ -132,7 +132,7 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
             continue
         error = _distance(_values(problem, trial.result), expected)
         if error > _tolerance(problem):
-            logger.info("%s: %s passed over: it is off by %.1e", problem.label, candidate.name, error)
+            logger.info("%s: %s skipped: its error is %.1e", problem.label, candidate.name, error)
             continue
         trials.append(trial)
     longest = _longest_first(trials)
@@ -199,7 +199,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
     try:
         assembled, result, took = call_with_timeout(first, seconds)
     except (DagexecError, MemoryError) as error:
-        logger.info("%s: %s passed over: %s", problem.label, candidate.name, error)
+        logger.info("%s: %s skipped: %s", problem.label, candidate.name, error)
         return None
     elsewhere = None
     if WEIGHTS in problem.constant and problem.cold:
@@ -247,7 +247,7 @@ def _is_reproducible(problem: Problem, trial: _Trial, arrays: dict[int, Array]) 
     same = other is not None and other.result.tobytes() == trial.result.tobytes()
     if not same:
         logger.info(
-            "%s: %s passed over: on %d threads it gives other bytes than on one",
+            "%s: %s skipped: on %d threads it gives other bytes than on one",
             problem.label, trial.candidate.name, max(2, problem.threads),
         )  # fmt: skip
     return same

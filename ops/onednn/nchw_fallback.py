@@ -97,7 +97,7 @@ def require_clear(call: OperatorCall, arrays: Sequence[Array], results: Sequence
     rank = max(array.ndim for array in (*arrays, *results))
     for index, (name, array) in enumerate(zip(call.definition.input, arrays, strict=True)):
         if (order if index == 0 else result) in BLOCKS and _is_unclear(call, index, array, rank):
-            raise UnsupportedFeatureError(f"{call.label}: input {name!r} of shape {array.shape} is unclear in NCHW")
+            raise UnsupportedFeatureError(f"{call.label}: input {name!r} of shape {array.shape} is ambiguous in NCHW")
 
 
 def _orders(call: OperatorCall) -> tuple[str, str]:

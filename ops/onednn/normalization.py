@@ -54,7 +54,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
     def prepare_primitive(self) -> Step:
         """A product and a sum in one where that is the faster, or a batch normalization."""
         if self.x(0).ndim == 2:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN normalizes images, found 2 axes")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN only normalizes images, found 2 axes")
         if not self.arguments.bool("is_test"):
             return self._train()
         if image_order(self.call()) == NHWC or self.input(0).meta is not FLOAT32:
@@ -85,7 +85,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
     def _train(self) -> Step:
         """One batch normalization that gives the statistics of the batch, and what training keeps of them."""
         if len(self.input_blobs) == 7:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN takes no sums over several batches")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN does not accept sums over several batches")
         if self.x(0).size == 0:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
         bound, steps, statistics = self._normalization(FORWARD_TRAINING, 0)
@@ -165,7 +165,7 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
         groups = standardization.layer_grouping(self.call())
         x, y = self.x(0).reshape(groups.view), self.y(0).reshape(groups.view)
         if len(self.output_blobs) > 1:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN gives the variance, not the deviation")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN computes the variance, not the standard deviation")
         layout, attributes = self.packed(x), self.attributes()
         affine = len(self.input_blobs) == 3
         statistics = Descriptor.of_order(self.onednn, groups.view[:1], FLOAT32, "NCHW")

@@ -61,10 +61,10 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
         """In NHWC one backward batch normalization, once the variance is found from the inverse deviation."""
         x, scale, dy, mean, spread = (self.x(index) for index in range(5))
         if x.ndim == 2:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN normalizes images, found 2 axes")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN only normalizes images, found 2 axes")
         if len(self.input_blobs) == 7 or num_batches_of(self.call()) > 1 or x.size == 0:
             raise UnsupportedFeatureError(
-                f"{self.label}: oneDNN normalizes one batch, of one element a channel or more"
+                f"{self.label}: oneDNN only normalizes a single batch with at least one element per channel"
             )
         test, epsilon = self.arguments.bool("is_test"), epsilon_of(self.call())
         order = image_order(self.call())
@@ -111,7 +111,7 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
         """
         x, scale, dy, mean, inverse = (self.x(index) for index in range(5))
         if math.prod(x.shape[2:]) == 1:  # the binary primitive takes factors of other channels then
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN scales images of several pixels")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN only scales images of several pixels")
         pieces = ChannelPieces(self, channel_view(self.call()), x.dtype)
         memory = GradientMemory(pieces)
         scale_sum, bias_sum = (self.scratch(scale.shape, np.float64) for _ in range(2))

@@ -133,7 +133,7 @@ class OneDNNOperator(Operator):
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
             if self._keeps_nan and self.drops_nan() and not self.sees_nan:
-                raise UnsupportedFeatureError(f"{self.label}: oneDNN would give a number for NaN")
+                raise UnsupportedFeatureError(f"{self.label}: oneDNN would turn NaN into a number")
             made = self.prepare_primitive()
             prepared = made if isinstance(made, Prepared) else Prepared(made)  # primitives need no shared buffer
             return self.kept(prepared) if self._keeps_nan and self.drops_nan() else prepared

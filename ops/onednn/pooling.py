@@ -81,7 +81,7 @@ class Pooling(OneDNNOperator):
 def require_pixels(axes: Sequence[Axis], label: str) -> None:
     """Raise UnsupportedFeatureError when some window has no pixel."""
     if any(0 in axis.window_sizes(with_padding=False) for axis in axes):
-        raise UnsupportedFeatureError(f"{label}: a window has no pixel, of which oneDNN says nothing")
+        raise UnsupportedFeatureError(f"{label}: a window has no pixel, which oneDNN does not define")
 
 
 def pool_geometry(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:
@@ -194,7 +194,9 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
         window, axes = pool_window(self.call())
         algorithm, factor = mean_algorithm(axes, self.arguments.bool("count_include_pad"))
         if factor is not None:
-            raise UnsupportedFeatureError(f"{self.label}: a window reaches over the padding, which oneDNN would count")
+            raise UnsupportedFeatureError(
+                f"{self.label}: a window reaches beyond the padding, which oneDNN would count"
+            )
         require_pixels(axes, self.label)
         dy, dx = self.x(2), self.y(0)
         source, target = self.image(dy, window.order), self.image(dx, window.order)

@@ -76,8 +76,8 @@ def operand_descriptor(library: Library, operand: Array, rank: int, order: str, 
     if blocks == 1:
         return Descriptor.of(library, padded[..., 0], meta)
     raise UnsupportedFeatureError(
-        f"{label}: oneDNN reads no operand of shape {operand.shape} in order {order}: it has blocks of channels, but "
-        "one value for each"
+        f"{label}: oneDNN cannot read an operand of shape {operand.shape} in order {order}: it has blocks of channels "
+        "with one value for each block"
     )
 
 

@@ -113,7 +113,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         padded = (*(1,) * (self.y(0).ndim - operand.ndim), *operand.shape)
         leading = padded[:-1] if padded else ()
         if leading != self.y(0).shape[:-1] and any(size != 1 for size in leading):
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN does not stretch an operand of shape {operand.shape}")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN cannot broadcast an operand of shape {operand.shape}")
         return operand.reshape(len(y) if leading == self.y(0).shape[:-1] else 1, -1)
 
 

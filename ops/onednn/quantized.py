@@ -92,7 +92,7 @@ class QuantizedProduct(OneDNNOperator):
     def require_exact(self, terms: int) -> None:
         """Raise UnsupportedFeatureError where sums of so many terms might not be exact."""
         if not self.onednn.isa.int8:
-            raise UnsupportedFeatureError(f"{self.label}: the processor has no exact sums of 8-bit products (VNNI)")
+            raise UnsupportedFeatureError(f"{self.label}: the processor has no exact 8-bit products (VNNI)")
         if not fits_int32(terms, self.input(0).meta, INT8):
             raise UnsupportedFeatureError(f"{self.label}: a sum of {terms} products may not fit 32 bits")
 
@@ -254,7 +254,7 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
         call = self.call()
         _, what = addition.read_add(call)
         if not what.post_ops or what.post_ops[0].kind != "add":
-            raise UnsupportedFeatureError(f"{self.label}: something is done before the addition")
+            raise UnsupportedFeatureError(f"{self.label}: a post-op comes before the addition")
         a, b, y = (array.reshape(-1) for array in (self.x(0), self.x(1), self.y(0)))
         attributes = self.attributes()
         a_scale = np.float32(scale_argument(call, "x_scale") / what.y_scale)

@@ -49,7 +49,9 @@ class LSTM(OneDNNOperator, lstm.LSTM):
         if 0 in (sizes.steps, sizes.batch, sizes.features, sizes.hidden):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to compute")
         if len(self.output_blobs) > LSTM_KIND.results or sizes.lengths is not None:
-            raise UnsupportedFeatureError(f"{self.label}: not for training, and not for sequences of several lengths")
+            raise UnsupportedFeatureError(
+                f"{self.label}: not supported for training or for sequences of different lengths"
+            )
         directions, hidden = sizes.directions, sizes.hidden
         x, y = self.x(0), self.y(0)
         side_by_side = (sizes.steps, sizes.batch, directions * hidden)

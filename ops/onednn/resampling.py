@@ -33,9 +33,9 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
         for size, out, scale in sizes:
             centers = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * np.float32(size / out) - np.float32(0.5)
             if (np.floor(centers + np.float32(0.5)).astype(np.intp) != spatial.nearest_pixels(out, scale)).any():
-                raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} takes other pixels than oneDNN does")
+                raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} selects other pixels than oneDNN does")
         if y.ctypes.data % _CACHE_LINE:
-            raise UnsupportedFeatureError(f"{self.label}: its output does not begin on a cache line")
+            raise UnsupportedFeatureError(f"{self.label}: its output does not start at a cache line")
         source, target, attributes = self.image(x, order), self.image(y, order), self.attributes()
         tensors = (self.onednn.ffi.NULL, source, target, attributes)
         found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)

@@ -68,7 +68,7 @@ def _assemble(
     library, (given, meta) = problem.library, problem.tensors[WEIGHTS]
     layout = Descriptor.of_order(library, shape, meta, NCHW)
     if candidate.description.wants(EXEC_ARG_MD, WEIGHTS, layout):
-        raise UnsupportedFeatureError(f"{problem.label}: {candidate.name} reads filters as they are")
+        raise UnsupportedFeatureError(f"{problem.label}: {candidate.name} reads unconverted filters")
     wide = replace(problem, tensors={**problem.tensors, WEIGHTS: (layout, meta)}, composed=None)
 
     def pack_wide(

@@ -371,7 +371,7 @@ class _Tables:
         write_step: int = 0,
     ) -> Row:
         if kernel is None:
-            raise UnsupportedFeatureError("code that was written at run time may not run any more")
+            raise UnsupportedFeatureError("code generated at run time is no longer allowed to run")
         lines = np.zeros(kernels.FIELDS, np.int64)
         lines[kernels.READ : kernels.READ + len(read)] = read
         lines[kernels.WRITTEN : kernels.WRITTEN + len(written)] = written

@@ -40,7 +40,7 @@ class Mutex:
         inputs=(0, 0),
         outputs=(1, 1),
         infer=None,
-        doc="A mutex for operators that take turns. A mutex that is there already stays.",
+        doc="A mutex for operators that take turns. A mutex that already exists stays.",
         output_names=("mutex",),
         effects=True,
     )

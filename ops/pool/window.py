@@ -35,7 +35,7 @@ def pool_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     window = read_window(call, len(spatial_sizes(image_order(call), shape)), blocked=True)
     sizes = window.spatial(shape)
     if any(size == 0 for size in sizes):
-        raise call.fail("there is nothing to pool over: a spatial size is 0")
+        raise call.fail("nothing to pool: a spatial size is 0")
     axes = window.over(sizes)
     if window.legacy_pad not in COMPUTED_PADS:
         for axis, head, tail in zip(axes, window.head, window.tail, strict=True):
@@ -47,7 +47,7 @@ def pool_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
         if (axis.out - 1) * axis.stride >= axis.size + axis.head:
             raise ArgumentError(
                 f"{call.label}: legacy_pad CAFFE_LEGACY_POOLING rounds up: the last of {axis.out} windows, with stride "
-                f"{axis.stride}, starts behind the {axis.size} pixels"
+                f"{axis.stride}, starts after the {axis.size} pixels"
             )
     return window, axes
 

@@ -48,7 +48,7 @@ def quant_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     shape = call.require_rank(0, 3, 4, 5)
     window = read_window(call, len(shape) - 2)
     if window.global_pooling or window.ceil_mode:
-        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode are for pooling")
+        raise ArgumentError(f"{call.label}: global_pooling and ceil_mode only apply to pooling")
     return window, window.over(window.spatial(shape))
 
 

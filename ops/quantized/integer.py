@@ -119,7 +119,7 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
     """X's integers, one scale, one zero point."""
     call.require_types(0, FLOAT32)
     if not call.inputs[0].elements:
-        raise call.fail("X has no elements, so no range")
+        raise call.fail("X has no elements and therefore no range")
     return [TensorType(call.inputs[0].shape, UINT8), TensorType((), FLOAT32), TensorType((), UINT8)]
 
 

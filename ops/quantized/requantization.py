@@ -73,7 +73,7 @@ def read_requantization(call: OperatorCall, shape: tuple[int, ...], first_extra:
     """
     meta = type_named(call, "to", FLOAT32, (FLOAT32, *BYTES))
     if meta is FLOAT32 and ("y_scale" in call.arguments or "y_zero_point" in call.arguments):
-        raise ArgumentError(f"{call.label}: y_scale and y_zero_point are for a Y of integers; give `to` as well")
+        raise ArgumentError(f"{call.label}: y_scale and y_zero_point require integer output; give `to` as well")
     if meta is not FLOAT32 and "y_scale" not in call.arguments:
         raise ArgumentError(f"{call.label}: argument 'y_scale' is required for a Y of {meta}")
     post_ops = quantized_post_ops(call)
@@ -85,7 +85,7 @@ def read_requantization(call: OperatorCall, shape: tuple[int, ...], first_extra:
         addend_meta = call.require_types(extras[0], FLOAT32, *BYTES)
         call.require_shape(extras[0], shape, "the output's shape")
         if addend_meta is FLOAT32 and "add_scale" in call.arguments:
-            raise ArgumentError(f"{call.label}: argument 'add_scale' is for an addend of integers")
+            raise ArgumentError(f"{call.label}: argument 'add_scale' requires an integer addend")
     return Requantization(
         meta,
         scale_argument(call, "y_scale"),
@@ -101,7 +101,9 @@ def quantized_post_ops(call: OperatorCall) -> tuple[PostOp, ...]:
     post_ops = read_post_ops(call)
     for op in post_ops:
         if op.kind not in POST_OPS or (op.kind == "leaky_relu" and not math.isfinite(op.a)):
-            raise ArgumentError(f"{call.label}: post_ops: {str(op)!r} is not one for integers; expected {POST_OPS}")
+            raise ArgumentError(
+                f"{call.label}: post_ops: {str(op)!r} is not supported for integers; expected {POST_OPS}"
+            )
     return post_ops
 
 

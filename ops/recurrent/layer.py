@@ -122,7 +122,7 @@ def read_recurrence(call: OperatorCall, kind: RecurrentKind, behind: int = 0) ->
     count = state + len(kind.states) * with_state
     if len(call.inputs) != count + behind:
         chosen = f"bias={bias:d}, sequence_lengths={with_lengths:d} and initial_state={with_state:d}"
-        raise call.fail(f"with {chosen} there are {count + behind} inputs, found {len(call.inputs)}")
+        raise call.fail(f"with {chosen} expected {count + behind} inputs, found {len(call.inputs)}")
     steps, batch, features = call.require_rank(0, 3)
     hidden = call.require_rank(2, 3)[2]
     wanted = call.arguments.int("hidden_size", hidden)

@@ -42,7 +42,7 @@ def infer_unit(call: OperatorCall, states: int, gates: int, *, gradient: bool = 
     behind = 2 * states if gradient else 0
     if len(call.inputs) != timestep + 1 + behind:
         expected = timestep + 1 + behind
-        raise call.fail(f"with sequence_lengths={lengths:d} there are {expected} inputs, found {len(call.inputs)}")
+        raise call.fail(f"with sequence_lengths={lengths:d} expected {expected} inputs, found {len(call.inputs)}")
     _, batch, hidden = state = call.require_rank(0, 3)
     call.require_shape(0, (1, batch, hidden), "1, batch, the state")
     for index in (*range(1, states), *range(timestep + 1, len(call.inputs))):

@@ -344,7 +344,7 @@ def reduction_schema(
         if has_lengths(call, 1):
             require_lengths(call, 1, output.shape)
         if extreme and output.elements and 0 in shape:
-            raise call.fail("there is no extreme over an axis without elements")
+            raise call.fail("an axis without elements has no maximum or minimum")
         return [output]
 
     return OpSchema(
@@ -426,7 +426,7 @@ def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
     axis = call.axis("axis", -1, len(shape))
     output = TensorType(output_shape(shape, (axis,), call.arguments.bool("keepdims", True)), INT64)
     if output.elements and shape[axis] == 0:
-        raise call.fail("there is no extreme over an axis without elements")
+        raise call.fail("an axis without elements has no maximum or minimum")
     return [output]
 
 

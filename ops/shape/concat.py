@@ -165,11 +165,11 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
     """The sizes of the parts along `axis`: given, or equal. Raises ShapeError when they do not add up."""
     total, count = call.inputs[0].shape[axis], len(call.definition.output)
     if len(call.inputs) == 2 and "split" in call.arguments:
-        raise call.fail("the sizes are given both by an input and by the argument 'split'; expected one of them")
+        raise call.fail("the sizes are given by both an input and the argument 'split'; expected only one of them")
     given = integers_of(call, 1) if len(call.inputs) == 2 else tuple(call.arguments.ints("split"))
     if not given and "split" not in call.arguments and len(call.inputs) == 1:
         if total % count:
-            raise call.fail(f"axis {axis} of size {total} cannot be cut into {count} equal parts")
+            raise call.fail(f"axis {axis} of size {total} cannot be split into {count} equal parts")
         return (total // count,) * count
     if len(given) != count:
         raise call.fail(f"expected {count} sizes, one for each output, found {list(given)}")

@@ -27,7 +27,7 @@ def _infer(call: OperatorCall) -> list[TensorType]:
     call.require_shape(0, joined.shape, "dY: what joining the inputs gives")
     call.require_types(0, joined.meta)
     if len(call.definition.output) != len(forward.inputs):
-        raise call.fail(f"expected {len(forward.inputs)} outputs, one an input, found {len(call.definition.output)}")
+        raise call.fail(f"expected {len(forward.inputs)} outputs, one per input, found {len(call.definition.output)}")
     return list(forward.inputs)
 
 

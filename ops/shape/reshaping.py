@@ -124,7 +124,7 @@ def infer_reshape(call: OperatorCall) -> list[TensorType]:
     """The new shape with 0 and -1 resolved, and for the second output a vector of the old rank."""
     shape, meta = call.inputs[0].shape, call.inputs[0].meta
     if len(call.inputs) == 2 and "shape" in call.arguments:
-        raise call.fail("the new shape is given both by an input and by the argument 'shape'; expected one of them")
+        raise call.fail("the new shape is given by both an input and the argument 'shape'; expected only one of them")
     if len(call.inputs) == 1 and "shape" not in call.arguments:
         raise call.fail("the new shape is missing: give the argument 'shape' or a second input")
     wanted = integers_of(call, 1) if len(call.inputs) == 2 else tuple(call.arguments.ints("shape"))
@@ -150,7 +150,9 @@ def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]
     if -1 in sizes:
         known = element_count(tuple(size for size in sizes if size != -1))
         if known == 0 or total % known:
-            raise call.fail(f"new shape {wanted}: no size for -1 makes {total} elements of {known} times it")
+            raise call.fail(
+                f"new shape {wanted}: -1 cannot be resolved: {total} elements are not a multiple of {known}"
+            )
         sizes[sizes.index(-1)] = total // known
     if element_count(tuple(sizes)) != total:
         raise call.fail(f"new shape {wanted} has {element_count(tuple(sizes))} elements, the input has {total}")
@@ -249,7 +251,7 @@ def infer_expand_dims(call: OperatorCall) -> list[TensorType]:
     rank = len(shape) + len(set(call.arguments.ints("dims")))
     added = named_axes(call, "dims", rank)
     if len(set(added)) != rank - len(shape):
-        raise call.fail(f"argument 'dims' names one axis from both ends: {call.arguments.ints('dims')}")
+        raise call.fail(f"argument 'dims' names an axis twice, once from the end: {call.arguments.ints('dims')}")
     rest = iter(shape)
     return [TensorType(tuple(1 if axis in added else next(rest) for axis in range(rank)), call.inputs[0].meta)]
 

@@ -31,8 +31,8 @@ def slice_ranges(call: OperatorCall) -> list[range]:
     steps = call.arguments.ints("steps") if "steps" in call.arguments else [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or len(starts) > len(shape):
         raise call.fail(
-            f"expected as many starts, ends, axes and steps, at most {len(shape)}; found {len(starts)} starts, "
-            f"{len(ends)} ends, {len(axes)} axes and {len(steps)} steps"
+            f"expected equal numbers of starts, ends, axes and steps, at most {len(shape)}; found {len(starts)} "
+            f"starts, {len(ends)} ends, {len(axes)} axes and {len(steps)} steps"
         )
     ranges = [range(size) for size in shape]
     resolve = _onnx_range if call.arguments.bool("onnx_style") else _caffe2_range
@@ -43,7 +43,7 @@ def slice_ranges(call: OperatorCall) -> list[range]:
 
 def _bounds(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if len(call.inputs) == 2:
-        raise call.fail("expected starts and ends as inputs 1 and 2, found one of them only")
+        raise call.fail("expected starts and ends as inputs 1 and 2, found only one of them")
     if len(call.inputs) == 3:
         return integers_of(call, 1), integers_of(call, 2)
     for name in ("starts", "ends"):
@@ -67,7 +67,7 @@ def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -
     start, end = (min(bound if bound >= 0 else size + 1 + bound, size) for bound in bounds[:2])
     if not 0 <= start <= end or bounds[2] < 1:
         raise call.fail(
-            f"axis {axis} of size {size} has no range from {bounds[0]} to {bounds[1]} in steps of {bounds[2]}"
+            f"axis {axis} of size {size} has no slice from {bounds[0]} to {bounds[1]} in steps of {bounds[2]}"
         )
     return range(start, end, bounds[2])
 

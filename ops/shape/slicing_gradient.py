@@ -26,7 +26,7 @@ def _infer_slice(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *NUMBER_TYPES, BOOL)
     call.require_same_type(0, len(call.inputs) - 1)
     if len(call.inputs) == 3:
-        raise call.fail("expected starts and ends as inputs 1 and 2, before dY, found one of them only")
+        raise call.fail("expected starts and ends as inputs 1 and 2, before dY, found only one of them")
     if len(call.inputs) == 2:
         shape = tuple(map(len, slice_ranges(replace(call, inputs=call.inputs[:1], values=call.values[:1]))))
         call.require_shape(1, shape, "dY: the slice of X")
@@ -99,7 +99,7 @@ def _infer_tile(call: OperatorCall) -> list[TensorType]:
     meta, shape = call.require_types(0, *FLOAT_TYPES), call.inputs[0].shape
     tiles, axis = tile_plan(call)
     if tiles == 0 or shape[axis] % tiles:
-        raise call.fail(f"axis {axis} of dY, of size {shape[axis]}, is not {tiles} tiles of one size")
+        raise call.fail(f"axis {axis} of dY, of size {shape[axis]}, cannot be divided into {tiles} equal tiles")
     return [TensorType((*shape[:axis], shape[axis] // tiles, *shape[axis + 1 :]), meta)]
 
 

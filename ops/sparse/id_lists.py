@@ -101,7 +101,7 @@ def infer_greedy_decoder(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *FLOAT_TYPES)
     times, sequences, labels = call.require_rank(0, 3)
     if not labels:
-        raise call.fail("there must be at least one label, the blank")
+        raise call.fail("there must be at least one label, which is the blank")
     lengths = None
     if len(call.inputs) == 2:
         call.require_types(1, INT32)

@@ -160,7 +160,7 @@ def lengths_top_k_slope(call: OperatorCall, lengths: Array, indices: Array, dy: 
     rows, columns = np.nonzero(indices >= 0)
     places = indices[rows, columns]
     if (places >= lengths[rows]).any():
-        raise IndexError(f"{call.label}: an index is outside of its segment")
+        raise IndexError(f"{call.label}: an index is outside its segment")
     found = np.zeros(int(lengths.sum()), dy.dtype)
     found[(np.cumsum(lengths) - lengths)[rows] + places] = dy[rows, columns]
     return [found]

@@ -82,7 +82,7 @@ def _columns(call: OperatorCall, bits: int, index: int = 0) -> int:
     call.require_types(index, UINT8)
     shape, tail = call.inputs[index].shape, 2 * _TAIL[bits].itemsize
     if not shape or shape[-1] < tail:
-        raise call.fail(f"a fused row has at least the {tail} bytes of scale and bias")
+        raise call.fail(f"a fused row must have at least the {tail} bytes of scale and bias")
     return (shape[-1] - tail) * (8 // bits)
 
 

@@ -181,7 +181,7 @@ for _sparse in (False, True):
 def segment_gradient(request: GradientRequest) -> GradientOperators:
     """Dense, or of the sparse ones a row for each index. Weights have none."""
     if request.arguments.bool("grad_on_weights"):
-        raise ArgumentError(f"{request.label}: grad_on_weights=1 is not offered")
+        raise ArgumentError(f"{request.label}: grad_on_weights=1 is not supported")
     op_type, last = request.definition.type, len(request.definition.input) - 1
     sparse, weighted = op_type.startswith("Sparse"), op_type.endswith("WeightedSum")
     rows = request.x(last - 1) if sparse else request.x(0)

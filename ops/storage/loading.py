@@ -98,7 +98,7 @@ class Load(StorageOperator):
             for source, content in (file.tensors | file.strings).items():
                 name = wanted.name(source)
                 if name in tensors or name in strings:
-                    raise StorageError(f"{self.label}: blob {name!r} comes twice, the second time as {source!r}")
+                    raise StorageError(f"{self.label}: blob {name!r} occurs twice, the second time as {source!r}")
                 if isinstance(content, bytes):
                     strings[name] = content
                 else:
@@ -107,7 +107,9 @@ class Load(StorageOperator):
         missing = [name for name in wanted.outputs if name not in tensors and name not in strings]
         if missing and not wanted.incomplete:
             there = ", ".join(sorted([*tensors, *strings])[:20]) or "none of them"
-            raise StorageError(f"{self.label}: not in the database: {', '.join(missing)}; of those asked for: {there}")
+            raise StorageError(
+                f"{self.label}: not in the database: {', '.join(missing)}; of the requested blobs it has: {there}"
+            )
         for name, (array, device) in tensors.items():
             if name in wanted.outputs:
                 self._store_output(wanted.outputs.index(name), array, device)
@@ -148,9 +150,9 @@ class _Selection:
                 f"found {self.outputs}"
             )
         if self._all and arguments.strings("source_blob_names"):
-            raise ArgumentError(f"{owner}: 'load_all' and 'source_blob_names' do not go together")
+            raise ArgumentError(f"{owner}: 'load_all' and 'source_blob_names' cannot be combined")
         if not outputs and not self._all:
-            raise ArgumentError(f"{owner}: no outputs, and 'load_all' is not given: nothing would be loaded")
+            raise ArgumentError(f"{owner}: without outputs, 'load_all' is required: otherwise nothing would be loaded")
 
     def name(self, source: str) -> str:
         """What blob `source` of the database is called."""

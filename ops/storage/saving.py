@@ -36,15 +36,15 @@ def names_in_database(arguments: Arguments, blobs: Sequence[str], owner: str) ->
     names = arguments.strings("blob_name_overrides")
     prefix = arguments.string("strip_prefix", "")
     if names and prefix:
-        raise ArgumentError(f"{owner}: 'blob_name_overrides' and 'strip_prefix' do not go together")
+        raise ArgumentError(f"{owner}: 'blob_name_overrides' and 'strip_prefix' cannot be combined")
     if names and len(names) != len(blobs):
         raise ArgumentError(f"{owner}: expected {len(blobs)} 'blob_name_overrides', found {len(names)}")
     names = names or [without_prefix(name, prefix) for name in blobs]
     for index, name in enumerate(names):
         if not name or CHUNK_SEPARATOR in name or name == INTEGRITY_KEY:
-            raise ArgumentError(f"{owner}: blob {blobs[index]!r} cannot be called {name!r} in a database")
+            raise ArgumentError(f"{owner}: blob {blobs[index]!r} cannot be named {name!r} in a database")
         if name in names[:index]:
-            raise ArgumentError(f"{owner}: two blobs would be called {name!r} in the database")
+            raise ArgumentError(f"{owner}: two blobs would be named {name!r} in the database")
     return names
 
 

@@ -118,7 +118,7 @@ class TensorProtosDBInput(Operator):
         if "shapes" in self.arguments and (self.y(index).shape, self.y(index).dtype) != (array.shape, array.dtype):
             raise ShapeError(
                 f"{self.label}: expected {self.y(index).dtype}{list(self.y(index).shape)} for "
-                f"{self.output_blobs[index].name!r} by its arguments, found {array.dtype}{list(array.shape)}"
+                f"{self.output_blobs[index].name!r} according to its arguments, found {array.dtype}{list(array.shape)}"
             )
         store(self, index, array)
 
@@ -144,7 +144,7 @@ class TensorProtosDBInput(Operator):
         if (batch.shape[1:], batch.dtype) != (array.shape, array.dtype):
             raise ShapeError(
                 f"{self.label}: tensor {index} of record {item} of the batch is {array.dtype}{list(array.shape)}; "
-                f"expected {batch.dtype}{list(batch.shape[1:])}, as of the records before it"
+                f"expected {batch.dtype}{list(batch.shape[1:])}, like the previous records"
             )
         batch[item] = array
 
@@ -168,7 +168,7 @@ class TensorProtosDBInput(Operator):
 
 def _whole(segment: Segment) -> Array:
     if segment.values.size != np.prod(segment.shape, dtype=np.int64):
-        raise StorageError(f"tensor {segment.name!r} is cut in segments; expected it whole")
+        raise StorageError(f"tensor {segment.name!r} is divided into segments; expected a complete tensor")
     return segment.values.reshape(segment.shape)
 
 

@@ -59,7 +59,7 @@ class ExploredSchedule(Generic[Result]):
         if (again.decisions, again.choices) != (self.decisions, self.choices):
             raise DagexecError(
                 f"the schedule cannot be replayed: it has {len(again.decisions)} decisions and had "
-                f"{len(self.decisions)}; the scenario depends on something else than its schedule"
+                f"{len(self.decisions)}; the scenario depends on something other than its schedule"
             ) from again.failure
         return again
 
@@ -194,7 +194,7 @@ def expand(text: str) -> list[int]:
     for part in filter(None, text.split(",")):
         number, _, choice = part.partition(":")
         if not (number.isdecimal() and choice.isdecimal()) or int(number) < len(decisions):
-            raise ValueError(f"{part!r} is no NUMBER:CHOICE of a decision after the ones before it")
+            raise ValueError(f"{part!r} is not NUMBER:CHOICE with a number above those before it")
         decisions += [0] * (int(number) - len(decisions)) + [int(choice)]
     return decisions
 
@@ -205,7 +205,7 @@ def _wait_for_end(world: ControlledThreads) -> None:
     while not world.over.acquire(timeout=PATIENCE):
         if len(world.trace) == steps:
             raise DeadlockError(
-                f"no decision point for {PATIENCE:g} s: {world.stuck()}; it computes, or waits for something that is "
-                "not under the schedule's control"
+                f"no decision point for {PATIENCE:g} s: {world.stuck()}; it is computing, or waiting for something that "
+                "the schedule does not control"
             )
         steps = len(world.trace)

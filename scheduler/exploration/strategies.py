@@ -74,8 +74,8 @@ class ReplayStrategy(Strategy):
         if decision >= len(candidates) or (self._choices is not None and self._choices[number] != len(candidates)):
             were = f"choice {decision}" if self._choices is None else f"choice {decision} of {self._choices[number]}"
             raise DagexecError(
-                f"the schedule cannot be replayed: at decision {number} there are {len(candidates)} to choose from, "
-                f"and {were} was recorded; the scenario depends on something else than its schedule"
+                f"the schedule cannot be replayed: at decision {number} there are {len(candidates)} candidates, "
+                f"but {were} was recorded; the scenario depends on something other than its schedule"
             )
         return decision
 
@@ -105,7 +105,7 @@ class BoundedSearch(Strategy):
     def __init__(self, preemptions: int = 2, *, timeouts: bool = False) -> None:
         """Raises ValueError for a negative bound."""
         if preemptions < 0:
-            raise ValueError(f"a bound of 0 or more preemptions is needed, not {preemptions}")
+            raise ValueError(f"preemptions must be at least 0, found {preemptions}")
         self.preemptions = preemptions
         self.timeouts = timeouts
         self.exhausted = False
@@ -122,8 +122,8 @@ class BoundedSearch(Strategy):
             before = branch.path[number]
             if before[1:] != (len(candidates), current):
                 raise DagexecError(
-                    f"the scenario cannot be searched: decision {number} has {len(candidates)} candidates now and had "
-                    f"{before[1]} after the same decisions; it depends on something else than its schedule"
+                    f"the scenario cannot be searched: decision {number} has {len(candidates)} candidates now but had "
+                    f"{before[1]} after the same decisions; it depends on something other than its schedule"
                 )
             choice = branch.choice if number == branch.position else before[0]
         self._path.append((choice, len(candidates), current))

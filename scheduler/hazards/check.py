@@ -96,7 +96,7 @@ def check_plan(
 
     `accesses` default to those by name, `streams` (on each device, in all) to any number. With `finished`, workers
     wait for each chain before they go on.
-    Raises CycleError when chains depend on each other in a circle.
+    Raises CycleError when chains depend on each other in a cycle.
     """
     touched = named_accesses(plan.graph) if accesses is None else accesses
     order = HappensBefore(plan, synchronization, streams, finished=finished)

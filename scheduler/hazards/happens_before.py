@@ -44,7 +44,7 @@ class HappensBefore:
         """`streams` is how many each device has in all, None for any number.
 
         With `finished`, workers wait for each chain before they go on, so that all are as chains of the host.
-        Raises CycleError when chains depend on each other in a circle.
+        Raises CycleError when chains depend on each other in a cycle.
         """
         self.plan = plan
         self.synchronization = synchronization
@@ -156,5 +156,5 @@ def _topological(children: Sequence[Sequence[int]], parents: Sequence[Sequence[i
                 order.append(child)
     if len(order) < len(children):
         rest = [f"chain {chain}" for chain, count in enumerate(open_parents) if count]
-        raise CycleError(f"chains depend on each other in a circle, among them {', '.join(rest[:5])}", rest)
+        raise CycleError(f"chains depend on each other in a cycle, among them {', '.join(rest[:5])}", rest)
     return order

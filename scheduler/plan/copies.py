@@ -153,7 +153,9 @@ class _Placing:
     def _local(self, name: str, device: Device) -> str:
         local = local_name(name, device)
         if local in self._used:
-            raise SchemaError(f"net {self._net.name!r}: blob {local!r} stands for {name!r} on {device}; rename yours")
+            raise SchemaError(
+                f"net {self._net.name!r}: blob {local!r} is reserved for {name!r} on {device}; rename yours"
+            )
         return local
 
 
@@ -186,7 +188,7 @@ def _moved(net: NetDef, asked: Sequence[Device], devices: Sequence[Device]) -> b
     )
     if moved:
         names = ", ".join(f"{count} {name}" for name, count in sorted(moved.items()))
-        logger.info("net %r: on the host, as the device has no implementation of it: %s", net.name, names)
+        logger.info("net %r: runs on the host, because the device has no implementation: %s", net.name, names)
     return bool(moved)
 
 

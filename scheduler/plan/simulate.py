@@ -39,7 +39,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.streams < 0:
-            raise ValueError(f"a machine has 1 worker or more and no fewer than 0 streams, not {self}")
+            raise ValueError(f"a machine needs at least 1 worker and at least 0 streams, found {self}")
 
     @property
     def streams_per_worker(self) -> int:

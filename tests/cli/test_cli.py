@@ -354,7 +354,7 @@ BAD_MODELS = {
     unknown_operator: r"UnsupportedOperatorError: Convolve 'y' \(operator 0\) of net 'n': .*close names: .*Conv",
     wrong_arity: r"SchemaError: Conv 'y' \(operator 0\) of net 'n': expected 2 to 3 input\(s\), found 1",
     missing_blob: r"(MissingBlobError|ModelFormatError|FeedError): .*'nowhere'",
-    cycle: r"CycleError: net 'n': .*in a circle: .*Add 'a' \(operator 0\)",
+    cycle: r"CycleError: net 'n': .*in a cycle: .*Add 'a' \(operator 0\)",
     shapes_that_do_not_fit: r"ShapeError: Add 'y' \(operator 0\) of net 'n': .*\[7\]",
     external_data_outside: r"ModelFormatError: .*secret\.bin",
     too_large_for_memory: r"ResourceError: .*ConstantFill 'w' \(operator 0\)|ResourceError: .*1099511627776, 1024",

@@ -20,7 +20,7 @@ def relu_net(name: str = "net", source: str = "x", target: str = "y") -> NetDef:
 
 def test_a_blob_holds_one_object_of_any_type() -> None:
     blob = Blob("b")
-    with pytest.raises(MissingBlobError, match="blob 'b' holds nothing yet; expected a Tensor"):
+    with pytest.raises(MissingBlobError, match="blob 'b' is empty; expected a Tensor"):
         blob.get(Tensor)
     blob.value = "text"
     assert blob.get(str) == "text"
@@ -56,7 +56,7 @@ def test_a_missing_or_empty_blob_is_named() -> None:
             ask("x")
     assert workspace.get_blob_or_none("x") is None
     workspace.create_blob("x")
-    with pytest.raises(MissingBlobError, match="blob 'x' holds nothing yet"):
+    with pytest.raises(MissingBlobError, match="blob 'x' is empty"):
         workspace.fetch_blob("x")
 
 
@@ -90,7 +90,7 @@ def test_a_local_blob_hides_the_parents() -> None:
     assert (child.fetch_blob("w"), parent.fetch_blob("w")) == (5.0, 1.0)
     child.remove_blob("w")
     assert child.fetch_blob("w") == 1.0
-    with pytest.raises(MissingBlobError, match="'w' is not a blob of this workspace itself"):
+    with pytest.raises(MissingBlobError, match="'w' is not in this workspace itself"):
         child.remove_blob("w")
 
 
@@ -138,7 +138,7 @@ def test_a_net_name_is_used_once_unless_overwritten() -> None:
     workspace = Workspace()
     workspace.feed_blob("x", [-1.0, 2.0])
     first = workspace.create_net(relu_net())
-    with pytest.raises(SchemaError, match="net 'net' exists already; pass overwrite=True"):
+    with pytest.raises(SchemaError, match="net 'net' already exists; pass overwrite=True"):
         workspace.create_net(relu_net(target="z"))
     second = workspace.create_net(relu_net(target="z"), overwrite=True)
     assert workspace.nets["net"] is second
@@ -230,7 +230,7 @@ def test_of_two_nets_of_one_name_made_at_the_same_time_the_second_is_refused(mon
         return build(self, *arguments)
 
     monkeypatch.setattr(Workspace, "build_net", build_after_another)
-    with pytest.raises(SchemaError, match="'n' exists already"):
+    with pytest.raises(SchemaError, match="'n' already exists"):
         workspace.create_net(definition)
     assert workspace.nets["n"] is made[0]
     workspace.run_net("n")

@@ -85,5 +85,5 @@ def test_what_has_no_gradient_is_an_error_that_says_why(
 
 
 def test_a_second_maker_for_a_type_is_refused() -> None:
-    with pytest.raises(GradientError, match="has a gradient maker already"):
+    with pytest.raises(GradientError, match="already has a gradient maker"):
         no_gradient("TestRound")

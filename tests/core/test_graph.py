@@ -127,7 +127,7 @@ def test_each_hazard_in_its_smallest_net() -> None:
 
 def test_a_circle_is_reported_with_its_operators_in_order() -> None:
     net = chain((["in"], ["x"]), (["c"], ["a"]), (["a"], ["b"]), (["b"], ["c"]), external=["in"])
-    with pytest.raises(CycleError, match="net 'n': operators depend on each other in a circle: NoOp ") as caught:
+    with pytest.raises(CycleError, match="net 'n': operators depend on each other in a cycle: NoOp ") as caught:
         build_graph(net)
     found = caught.value.operators
     circle = [f"NoOp {name!r} (operator {index})" for index, name in ((1, "a"), (2, "b"), (3, "c"))]

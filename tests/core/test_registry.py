@@ -62,7 +62,7 @@ def test_an_engine_that_is_missing_or_refuses_is_passed_over_and_logged(caplog: 
     with caplog.at_level(logging.INFO, "dagexec"):
         assert type(create("MAGIC,FAST")) is default
     assert "Probe: engine MAGIC is not available on cpu" in caplog.messages
-    assert "Probe 'y': engine FAST passed over: dilation is not served" in caplog.messages
+    assert "Probe 'y': engine FAST skipped: dilation is not served" in caplog.messages
 
 
 def test_preferences_apply_to_defs_that_ask_for_nothing_and_after_what_they_ask_for() -> None:

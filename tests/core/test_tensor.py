@@ -34,7 +34,7 @@ def test_a_new_tensor_is_empty_and_says_so() -> None:
     assert tensor.is_empty
     assert tensor.capacity == 0
     assert tensor.current_array() is None
-    with pytest.raises(MissingBlobError, match="holds nothing yet: feed it"):
+    with pytest.raises(MissingBlobError, match="the tensor is empty: feed it"):
         _ = tensor.array
 
 

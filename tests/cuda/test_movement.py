@@ -232,7 +232,7 @@ def test_bounds_of_another_slice_fail_the_run() -> None:
 def test_axes_that_cannot_be_joined_are_refused() -> None:
     x = np.zeros((2,) * 10, np.float32)
     axes = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
-    with pytest.raises(ShapeError, match="10 axes that cannot be joined; a kernel of CUDA walks 8 at most"):
+    with pytest.raises(ShapeError, match="10 axes that cannot be merged; a CUDA kernel supports at most 8"):
         run("Transpose", [x], axes=axes)
 
 

@@ -166,7 +166,7 @@ def _records(content: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _damaged_records(rng: random.Random, content: bytes, vocabulary: Vocabulary) -> bytes:
-    """A minidb in which a record has changed, comes twice, is missing or elsewhere; mostly with the right checksums."""
+    """A minidb in which a record has changed, occurs twice, is missing or moved; mostly with the right checksums."""
     records = _records(content)
     if not records:
         return damaged_bytes(rng, content)

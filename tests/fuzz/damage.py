@@ -92,7 +92,7 @@ def damaged_json_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def damaged_zip(rng: random.Random, content: bytes) -> bytes:
-    """A zip archive in which one member has changed, is missing, comes twice or is packed otherwise."""
+    """A zip archive in which one member has changed, is missing, occurs twice or is packed otherwise."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = [(info.filename, archive.read(info)) for info in archive.infolist()]
@@ -114,7 +114,7 @@ def damaged_zip(rng: random.Random, content: bytes) -> bytes:
     packed = io.BytesIO()
     kind = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(packed, "w", kind) as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a name that comes twice
+        warnings.simplefilter("ignore")  # of a name that occurs twice
         for name, data in members:
             with archive.open(zipfile.ZipInfo(name), "w") as member:
                 member.write(data)

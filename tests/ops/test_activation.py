@@ -83,7 +83,7 @@ def test_prelu_refuses_a_slope_that_fits_no_axis_and_a_bad_order() -> None:
         ("ReluN", {"n": -2.0}, "'n' must be at least 0, found -2"),
         ("LeakyRelu", {"alpha": float("nan")}, "'alpha' is not a number"),
         ("HardSigmoid", {"beta": "half"}, "'beta' must be a float; found a string"),
-        ("Clip", {"min": 2.0, "max": 1.0}, "'min' must not exceed 'max', found 2 > 1"),
+        ("Clip", {"min": 2.0, "max": 1.0}, "'min' must not be greater than 'max', found 2 > 1"),
         ("Gelu", {"fast_gelu": "yes"}, "'fast_gelu' must be an integer; found a string"),
     ],
 )

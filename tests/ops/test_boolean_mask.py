@@ -26,7 +26,7 @@ def test_masks_put_values_back_and_the_first_wins() -> None:
 
 
 def test_a_place_that_no_mask_has_is_refused() -> None:
-    with pytest.raises(OperatorError, match="place 1 is in none of the masks"):
+    with pytest.raises(OperatorError, match="position 1 is in none of the masks"):
         run_operator("BooleanUnmask", [np.array([True, False]), np.array([1])])
 
 

@@ -105,7 +105,7 @@ def test_casting_names_unknown_types_and_refuses_strings() -> None:
         run_operator("Cast", [x], to=1.0)
     with pytest.raises(SchemaError, match="argument 'to' is required"):
         run_operator("Cast", [x])
-    with pytest.raises(ShapeError, match="string cannot be cast to int32: strings are not read as numbers"):
+    with pytest.raises(ShapeError, match="string cannot be cast to int32: strings are not parsed as numbers"):
         run_operator("Cast", [np.array([b"1"], object)], to="int32")
     with pytest.raises(ShapeError, match="'x0' must be one of float32, found float64"):
         run_operator("FloatToHalf", [np.array([1.0])])

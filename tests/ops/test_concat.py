@@ -125,7 +125,7 @@ def test_split_follows_sizes_that_are_fed_anew() -> None:
 def test_split_refuses_sizes_that_do_not_fit() -> None:
     x = numbered((2, 6))
     for outputs, arguments, message in (
-        (4, {}, "axis 1 of size 6 cannot be cut into 4 equal parts"),
+        (4, {}, "axis 1 of size 6 cannot be split into 4 equal parts"),
         (2, {"split": [2, 3]}, r"sizes \[2, 3\] must add up to 6"),
         (2, {"split": [7, -1]}, r"sizes \[7, -1\] must add up to 6"),
         (2, {"split": [6]}, r"expected 2 sizes, one for each output, found \[6\]"),

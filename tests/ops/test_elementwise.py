@@ -129,7 +129,7 @@ def test_older_broadcasting_refuses_a_b_that_matches_no_such_run(
 
 
 def test_axis_without_broadcast_is_refused_since_it_would_be_ignored() -> None:
-    with pytest.raises(ArgumentError, match="'axis' has a meaning only with broadcast=1"):
+    with pytest.raises(ArgumentError, match="'axis' requires broadcast=1"):
         run_operator("Add", [sample(0, 2, 3), sample(1, 3)], axis=1)
     with pytest.raises(ArgumentError, match="'axis_str' must be a letter of 'NCHW', without 'axis'; found 'D'"):
         run_operator("Add", [sample(0, 2, 3), sample(1, 3)], broadcast=1, axis_str="D")

@@ -207,7 +207,7 @@ def test_diagonal_fill_sets_where_all_indices_are_equal(shape: tuple[int, ...]) 
 
 
 def test_diagonal_fill_needs_a_diagonal() -> None:
-    with pytest.raises(ShapeError, match=r"2 axes, or more of one size, found \(2, 2, 3\)"):
+    with pytest.raises(ShapeError, match=r"2 axes, or more of equal size, found \(2, 2, 3\)"):
         run_operator("DiagonalFill", [], shape=[2, 2, 3])
     [y] = run_operator("DiagonalFill", [], shape=[2, 2], value="x", dtype="string")
     assert y.tolist() == [[b"x", b""], [b"", b"x"]]
@@ -287,7 +287,7 @@ def test_bounds_and_deviations_are_checked() -> None:
         run_operator("XavierFill", [])
     with pytest.raises(ShapeError, match="'x1' must hold 1 element"):
         run_operator("UniformFill", [np.zeros(2), np.zeros(2, np.float32), np.ones(1, np.float32)])
-    with pytest.raises(ShapeError, match="one of them only"):
+    with pytest.raises(ShapeError, match="only one of them"):
         run_operator("UniformFill", [np.zeros(2), np.zeros(1, np.float32)])
 
 

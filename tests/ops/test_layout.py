@@ -94,7 +94,7 @@ def test_numpy_refuses_blocks_when_the_operator_is_made(
         workspace.feed_blob(name, np.zeros((1, 1, 4, 4, 16), np.float32))
     arguments = {name: value for name, value in {"is_test": 1, "size": 3}.items() if name in schema.args}
     definition = operator_def(op_type, names, ["y"], order=order.lower(), **arguments)
-    message = f"NumPy does not compute in order {order}.*onednn-cpu-gomp"
+    message = f"NumPy does not support order {order}.*onednn-cpu-gomp"
     with pytest.raises(UnsupportedOperatorError, match=message):
         create_operator(definition, workspace)
 

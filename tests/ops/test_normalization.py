@@ -105,7 +105,7 @@ def test_spatial_bn_in_place_and_with_parameters_fed_anew() -> None:
 
 def test_spatial_bn_refuses_what_it_cannot_do() -> None:
     x, parameters = sample(0, 2, 3, 4, 4), statistics(3)
-    with pytest.raises(ShapeError, match=r"with is_test=0 there are 5 inputs .* and 5 outputs, found 5 and 1"):
+    with pytest.raises(ShapeError, match=r"with is_test=0 expected 5 inputs .* and 5 outputs, found 5 and 1"):
         run_operator("SpatialBN", [x, *parameters], is_test=0)
     with pytest.raises(SchemaError, match="argument 'is_test' is required"):
         run_operator("SpatialBN", [x, *parameters])

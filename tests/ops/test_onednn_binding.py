@@ -81,7 +81,7 @@ def test_a_path_that_is_not_there_is_named(
         assert library() is None
         assert library() is None
     assert len([line for line in caplog.messages if "nothing.so" in line]) == 1
-    with pytest.raises(UnsupportedFeatureError, match=r"Conv 'y': oneDNN cannot be used here; install .*onednn"):
+    with pytest.raises(UnsupportedFeatureError, match=r"Conv 'y': oneDNN is not available; install .*onednn"):
         require_library("Conv 'y'")
 
 
@@ -135,7 +135,7 @@ def test_without_cffi_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> No
     ("status", "error", "message"),
     [
         (1, ResourceError, "Conv 'y': oneDNN 3.1.0 is out of memory"),
-        (2, UnsupportedFeatureError, "Conv 'y': oneDNN 3.1.0 takes no such arguments"),
+        (2, UnsupportedFeatureError, "Conv 'y': oneDNN 3.1.0 does not accept these arguments"),
         (3, UnsupportedFeatureError, "Conv 'y': oneDNN 3.1.0 has no implementation"),
         (5, DagexecError, "Conv 'y': oneDNN 3.1.0"),
     ],

@@ -170,7 +170,7 @@ def test_a_fused_layer_keeps_leading_axes(engine: str) -> None:
 
 
 def test_an_operand_that_is_no_operand_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="names no operand"):
+    with pytest.raises(ArgumentError, match="needs an operand"):
         run_operator("FusedFC", [normal(1, 2, 3), normal(2, 4, 3), normal(3, 4)], post_ops=["add:2"])
 
 

@@ -189,8 +189,8 @@ WRONG: list[tuple[list[str], TensorType, str, type[DagexecError], str]] = [
     (["add:2"], TensorType((5,), FLOAT64), "a", ShapeError, "must be one of float32, found float64"),
     (["relu"], IMAGE, "a", ArgumentError, r"input 'a' \(number 2\) is not named in post_ops"),
     (["sum:2"], TensorType((5,), FLOAT32), "y", ShapeError, "the shape of the result"),
-    (["add:2"], IMAGE, "y", ArgumentError, "input 2 is the output blob 'y': only a 'sum:2' may read it"),
-    (["sum:2", "sum:2"], IMAGE, "y", ArgumentError, "only a 'sum:2' may read it"),
+    (["add:2"], IMAGE, "y", ArgumentError, "input 2 is the output blob 'y': only 'sum:2' may read it"),
+    (["sum:2", "sum:2"], IMAGE, "y", ArgumentError, "only 'sum:2' may read it"),
 ]
 
 

@@ -67,7 +67,7 @@ def test_declared_shapes_are_known_before_the_run_and_others_are_refused() -> No
     np.testing.assert_allclose(workspace.fetch_blob("z"), 1 / (1 + np.exp(-np.ones((2, 3)))), rtol=1e-6)
     queue.enqueue([np.ones((2, 4), np.float32)])
     with pytest.raises(
-        OperatorError, match=r"expected float32\[2, 3\] for 'y' by its arguments, found float32\[2, 4\]"
+        OperatorError, match=r"expected float32\[2, 3\] for 'y' according to its arguments, found float32\[2, 4\]"
     ):
         net.run()
     assert queue.statistics().records == 1  # it is not lost
@@ -163,7 +163,7 @@ def test_records_that_do_not_join_are_an_error() -> None:
     queue = made_queue(workspace, capacity=5)
     queue.enqueue([np.zeros((1, 2))])
     queue.enqueue([np.zeros((1, 3))])
-    with pytest.raises(OperatorError, match=r"do not join along their first axis: \(1, 2\), \(1, 3\)"):
+    with pytest.raises(OperatorError, match=r"cannot be concatenated along their first axis: \(1, 2\), \(1, 3\)"):
         workspace.run_operator_once(operator_def("SafeDequeueBlobs", ["q"], ["y", "s"], num_records=2))
 
 

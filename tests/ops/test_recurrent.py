@@ -181,8 +181,8 @@ def test_an_onnx_layer_of_another_kind_is_refused(op_type: str, attributes: dict
     [
         ({"direction": "backward"}, ArgumentError, "must be one of"),
         ({"hidden_size": 7}, ShapeError, "'hidden_size' is 7, R has a state of 6"),
-        ({"bias": 0}, ShapeError, "there are 5 inputs, found 6"),
-        ({"sequence_lengths": 1}, ShapeError, "there are 7 inputs, found 6"),
+        ({"bias": 0}, ShapeError, "expected 5 inputs, found 6"),
+        ({"sequence_lengths": 1}, ShapeError, "expected 7 inputs, found 6"),
         ({"direction": "bidirectional"}, ShapeError, r"must have shape \(2, 24, 5\)"),
     ],
 )

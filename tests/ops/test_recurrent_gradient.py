@@ -241,7 +241,7 @@ def gradient_inputs(layer: Layer) -> list[Array]:
     [
         ({"given": [1, 0]}, ArgumentError, "'given' must be ascending numbers below 3"),
         ({"given": [3]}, ArgumentError, "'given' must be ascending numbers below 3"),
-        ({"given": [0, 1]}, ShapeError, "there are 11 inputs, found 10"),
+        ({"given": [0, 1]}, ShapeError, "expected 11 inputs, found 10"),
         ({"given": [1]}, ShapeError, r"must have shape \(1, 3, 6\) \(as the layer gives it\), found \(4, 1, 3, 6\)"),
         ({"wanted": [0, 9]}, ArgumentError, r"'wanted' must be ascending numbers of \[0, 1, 2, 3, 4, 5\]"),
         ({"wanted": [0]}, ShapeError, "expected 1 outputs"),

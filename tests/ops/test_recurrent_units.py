@@ -115,7 +115,7 @@ def test_one_output_of_an_lstm_unit_has_a_gradient(weighted: list[int]) -> None:
 
 
 def test_lengths_are_an_input_by_default() -> None:
-    with pytest.raises(ShapeError, match="with sequence_lengths=1 there are 5 inputs, found 4"):
+    with pytest.raises(ShapeError, match="with sequence_lengths=1 expected 5 inputs, found 4"):
         run_operator("LSTMUnit", list(unit_inputs("LSTMUnit", 2, 3, None, 0)), 2)
 
 

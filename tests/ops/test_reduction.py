@@ -110,7 +110,7 @@ def test_sums_over_nothing_are_zero_means_nan_and_extremes_an_error() -> None:
         assert np.isnan(run_operator("ReduceMean", [x], axes=[1])[0]).all()
     assert run_operator("ReduceMax", [x], axes=[0], keepdims=0)[0].shape == (0,)
     for op_type in ("ReduceMax", "ReduceMin", "ArgMax"):
-        with pytest.raises(ShapeError, match="no extreme over an axis without elements"):
+        with pytest.raises(ShapeError, match="an axis without elements has no maximum"):
             run_operator(op_type, [x])
 
 

@@ -41,7 +41,7 @@ def test_reshape_resolves_zero_and_minus_one(
 ) -> None:
     x = counting(shape)
     if expected is None:
-        with pytest.raises(ShapeError, match="no size for -1"):
+        with pytest.raises(ShapeError, match="-1 cannot be resolved"):
             run_operator("Reshape", [x], shape=wanted)
         return
     y, old = run_operator("Reshape", [x], 2, shape=wanted)
@@ -66,7 +66,7 @@ def test_reshape_with_allow_zero_keeps_a_size_of_zero() -> None:
     [
         ([5], r"\(5,\) has 5 elements, the input has 6"),
         ([-1, -1], "more than one -1"),
-        ([4, -1], "no size for -1 makes 6 elements of 4"),
+        ([4, -1], "-1 cannot be resolved makes 6 elements of 4"),
         ([-2, 3], "has the size -2"),
         ([2, 3, 0], "copies axis 2, which the input does not have"),
     ],
@@ -203,7 +203,7 @@ def test_squeeze_and_expand_dims_name_the_bad_axis() -> None:
         run_operator("Squeeze", [counting((1, 3))], dims=[1])
     with pytest.raises(ShapeError, match=r"must hold axes in \[-2, 1\], found 2"):
         run_operator("Squeeze", [counting((1, 3))], dims=[2])
-    with pytest.raises(ShapeError, match="names one axis from both ends"):
+    with pytest.raises(ShapeError, match="names an axis twice"):
         run_operator("ExpandDims", [counting((3,))], dims=[0, -3])
     with pytest.raises(SchemaError, match="argument 'dims' is required"):
         run_operator("Squeeze", [counting((1, 3))])

@@ -156,7 +156,7 @@ def test_concat_gradients_may_have_parts_without_elements() -> None:
 def test_concat_gradient_refuses_what_does_not_fit() -> None:
     with pytest.raises(ShapeError, match=r"must have shape \(4, 2\).*found \(3, 2\)"):
         run_operator("ConcatGradient", [np.ones((3, 2)), np.ones((2, 2)), np.ones((2, 2))], 2, axis=0)
-    with pytest.raises(ShapeError, match="expected 2 outputs, one an input, found 1"):
+    with pytest.raises(ShapeError, match="expected 2 outputs, one per input, found 1"):
         run_operator("ConcatGradient", [np.ones((4, 2)), np.ones((2, 2)), np.ones((2, 2))], 1, axis=0)
 
 

@@ -91,7 +91,7 @@ def test_gradients_of_another_shape_are_refused() -> None:
         run_operator(
             "ResizeNearestGradient", [np.ones((1, 1, 4, 5)), np.ones((1, 1, 2, 2))], height_scale=2.0, width_scale=2.0
         )
-    with pytest.raises(ShapeError, match="pads 2 and 2 are more than the 3 of axis 0"):
+    with pytest.raises(ShapeError, match="pads 2 and 2 exceed the size 3 of axis 0"):
         run_operator("PadGradient", [np.ones(3)], pads=[2, 2])
 
 

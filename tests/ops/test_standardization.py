@@ -114,7 +114,7 @@ def test_bad_groups_parameters_and_ranks_are_refused() -> None:
         run_operator("InstanceNorm", [x, sample(1, 3), sample(2, 6)])
     with pytest.raises(ShapeError, match="X must have at least 3 axes, found 2"):
         run_operator("InstanceNorm", [sample(0, 2, 6), sample(1, 6), sample(2, 6)])
-    with pytest.raises(ShapeError, match=r"elementwise_affine=1 goes with 3 input\(s\)"):
+    with pytest.raises(ShapeError, match=r"elementwise_affine=1 requires 3 input\(s\)"):
         run_operator("LayerNorm", [x], elementwise_affine=1)
     with pytest.raises(ShapeError, match=r"'x1' must have shape \(6, 3\) .*found \(3,\)"):
         run_operator("LayerNorm", [x, sample(1, 3), sample(2, 3)])

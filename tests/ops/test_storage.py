@@ -113,7 +113,7 @@ def test_several_databases_are_loaded_together_and_a_blob_in_two_is_an_error(tmp
     other = here(tmp_path)
     other.run_operator_once(operator_def("Load", [], ["w", "n"], dbs=["a", "b"]))
     assert same(other.fetch_blob("n"), BLOBS["n"])
-    with pytest.raises(OperatorError, match="blob 'w' comes twice"):
+    with pytest.raises(OperatorError, match="blob 'w' occurs twice"):
         other.run_operator_once(operator_def("Load", [], ["w"], dbs=["a", "a"]))
 
 
@@ -122,7 +122,7 @@ def test_a_missing_blob_is_named_unless_it_may_be_missing(tmp_path: Path) -> Non
     workspace.run_operator_once(operator_def("Save", ["w"], [], db="a"))
     before = workspace.fetch_blob("w").copy()
     workspace.feed_blob("w", before + 1)
-    with pytest.raises(OperatorError, match="not in the database: v; of those asked for: w"):
+    with pytest.raises(OperatorError, match="not in the database: v; of the requested blobs it has: w"):
         workspace.run_operator_once(operator_def("Load", [], ["w", "v"], db="a"))
     assert same(workspace.fetch_blob("w"), before + 1)  # nothing was changed
     workspace.run_operator_once(operator_def("Load", [], ["w", "v"], db="a", allow_incomplete=1))
@@ -289,10 +289,10 @@ def test_checkpoint_writes_every_so_many_iterations_to_its_own_file(op_type: str
         (operator_def("Save", ["w"], [], db="a", db_type="leveldb"), "one of .*minidb.*found 'leveldb'"),
         (operator_def("Save", ["w"], [], db=""), "'db' must be a path"),
         (operator_def("Save", ["w"], []), "'db' is required"),
-        (operator_def("Save", ["w", "w"], [], db="a"), "two blobs would be called 'w'"),
+        (operator_def("Save", ["w", "w"], [], db="a"), "two blobs would be named 'w'"),
         (operator_def("Save", ["w"], [], db="a", blob_name_overrides=["a", "b"]), "expected 1"),
-        (operator_def("Save", ["w"], [], db="a", blob_name_overrides=["a#%0"]), "cannot be called 'a#%0'"),
-        (operator_def("Save", ["w"], [], db="a", blob_name_overrides=["a"], strip_prefix="b"), "do not go together"),
+        (operator_def("Save", ["w"], [], db="a", blob_name_overrides=["a#%0"]), "cannot be named 'a#%0'"),
+        (operator_def("Save", ["w"], [], db="a", blob_name_overrides=["a"], strip_prefix="b"), "cannot be combined"),
         (operator_def("Save", ["w"], [], db="a", chunk_size=-5), "chunk_size"),
         (operator_def("Checkpoint", ["n", "w"], [], db="a%s"), "no other conversion"),
         (operator_def("Checkpoint", ["n", "w"], [], db="%d%d"), "at most one %d"),
@@ -302,7 +302,7 @@ def test_checkpoint_writes_every_so_many_iterations_to_its_own_file(op_type: str
         (operator_def("Load", [], [], db="a"), "nothing would be loaded"),
         (operator_def("Load", [], ["x"], db="none"), "none"),
         (operator_def("Load", [], ["x"], db="a", source_blob_names=["a", "b"]), "expected 1 different"),
-        (operator_def("Load", [], ["x"], db="a", load_all=1, source_blob_names=["a"]), "do not go together"),
+        (operator_def("Load", [], ["x"], db="a", load_all=1, source_blob_names=["a"]), "cannot be combined"),
         (operator_def("CreateDB", [], ["r"], db="a", shard_id=1), "0 <= shard_id"),
         (operator_def("DBExists", [], ["e"], db_name="a", db_type="x"), "found 'x'"),
     ],

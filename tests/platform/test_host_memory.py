@@ -175,7 +175,7 @@ def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.
         raise MemoryError
 
     monkeypatch.setattr(np, "empty", refuse)
-    with pytest.raises(ResourceError, match="x of 1,000 bytes: the system refuses it"):
+    with pytest.raises(ResourceError, match="x of 1,000 bytes: the system refused the allocation"):
         aligned_bytes(1000, "x")
 
 

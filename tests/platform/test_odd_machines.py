@@ -348,7 +348,7 @@ class TestOpenMPSettings:
         assert_same_bytes(found, usual, FEW)
         assert found["team"] == 1
         assert found["chosen"]["threads"] == 1
-        assert [line for line in found["log"] if line.startswith("operators have one thread each")]
+        assert [line for line in found["log"] if line.startswith("operators use one thread each")]
 
     @pytest.mark.parametrize("settings", FEWER_THREADS, ids=named)
     def test_where_openmp_may_give_fewer_threads_the_whole_of_a_gradient_is_computed(

@@ -115,7 +115,7 @@ def test_the_device_of_the_net_is_that_of_operators_that_name_none() -> None:
 
 def test_a_blob_that_has_the_name_of_a_copy_is_refused() -> None:
     net = net_of(operator("Relu", "x", "x@sim:0"), operator("Relu", "x", "y", SIM))
-    with pytest.raises(SchemaError, match=r"net 'net': blob 'x@sim:0' stands for 'x' on sim:0; rename yours"):
+    with pytest.raises(SchemaError, match=r"net 'net': blob 'x@sim:0' is reserved for 'x' on sim:0; rename yours"):
         insert_copies(net)
 
 

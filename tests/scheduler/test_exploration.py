@@ -319,7 +319,7 @@ def test_a_scenario_that_depends_on_more_than_its_schedule_cannot_be_replayed(fe
             thread.join()
 
     schedule = explore(scenario, ReplayStrategy([0, 0, 3, 2]))
-    with pytest.raises(DagexecError, match="depends on something else than its schedule"):
+    with pytest.raises(DagexecError, match="depends on something other than its schedule"):
         schedule.replay(scenario)
 
 

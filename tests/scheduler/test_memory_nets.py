@@ -185,7 +185,7 @@ def test_a_blob_that_is_not_kept_cannot_be_fetched_and_one_that_is_keeps_its_val
         net.run()
         np.testing.assert_array_equal(workspace.fetch_blob("b"), [0, 0, 0, 0, 1, 2, 3])
         np.testing.assert_array_equal(workspace.fetch_blob("d"), [0, 0, 0, 0, 1, 2, 3])
-        with pytest.raises(MissingBlobError, match=r"'a' holds nothing after a run.*`keep`"):
+        with pytest.raises(MissingBlobError, match=r"'a' is not available after a run.*`keep`"):
             workspace.fetch_blob("a")
 
 

@@ -50,7 +50,7 @@ def test_a_field_that_ends_after_the_message_is_refused() -> None:
 
 
 def test_a_number_without_an_end_and_a_group_are_refused() -> None:
-    with pytest.raises(WireError, match="does not end"):
+    with pytest.raises(WireError, match="unterminated"):
         list(fields(memoryview(b"\xff" * 12)))
     with pytest.raises(WireError, match="wire type 3"):
         list(fields(memoryview(varint(1 << 3 | 3))))

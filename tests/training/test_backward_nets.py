@@ -333,13 +333,13 @@ def test_losses_that_cannot_be_differentiated_are_refused() -> None:
         add_gradient_operators(net, ["number"])
     with pytest.raises(GradientError, match="expected a list of losses, found the string 'y'"):
         add_gradient_operators(net, "y")
-    with pytest.raises(GradientError, match="no loss is named"):
+    with pytest.raises(GradientError, match="no loss was given"):
         add_gradient_operators(net, [])
 
 
 def test_wanted_blobs_that_do_not_exist_or_that_no_loss_depends_on_are_refused() -> None:
     net = net_of(operator_def("Sqr", ["x"], ["y"]), operator_def("Sqr", ["a"], ["b"]))
-    with pytest.raises(GradientError, match=r"gradients of \['z'\] are wanted, which are no blobs of the net"):
+    with pytest.raises(GradientError, match=r"gradients of \['z'\] were requested, but they are not blobs of the net"):
         add_gradient_operators(net, ["y"], wanted=["x", "z"])
     with pytest.raises(GradientError, match=r"loss 'y', the output of Sqr 'y'.* depends on none of .*\['a'\]"):
         add_gradient_operators(net, ["y"], wanted=["a"])

@@ -36,7 +36,7 @@ def status_of(child: int) -> int:
 
 def test_a_second_training_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     with Trainer(make_task(0), checkpoints=tmp_path) as first:
-        message = f"another training writes its checkpoints there: process {os.getpid()} on .* since 20"
+        message = f"another training is writing its checkpoints there: process {os.getpid()} on .* since 20"
         for resume in (False, True):
             with pytest.raises(StorageError, match=message):
                 Trainer(make_task(0), checkpoints=tmp_path, resume=resume)
@@ -131,7 +131,7 @@ def test_a_training_does_not_begin_anew_where_all_checkpoints_are_damaged(damage
     before = {path: path.read_bytes() for path in damaged.iterdir()}
     status, _, errors = cli("train", SCRIPT, "--checkpoint", damaged, "--resume")
     assert status == 2
-    assert "none of its 2 checkpoint(s) is whole, the newest is step-000000000010.minidb" in errors
+    assert "none of its 2 checkpoint(s) is complete, the newest is step-000000000010.minidb" in errors
     assert {path: path.read_bytes() for path in damaged.iterdir()} == before
 
 

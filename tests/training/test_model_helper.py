@@ -139,9 +139,9 @@ def test_mistakes_are_refused_with_the_name_of_the_blob() -> None:
     helper = ModelHelper("wrong")
     x = helper.add_input("data", (1, 3, 8, 8))
     helper.conv(x, "conv", 3, 4, kernel=1)
-    with pytest.raises(SchemaError, match="'conv_w' exists already"):
+    with pytest.raises(SchemaError, match="'conv_w' already exists"):
         helper.conv(x, "conv", 3, 4, kernel=1)
-    with pytest.raises(SchemaError, match="'data' exists already"):
+    with pytest.raises(SchemaError, match="'data' already exists"):
         helper.add_parameter("data", [1], gaussian(1))
     with pytest.raises(SchemaError, match="conv 'bad': 2 groups do not divide 3 and 4"):
         helper.conv(x, "bad", 3, 4, kernel=1, group=2)
@@ -155,9 +155,9 @@ def test_a_name_is_either_an_output_or_declared() -> None:
     helper = ModelHelper("m")
     x = helper.add_input("x", (4, 3))
     helper.relu(x, "fc_w")
-    with pytest.raises(SchemaError, match="blob 'fc_w' exists already"):
+    with pytest.raises(SchemaError, match="blob 'fc_w' already exists"):
         helper.fc(x, "fc", 3, 2)
-    with pytest.raises(SchemaError, match="blob 'fc_w' exists already"):
+    with pytest.raises(SchemaError, match="blob 'fc_w' already exists"):
         helper.add_input("fc_w", (1,))
 
 

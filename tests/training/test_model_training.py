@@ -62,11 +62,11 @@ def test_every_trained_parameter_gets_its_gradient_and_the_data_none() -> None:
 
 def test_gradients_are_asked_for_once_and_not_before_they_are_there() -> None:
     helper = ModelHelper("m", training=True)
-    with pytest.raises(GradientError, match="model 'm': it has no gradients yet"):
+    with pytest.raises(GradientError, match="model 'm': there are no gradients yet"):
         _ = helper.params_to_grad
     loss = classifier(helper)
     helper.add_gradient_operators([loss])
-    with pytest.raises(GradientError, match="model 'm': it has gradients already"):
+    with pytest.raises(GradientError, match="model 'm': there are gradients already"):
         helper.add_gradient_operators([loss])
 
 
@@ -243,7 +243,7 @@ def test_sharing_goes_from_the_innermost_block_outwards_and_by_the_longest_name(
     with helper.parameter_sharing({"g": "h", "h": "a"}):
         assert parameters_in("g") == ["a/fc_w", "a/fc_b"]
         assert parameters_in("great") == ["great/fc_w", "great/fc_b"]
-    circle = "i/fc_w -> j/fc_w -> i/fc_w goes round"
+    circle = "i/fc_w -> j/fc_w -> i/fc_w is a cycle"
     with helper.parameter_sharing({"i": "j", "j": "i"}), pytest.raises(SchemaError, match=circle):
         parameters_in("i")
     with helper.parameter_sharing({"k": "k", "l": "l/inner"}):
@@ -267,7 +267,7 @@ def test_parameters_have_tags() -> None:
     assert helper.biases == ["conv_b"]
     assert helper.tagged("mine") == [own]
     assert helper.tags_of("bn_s") == frozenset()
-    with pytest.raises(SchemaError, match="there is no parameter 'nothing'"):
+    with pytest.raises(SchemaError, match="parameter 'nothing' does not exist"):
         helper.tags_of("nothing")
 
 
@@ -284,7 +284,7 @@ def test_state_and_counter_are_filled_saved_and_not_differentiated() -> None:
     np.testing.assert_array_equal(momentum, np.full((5, 6), 0.5))
     assert counter.dtype == np.int64
     assert counter.tolist() == [0]
-    with pytest.raises(SchemaError, match="'hidden_w_momentum' exists already"):
+    with pytest.raises(SchemaError, match="'hidden_w_momentum' already exists"):
         helper.add_state("hidden_w_momentum", (1,), constant(0))
 
 

@@ -396,7 +396,7 @@ def test_a_parameter_without_gradient_is_named() -> None:
         (lambda: SGD(0.1, multipliers={"bias": math.nan}), "SGD: the multiplier of 'bias' must be .* found nan"),
         (lambda: Adam(0.1, multipliers={"bias": -2.0}), "Adam: the multiplier of 'bias' must be .* found -2"),
         (lambda: Adam(0.1, epsilon=-1), "Adam: epsilon must be"),
-        (lambda: Adam(0.1, row_wise=True, rectified=True), "row_wise and rectified do not go together"),
+        (lambda: Adam(0.1, row_wise=True, rectified=True), "row_wise and rectified cannot be combined"),
         (lambda: YellowFin(0.1, policy=Exp(0.5)), "it tunes the learning rate itself; found policy 'exp'"),
     ],
 )
@@ -408,11 +408,11 @@ def test_numbers_that_make_no_sense_are_refused(make: Any, message: str) -> None
 def test_a_parameter_is_updated_once() -> None:
     helper, _ = classifier()
     first, *rest = helper.params
-    with pytest.raises(SchemaError, match=f"there is an update of \\['{first}'\\] already"):
+    with pytest.raises(SchemaError, match=f"\\['{first}'\\] already has an update"):
         SGD(0.1).add_updates(helper, [first, *rest, first])
     SGD(0.1).add_updates(helper, [first])
     length = len(helper.net.op)
-    with pytest.raises(SchemaError, match=f"there is an update of \\['{first}'\\] already"):
+    with pytest.raises(SchemaError, match=f"\\['{first}'\\] already has an update"):
         Adam(0.1).add_updates(helper)
     assert len(helper.net.op) == length
     Adam(0.1).add_updates(helper, rest)

@@ -263,7 +263,7 @@ def test_several_devices_train_and_resume(reduction: str, tmp_path: Path) -> Non
 
 
 def test_a_batch_that_devices_cannot_share_is_an_error() -> None:
-    with pytest.raises(SchemaError, match=r"batch of 48 cannot be shared equally by 5 device"):
+    with pytest.raises(SchemaError, match=r"batch of 48 cannot be divided equally among 5 device"):
         Trainer(make_task(0), devices=[f"sim:{n}" for n in range(5)])
 
 

@@ -52,7 +52,7 @@ def test_windows_overlap_and_are_followed_by_their_next_characters() -> None:
 
 
 def test_a_text_shorter_than_a_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="a piece of 4 characters and the next one do not fit in 4 characters"):
+    with pytest.raises(ValueError, match="a piece of 4 characters and its successor do not fit in 4 characters"):
         CharLSTM.of("abcd").windows("abcd", 4, 1)
 
 

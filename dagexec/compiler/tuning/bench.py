@@ -183,7 +183,9 @@ class Bench:
                     firsts.append(self._first_run(runner, firsts[0] if firsts else None))
                 except (DeadlineExceededError, RunTimeoutError):
                     if not firsts:
-                        raise DeadlineExceededError(f"net {model.name!r}: no time to measure its operators") from None
+                        raise DeadlineExceededError(
+                            f"net {model.name!r}: not enough time to measure its operators"
+                        ) from None
                 else:
                     runners[number] = runner
             times: dict[int, list[list[float]]] = {number: [[] for _ in models[number].net.op] for number in runners}
@@ -192,7 +194,7 @@ class Bench:
                     for row, took in zip(times[number], runner.run_operators(self._inputs), strict=True):
                         row.append(took)
         if not all(times[0]):
-            raise DeadlineExceededError(f"net {models[0].name!r}: no time to measure its operators")
+            raise DeadlineExceededError(f"net {models[0].name!r}: not enough time to measure its operators")
         never = [[float("inf")]]
         return [
             [_undisturbed(row) for row in times.get(number, never * len(model.net.op))]
@@ -253,7 +255,7 @@ class Bench:
         try:
             return self._first_run(runner, best)
         except (DeadlineExceededError, RunTimeoutError) as error:
-            logger.info("net %r: a candidate is dropped in its first run: %s", name, error)
+            logger.info("net %r: a candidate is rejected in its first run: %s", name, error)
         except Exception as error:
             logger.info("net %r cannot be measured (%s): %s", name, type(error).__name__, error)
         return None
@@ -263,7 +265,7 @@ class Bench:
         with within_deadline(self._deadline), measuring(0):
             begun = self._deadline.left()
             if begun <= self._preparing:
-                raise DeadlineExceededError("there is no time to prepare it")
+                raise DeadlineExceededError("not enough time to prepare it")
             runner.prepare(self._inputs)
             left = self._deadline.left()
             self._preparing = min(self._preparing or begun, begun - left)

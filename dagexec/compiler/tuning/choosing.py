@@ -109,7 +109,7 @@ def _by_prediction(
 
     What is chosen runs once all the same, beside a schedule of fewer threads, to see that it is not hopeless.
     """
-    logger.info("net %r: others use the machine: its schedule is chosen by prediction alone", model.name)
+    logger.info("net %r: other processes use the machine: the schedule is chosen by prediction alone", model.name)
     (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
     predicted = _candidate_times(
         _schedule_problem(graph, constraints, _scaled_times(graph, alone, _widths(constraints)))

@@ -106,7 +106,7 @@ class AllReduceModel(ParallelModel):
     def step(self, feeds: Feeds | None = None, *, trace: Observer | None = None) -> dict[str, float]:
         """One step; `trace` is told of the run of the step's net. See `ParallelModel.step`."""
         if self.closed:
-            raise ClosedError(f"model {self.replicas[0].helper.name!r} is closed, or a step of it has failed")
+            raise ClosedError(f"model {self.replicas[0].helper.name!r} is closed, or one of its steps has failed")
         shares = self._shares(feeds)
         totals = dict.fromkeys(self.losses, 0.0)
         try:

@@ -151,7 +151,7 @@ class ParallelModel(ABC, Closing):
             if array.ndim and array.shape[0] % parts:
                 raise FeedError(
                     f"input {name!r} has {array.shape[0]} rows, which {len(self.places)} device(s) with "
-                    f"{self.iter_size} micro-batch(es) each cannot share equally"
+                    f"{self.iter_size} micro-batch(es) each cannot divide equally"
                 )
         for name, array in arrays.items():
             self._check_feed(name, array, parts)

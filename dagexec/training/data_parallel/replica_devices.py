@@ -63,7 +63,7 @@ def find_replica_devices(devices: Sequence[str | Device]) -> tuple[ReplicaDevice
     Raises DeviceError for an empty list, a device that is named twice, and one that does not exist here.
     """
     if isinstance(devices, str) or not devices:
-        raise DeviceError(f"data parallel training needs a list of devices, at least one; found {devices!r}")
+        raise DeviceError(f"data parallel training needs a list of at least one device; found {devices!r}")
     places: list[ReplicaDevice] = []
     for number, entry in enumerate(devices):
         device = entry if isinstance(entry, Device) else Device.parse(entry)

@@ -81,7 +81,7 @@ class ThreadedModel(ParallelModel):
     def step(self, feeds: Feeds | None = None) -> dict[str, float]:
         """One step on all devices. See `ParallelModel.step`."""
         if self.closed:
-            raise ClosedError(f"model {self.replicas[0].helper.name!r} is closed, or a step of it has failed")
+            raise ClosedError(f"model {self.replicas[0].helper.name!r} is closed, or one of its steps has failed")
         shares = self._shares(feeds)
         outcome = _Outcome(len(self.replicas))
         jobs = [

@@ -78,7 +78,7 @@ def _sum(
     summed_axes = [axis for axis in axes if not axis.strides[-1]]
     kept, count = prod(axis.size for axis in kept_axes), prod(axis.size for axis in summed_axes)
     if len(axes) > MAX_AXES:
-        raise ValueError(f"a sum over {len(axes)} axes that cannot be joined; at most {MAX_AXES}")
+        raise ValueError(f"a sum over {len(axes)} axes that cannot be merged; at most {MAX_AXES}")
     width, depth = _block(kept, count, bool(axes[-1].strides[-1]))
     length = depth * _TERMS
     segments = -(-count // length)

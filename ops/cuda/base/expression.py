@@ -189,7 +189,7 @@ def _layout(shape: Sequence[int], rows: Sequence[Sequence[int]], dtype: type[np.
     """The argument `where` of a kernel."""
     axes = join_axes(shape, rows)
     if len(axes) > MAX_AXES:
-        raise ValueError(f"an element-wise kernel over {len(axes)} axes that cannot be joined; at most {MAX_AXES}")
+        raise ValueError(f"an element-wise kernel over {len(axes)} axes that cannot be merged; at most {MAX_AXES}")
     table = np.zeros((1 + len(rows), MAX_AXES), dtype)
     for number, axis in enumerate(axes):
         table[:, number] = [axis.size, *axis.strides]

@@ -79,4 +79,4 @@ def by_value(numbers: Iterable[int]) -> Integers:
 def require_axes(found: int, most: int, what: str) -> None:
     """Raise ShapeError when a kernel would have to walk more axes than it can."""
     if found > most:
-        raise ShapeError(f"{what}: {found} axes that cannot be joined; a kernel of CUDA walks {most} at most")
+        raise ShapeError(f"{what}: {found} axes that cannot be merged; a CUDA kernel supports at most {most}")

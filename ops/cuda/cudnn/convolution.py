@@ -46,7 +46,7 @@ class CudnnConv(CudnnConvOperator, CudaConv):
             try:
                 return self.fused(call, bias, None, y, relu=False)
             except UnsupportedFeatureError as reason:
-                logger.info("%s: its bias is a kernel of its own: %s", self.label, reason)
+                logger.info("%s: a separate kernel adds its bias: %s", self.label, reason)
         return super().convolve(call, bias, y)
 
     def fused(self, call: OperatorCall, bias: Array | None, residual: Array | None, y: Array, *, relu: bool) -> Step:
@@ -82,7 +82,7 @@ class CudnnFusedConv(CudnnConv, CudaFusedConv):
         try:
             whole = self.fused(call, bias, residual, y, relu=relu)
         except UnsupportedFeatureError as reason:
-            logger.info("%s: its post-ops are a kernel of their own: %s", self.label, reason)
+            logger.info("%s: a separate kernel computes its post-ops: %s", self.label, reason)
             return CudaFusedConv.prepare(self)
         return in_sequence([whole, epilogue(self, y, y, post_ops=rest, operands=operands)])
 

@@ -106,11 +106,11 @@ class CudnnConvOperator(CudaConvOperator):
         """The graph of a convolution. Raises UnsupportedFeatureError for what cuDNN is not asked."""
         dtype = element_type(problem.x.dtype)
         if dtype is None:
-            raise UnsupportedFeatureError(f"{self.label}: cuDNN is not asked for {problem.x.dtype}")
+            raise UnsupportedFeatureError(f"{self.label}: cuDNN is not used for {problem.x.dtype}")
         if not (problem.x.size and problem.y.size and problem.weights.size):
             raise UnsupportedFeatureError(f"{self.label}: a tensor has no elements")
         if len(problem.axes) not in (1, *_SPATIAL_AXES):
-            raise UnsupportedFeatureError(f"{self.label}: cuDNN has no {len(problem.axes)} spatial axes")
+            raise UnsupportedFeatureError(f"{self.label}: cuDNN does not support {len(problem.axes)} spatial axes")
         last = problem.channels_last
         return ConvGraph(
             operation,
@@ -127,7 +127,7 @@ class CudnnConvOperator(CudaConvOperator):
     def planned_step(self, graph: ConvGraph, arrays: Mapping[int, Array]) -> Step:
         """The step that computes `graph` on these arrays. Raises UnsupportedFeatureError where cuDNN has no engine."""
         if not aligned([address(array) for array in arrays.values()]):
-            raise UnsupportedFeatureError(f"{self.label}: a tensor does not begin at a multiple of 16 bytes")
+            raise UnsupportedFeatureError(f"{self.label}: a tensor does not start at a multiple of 16 bytes")
         plan = plan_cache(self._runtime).get(graph, self.plan_options)
         if self.library_state is not None:
             self.library_state.reserve(plan.workspace_nbytes)
@@ -166,4 +166,6 @@ def _behind(axis: Axis, label: str) -> int:
         room = axis.size + axis.head + tail - axis.extent
         if axis.head >= 0 and tail >= 0 and room >= 0 and room // axis.stride + 1 == axis.out:
             return tail
-    raise UnsupportedFeatureError(f"{label}: cuDNN has no such padding: {axis.head} before, {axis.tail} behind")
+    raise UnsupportedFeatureError(
+        f"{label}: cuDNN does not support such padding: {axis.head} before, {axis.tail} after"
+    )

@@ -145,7 +145,7 @@ def sorted_indices(
     """
     n = int(indices.size)
     if n >= 1 << 31:
-        raise operator.call().fail(f"{n} indices are more than are sorted on CUDA, {(1 << 31) - 1}")
+        raise operator.call().fail(f"{n} indices are more than CUDA can sort, {(1 << 31) - 1}")
     keys, numbers = operator.scratch((n,), np.int64), operator.scratch((n,), np.int32)
     if not n:
         return SortedIndices(keys, numbers, nothing_to_do)

@@ -148,11 +148,11 @@ class _CudaSliceGradient(CheckedOperator):
         steps = arguments.ints("steps") if "steps" in arguments else [1] * count
         if not starts.size == ends.size == len(axes) == len(steps) or dy.ndim != len(shape):
             raise call.fail(
-                f"expected as many starts, ends, axes and steps, and dY with the axes of X; found {starts.size} "
-                f"starts, {ends.size} ends, {len(axes)} axes, {len(steps)} steps and dY of shape {dy.shape}"
+                f"expected equal numbers of starts, ends, axes and steps, and dY with the axes of X; found "
+                f"{starts.size} starts, {ends.size} ends, {len(axes)} axes, {len(steps)} steps and dY of shape {dy.shape}"
             )
         if any(own != other for axis, (own, other) in enumerate(zip(dy.shape, shape, strict=True)) if axis not in axes):
-            raise call.fail(f"dY must have the sizes of X, {shape}, on axes that are not sliced, found {dy.shape}")
+            raise call.fail(f"dY must have the sizes of X, {shape}, on the other axes, found {dy.shape}")
         another = call.fail(f"the bounds were those of a slice of another shape than dY's, {dy.shape}")
         fault = self.fault_word(partial(self._check_bounds, call, given), another)
         pace = dict(zip(axes, steps, strict=True))

@@ -256,7 +256,7 @@ def test_bad_numbers_are_refused() -> None:
         ThreadGroup(0)
     group = ThreadGroup(2)
     world = group.join(0)
-    with pytest.raises(ArgumentError, match="rank 0 of this group of 2 has joined already"):
+    with pytest.raises(ArgumentError, match="rank 0 of this group of 2 has already joined"):
         group.join(0)
     with pytest.raises(ArgumentError, match="ranks 0 to 1, found 2"):
         group.join(2)

@@ -125,7 +125,7 @@ def test_a_world_that_is_created_again_is_a_new_one(failed: bool) -> None:
         if failed:
             worlds[number].abort("the test")
     if not failed:
-        with pytest.raises(OperatorError, match="rank 0 of this group of 2 has joined already"):
+        with pytest.raises(OperatorError, match="rank 0 of this group of 2 has already joined"):
             Workspace(allow_io=True).run_operator_once(create[0])
 
 
