@@ -42,8 +42,8 @@ def accumulate(
         return _joined(emitter, blob, slices) if len(parts) > 1 else parts[0]
     if slices and not readable:
         raise GradientError(
-            f"{label}: a sparse gradient of it must be made dense, but it is overwritten, so its shape is not available; "
-            f"write to another blob there"
+            f"{label}: a sparse gradient of it must be made dense, but it is overwritten, so its shape is not "
+            f"available; write to another blob there"
         )
     dense = [_dense(emitter, blob, part) if isinstance(part, GradientSlices) else part for part in parts]
     if len(dense) == 1:

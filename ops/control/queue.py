@@ -200,7 +200,7 @@ class _Dequeue(Operator):
         if (target.shape, target.dtype) != (array.shape, array.dtype):
             expected = f"{dtypes.from_numpy(target.dtype)}{list(target.shape)}"
             raise ShapeError(
-                f"{self.label}: expected {expected} for {self.output_blobs[index].name!r} by its arguments, "
+                f"{self.label}: expected {expected} for {self.output_blobs[index].name!r} according to its arguments, "
                 f"found {meta}{list(array.shape)} in the queue"
             )
         np.copyto(target, array)

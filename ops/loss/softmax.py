@@ -85,8 +85,8 @@ def _require(call: OperatorCall, view: View, weights: int | None) -> ClassView:
         call.require_types(1, call.inputs[0].meta, FLOAT32)
         if call.inputs[1].elements != math.prod(found.shape):
             raise call.fail(
-                f"with label_prob=1 the labels must be probabilities for {found.rows} rows and {found.classes} classes, "
-                f"found shape {call.inputs[1].shape}"
+                f"with label_prob=1 the labels must be probabilities for {found.rows} rows and {found.classes} "
+                f"classes, found shape {call.inputs[1].shape}"
             )
     else:
         require_labels(call, 1, found.rows, f"one for each of {found.rows} rows of {found.classes} classes")

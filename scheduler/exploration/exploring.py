@@ -205,7 +205,7 @@ def _wait_for_end(world: ControlledThreads) -> None:
     while not world.over.acquire(timeout=PATIENCE):
         if len(world.trace) == steps:
             raise DeadlockError(
-                f"no decision point for {PATIENCE:g} s: {world.stuck()}; it is computing, or waiting for something that "
-                "the schedule does not control"
+                f"no decision point for {PATIENCE:g} s: {world.stuck()}; it is computing, or waiting for something "
+                "that the schedule does not control"
             )
         steps = len(world.trace)

@@ -133,5 +133,5 @@ def test_split_refuses_sizes_that_do_not_fit() -> None:
     ):
         with pytest.raises(ShapeError, match=message):
             run_operator("Split", [x], outputs, axis=1, **arguments)
-    with pytest.raises(DagexecError, match="both by an input and by the argument 'split'"):
+    with pytest.raises(DagexecError, match="by both an input and the argument 'split'"):
         run_operator("Split", [x, np.array([3, 3], np.int32)], 2, axis=1, split=[3, 3])

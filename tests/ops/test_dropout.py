@@ -210,7 +210,7 @@ def test_dropout_refuses_what_does_not_fit() -> None:
             run_operator("Dropout", [x], is_test=1, ratio=ratio)
     with pytest.raises(ArgumentError, match="'ratio' is not a number"):
         run_operator("Dropout", [x], is_test=1, ratio=float("nan"))
-    with pytest.raises(ShapeError, match=r"in training \(is_test=0\) there are two outputs"):
+    with pytest.raises(ShapeError, match=r"training \(is_test=0\) needs two outputs"):
         run_operator("Dropout", [x], is_test=0)
     with pytest.raises(ShapeError, match=r"the iteration must be one int64, found shape \(2,\)"):
         run_operator("Dropout", [x, np.zeros(2, np.int64)], 2, is_test=0)

@@ -76,8 +76,8 @@ def test_constant_fill_may_be_nan_or_infinite() -> None:
         ({"value": 1, "dtype": "string"}, "argument 'value' must be a string"),
         ({"value": "a", "dtype": 1}, "argument 'value' must be a float; found a string"),
         ({"value": 1, "dtype": 0}, "data type number 0 is unknown"),
-        ({"extra_shape": [2]}, "argument 'extra_shape' needs an input"),
-        ({"input_as_shape": 1}, "argument 'input_as_shape' needs an input"),
+        ({"extra_shape": [2]}, "argument 'extra_shape' requires an input"),
+        ({"input_as_shape": 1}, "argument 'input_as_shape' requires an input"),
     ],
 )
 def test_constant_fill_refuses_arguments_that_contradict(arguments: dict[str, Any], message: str) -> None:

@@ -313,7 +313,13 @@ def test_only_the_gradient_may_be_overwritten() -> None:
         ("SoftmaxGradient", [np.ones((2, 3)), np.ones((2, 4))], {}, ShapeError, r"found \(2, 4\)"),
         ("SoftmaxGradient", [np.ones((2, 3)), np.ones((2, 3))], {"axis": 5}, ShapeError, "'axis' must be in"),
         ("PReluGradient", [np.ones((2, 3))] * 3 + [np.ones(4)], {}, ShapeError, "slope must have one element, 3"),
-        ("PReluGradient", [np.ones((2, 3))] * 3 + [np.ones(3)], {"wanted": ["w"]}, ArgumentError, "names out of X, sl"),
+        (
+            "PReluGradient",
+            [np.ones((2, 3))] * 3 + [np.ones(3)],
+            {"wanted": ["w"]},
+            ArgumentError,
+            "must only contain X, sl",
+        ),
         ("PReluGradient", [np.ones((2, 3))] * 3 + [np.ones(3)], {}, ArgumentError, "expected an output for each"),
     ],
 )

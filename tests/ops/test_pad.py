@@ -285,7 +285,7 @@ REFUSED: list[tuple[str, Named, type[DagexecError], str]] = [
     ("PadImage", {"pad": 3, "mode": "reflect"}, ArgumentError, "reflect needs pads less than the size 3, found 3"),
     ("PadImage", {"pads": [1, 1]}, ArgumentError, r"pads needs 4 entries .*found \[1, 1\]"),
     ("PadImage", {"pad": -2}, ArgumentError, "pads -2 and -2 remove more than the 3 elements of the axis"),
-    ("PadImage", {"pad": 1, "pads": [1] * 4}, ArgumentError, "'pads', 'pad'.* same thing"),
+    ("PadImage", {"pad": 1, "pads": [1] * 4}, ArgumentError, "'pads', 'pad'.* mean the same"),
     ("PadImage", {"pad": 1, "order": "HWC"}, ArgumentError, "NCHW or NHWC, found 'HWC'"),
     ("PadImageGradient", {"pads": [2, 0, 2, 0]}, ShapeError, "pads 2 and 2 exceed the size 3 of axis 2 of dY"),
     ("PadImageGradient", {"pad": 2, "order": "NHWC"}, ShapeError, "pads 2 and 2 exceed the size 3 of axis 2 of dY"),

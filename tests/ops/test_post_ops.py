@@ -157,12 +157,12 @@ REFUSED = {
     "relu:1": r"'relu' takes 0 number\(s\), found 'relu:1'",
     "clip:1": r"'clip' takes 2 number\(s\), found 'clip:1'",
     "elu:x": r"'elu' takes 1 number\(s\), found 'elu:x'",
-    "elu:nan": "the numbers of 'elu:nan' make no sense",
-    "clip:2:1": "the numbers of 'clip:2:1' make no sense",
+    "elu:nan": "the numbers of 'elu:nan' are invalid",
+    "clip:2:1": "the numbers of 'clip:2:1' are invalid",
     "add": "'add' takes 1 input number, found 'add'",
     "add:-1": "'add' takes the number of an input, found 'add:-1'",
-    "add:1": "'add:1' names no operand: expected input 2 to 3",
-    "add:4": "'add:4' names no operand: expected input 2 to 3",
+    "add:1": "'add:1' needs an operand: expected input 2 to 3",
+    "add:4": "'add:4' needs an operand: expected input 2 to 3",
     "sum:2": "'sum:2' adds to the result in place, so input 2 must be output blob 'y', found 'a'",
 }
 

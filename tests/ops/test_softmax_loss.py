@@ -271,7 +271,7 @@ def test_losses_refuse_what_does_not_fit() -> None:
         run_operator("SoftmaxWithLoss", [logits, labels.astype(np.float32)], 2)
     with pytest.raises(ShapeError, match=r"there must be 4 weights, one per row, found shape \(3,\)"):
         run_operator("SoftmaxWithLoss", [logits, labels, np.ones(3, np.float32)], 2)
-    with pytest.raises(ShapeError, match=r"a probability for each class of 4 rows and 3 classes, found shape \(4, 2\)"):
+    with pytest.raises(ShapeError, match=r"probabilities for 4 rows and 3 classes, found shape \(4, 2\)"):
         run_operator("SoftmaxWithLoss", [logits, np.ones((4, 2), np.float32)], 2, label_prob=1)
     with pytest.raises(ArgumentError, match="'scale' must be at least 0, found -1"):
         run_operator("SoftmaxWithLoss", [logits, labels], 2, scale=-1.0)

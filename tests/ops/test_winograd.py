@@ -86,7 +86,7 @@ def test_kronecker_transforms_all_axes_of_a_tile() -> None:
 
 
 def test_more_points_than_there_are_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"F\(5, 3\) needs 6 finite points, there are 5"):
+    with pytest.raises(ValueError, match=r"F\(5, 3\) needs 6 finite points, but there are 5"):
         minimal_filter(5, 3)
 
 

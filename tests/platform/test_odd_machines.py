@@ -202,8 +202,8 @@ class TestQuota:
         (tmp_path / "cpu.max").write_text("150000 100000")
         found = report(
             ("chosen",),
-            before="import pathlib; from dagexec.core import control_groups\n"
-            f"control_groups._ROOT = pathlib.Path({str(tmp_path)!r})",
+            before="import pathlib; from dagexec.platform import cgroups\n"
+            f"cgroups._ROOT = pathlib.Path({str(tmp_path)!r})",
         )
         assert found["cores"] == 1
         assert found["chosen"] == {"workers": 1, "threads": 1}

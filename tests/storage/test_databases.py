@@ -86,7 +86,7 @@ def test_a_new_database_that_is_given_up_leaves_nothing(db_type: str, tmp_path: 
         transaction = database.transaction()
         transaction.put(b"k", b"v")
         transaction.abort()
-        with pytest.raises(StorageError, match="this transaction is over"):
+        with pytest.raises(StorageError, match="this transaction has ended"):
             transaction.put(b"k", b"v")
     assert list(tmp_path.iterdir()) == []
 
@@ -98,7 +98,7 @@ def test_a_mode_that_does_not_fit_is_refused(db_type: str, tmp_path: Path) -> No
     fill(db_type, tmp_path / "db", RECORDS)
     with open_database(db_type, tmp_path / "db") as database, pytest.raises(StorageError, match=r"Mode\.WRITE"):
         database.transaction()
-    with open_database(db_type, tmp_path / "db", Mode.WRITE) as database, pytest.raises(StorageError, match="to read"):
+    with open_database(db_type, tmp_path / "db", Mode.WRITE) as database, pytest.raises(StorageError, match="reading"):
         database.cursor()
 
 
@@ -195,7 +195,7 @@ def test_the_damaged_record_is_named(tmp_path: Path) -> None:
 def test_an_lmdb_does_not_take_the_place_of_a_file(tmp_path: Path) -> None:
     write_blobs("minidb", tmp_path / "db", BLOBS.items())
     before = (tmp_path / "db").read_bytes()
-    with pytest.raises(StorageError, match="db: cannot be written: a file is there, and an lmdb database is a folder"):
+    with pytest.raises(StorageError, match="db: cannot be written: it is a file, and an lmdb database is a folder"):
         write_blobs("lmdb", tmp_path / "db", BLOBS.items())
     assert (tmp_path / "db").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1

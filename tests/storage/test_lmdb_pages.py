@@ -94,8 +94,8 @@ def test_a_database_without_records_is_read(tmp_path: Path) -> None:
 DAMAGES = {
     "the file of metas alone": (lambda content: PAGE + 16, "<I", 7, "meta page 1: not of an lmdb database"),
     "the size of a page": (lambda content: 16 + 24, "<I", 1000, "meta page 0: a page of 1000 bytes"),
-    "the last page": (lambda content: newest_meta(content) + 16 + 24 + 96, "<Q", 1 << 40, "cut off: its pages take"),
-    "a tree of duplicates": (lambda content: newest_meta(content) + META_ROOT - 36, "<H", 4, "several values a key"),
+    "the last page": (lambda content: newest_meta(content) + 16 + 24 + 96, "<Q", 1 << 40, "truncated: its pages take"),
+    "a tree of duplicates": (lambda content: newest_meta(content) + META_ROOT - 36, "<H", 4, "several values per key"),
     "the depth": (lambda content: newest_meta(content) + META_ROOT - 34, "<H", 900, "a depth of 900"),
     "a root outside": (lambda content: newest_meta(content) + META_ROOT, "<Q", 1 << 33, "are not among pages 2 to"),
     "a root at a meta": (lambda content: newest_meta(content) + META_ROOT, "<Q", 1, "pages 1 to 1 are not among"),
@@ -112,12 +112,12 @@ DAMAGES = {
         r"pages \d+ to \d+ are not among",
     ),
     "the page of a long value": (lambda content: big_node(content) + 8 + 8, "<Q", 1 << 60, "are not among pages 2 to"),
-    "values of a key": (lambda content: big_node(content) + 4, "<H", 4, "several values a key"),
+    "values of a key": (lambda content: big_node(content) + 4, "<H", 4, "several values per key"),
     "a child twice": (
         lambda content: root(content) + struct.unpack_from("<H", content, root(content) + 18)[0],
         "same child",
         0,
-        "is pointed to twice",
+        "has two references",
     ),
     "the tree of free pages": (lambda content: newest_meta(content) + FREE_ROOT, "<Q", 1 << 50, "are not among pages"),
     "a list of free pages": (

@@ -103,9 +103,9 @@ def test_numbers_that_are_not_packed_are_read() -> None:
     [
         (TensorProto(dims=[3], float_data=[1, 2]), r"expected 3 values float32 \(shape \(3,\)\), found 2"),
         (TensorProto(dims=[-1]), "negative size"),
-        (TensorProto(dims=[1 << 62, 1 << 62]), "cannot be in"),
-        (TensorProto(dims=[1 << 40], data_type=TensorProto.BOOL), "cannot be in"),
-        (TensorProto(dims=[1], data_type=TensorProto.INT8, int32_data=[200]), "the value 200 is no int8"),
+        (TensorProto(dims=[1 << 62, 1 << 62]), "do not fit in"),
+        (TensorProto(dims=[1 << 40], data_type=TensorProto.BOOL), "do not fit in"),
+        (TensorProto(dims=[1], data_type=TensorProto.INT8, int32_data=[200]), "the value 200 is not a valid int8"),
         (TensorProto(dims=[1], data_type=TensorProto.ZERO_COLLISION_HASH), "data type number 14 is unknown"),
         (TensorProto(dims=[1], storage_type=TensorProto.EXTERNAL), "not in the message"),
         (TensorProto(dims=[1], segment=TensorProto.Segment(begin=0, end=2), float_data=[1, 2]), "elements 0 to 2 of 1"),
@@ -160,7 +160,7 @@ def test_missing_and_repeated_chunks_are_named() -> None:
     with pytest.raises(StorageError, match=r"occur twice|missing"):
         assembled([values[0], values[0]]).finish()
     other = next(encode_blob("w", np.arange(11.0), chunk_size=4))[1]
-    with pytest.raises(StorageError, match=r"do not agree: float64\[10\]"):
+    with pytest.raises(StorageError, match=r"are inconsistent: float64\[10\]"):
         assembled([values[0], other])
 
 

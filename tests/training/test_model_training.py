@@ -193,7 +193,7 @@ def test_arguments_of_a_scope_hold_for_calls_that_leave_them_out() -> None:
         (Arguments(op, "").int("stride", 0), Arguments(op, "").int("pad", 0), len(op.input)) for op in helper.net.op
     ]
     assert found == [(2, 1, 2), (1, 1, 2), (2, 0, 1), (1, 0, 3)]
-    with pytest.raises(SchemaError, match="no layer is called 'convolution'"), helper.arg_scope("convolution", pad=1):
+    with pytest.raises(SchemaError, match="unknown layer 'convolution'"), helper.arg_scope("convolution", pad=1):
         pass
     with pytest.raises(SchemaError, match=r"conv has no arguments \['padding'\]"), helper.arg_scope("conv", padding=1):
         pass

@@ -268,7 +268,7 @@ def test_a_batch_that_devices_cannot_share_is_an_error() -> None:
 
 
 def test_stop_on_nan_is_for_one_device() -> None:
-    with pytest.raises(SchemaError, match="for one device"):
+    with pytest.raises(SchemaError, match="require one device"):
         Trainer(make_task(0), devices=["sim:0", "sim:1"], stop_on_nan=True)
 
 

@@ -94,5 +94,5 @@ def test_a_text_that_repeats_is_continued() -> None:
 
 @pytest.mark.parametrize(("start", "temperature"), [("", 1.0), ("a", 0.0), ("a", float("nan"))])
 def test_generation_needs_a_start_and_a_temperature(start: str, temperature: float) -> None:
-    with pytest.raises(ValueError, match="expected a start and a temperature above 0"):
+    with pytest.raises(ValueError, match="expected a nonempty start and a temperature above 0"):
         CharLSTM.of("ab").generate(Workspace(), start, 3, temperature=temperature)

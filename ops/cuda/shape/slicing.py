@@ -149,7 +149,7 @@ class _CudaSliceGradient(CheckedOperator):
         if not starts.size == ends.size == len(axes) == len(steps) or dy.ndim != len(shape):
             raise call.fail(
                 f"expected equal numbers of starts, ends, axes and steps, and dY with the axes of X; found "
-                f"{starts.size} starts, {ends.size} ends, {len(axes)} axes, {len(steps)} steps and dY of shape {dy.shape}"
+                f"{starts.size} starts, {ends.size} ends, {len(axes)} axes, {len(steps)} steps, dY of shape {dy.shape}"
             )
         if any(own != other for axis, (own, other) in enumerate(zip(dy.shape, shape, strict=True)) if axis not in axes):
             raise call.fail(f"dY must have the sizes of X, {shape}, on the other axes, found {dy.shape}")
