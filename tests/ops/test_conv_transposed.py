@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Shapes, Named, type[DagexecError], str]] = {
     "adj": ((IMAGE, FILTER), {"kernel": 3, "stride": 2, "adj": 2}, ArgumentError,
             "adj of axis 0 must be less than stride 2 or dilation 1, found 2"),
     "negative adj": ((IMAGE, FILTER), {"kernel": 3, "adj": -1}, ArgumentError, r"adjs must be at least 0.*\[-1, -1\]"),
-    "legacy": ((IMAGE, FILTER), {"kernel": 3, "legacy_pad": 3}, ArgumentError, "CAFFE_LEGACY_POOLING is for pooling"),
+    "legacy": ((IMAGE, FILTER), {"kernel": 3, "legacy_pad": 3}, ArgumentError, "CAFFE_LEGACY_POOLING only applies"),
     "nothing left": ((IMAGE, FILTER), {"kernel": 3, "pad": 4}, ArgumentError,
                      r"axis 0 of the output has no pixels: \(6 - 1\) \* stride 1 \+ 3 .*pads 4 and 4 is 0"),
     "group": ((IMAGE, FILTER), {"kernel": 3, "group": 3}, ArgumentError, "divide the 4 input channels, found 3"),
@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Shapes, Named, type[DagexecError], str]] = {
     "filter rank": ((IMAGE, (4, 3, 3)), {"kernel": 3}, ShapeError, "'x1' must have 4 axes, found 3"),
     "bias": ((IMAGE, FILTER, (4,)), {"kernel": 3}, ShapeError, r"'x2' must have shape \(3,\).*found \(4,\)"),
     "sizes": ((IMAGE, FILTER), {"kernel": 3, "output_sizes": [4]}, ArgumentError, r"needs 2 entries.*\[4\]"),
-    "pads": ((IMAGE, FILTER), {"kernel": 3, "output_sizes": [4, 4], "pad": 1}, ArgumentError, "output_sizes gives the"),
+    "pads": ((IMAGE, FILTER), {"kernel": 3, "output_sizes": [4, 4], "pad": 1}, ArgumentError, "output_sizes determines"),
     "no pixels": (((2, 4, 0, 5), FILTER), {"kernel": 3}, ShapeError, "axis 0 has no pixels"),
     "overflow": ((IMAGE, FILTER), {"kernel": 3, "stride": (1 << 31) - 1}, DagexecError, "overflow|needs"),
 }  # fmt: skip

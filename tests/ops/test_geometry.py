@@ -161,9 +161,9 @@ def test_an_empty_list_is_an_argument_that_is_not_given() -> None:
 
 
 REFUSED: list[tuple[int, dict[str, Any], str]] = [
-    (2, {"kernels": [3, 3], "kernel_h": 3, "kernel_w": 3}, "'kernels', 'kernel_h', 'kernel_w'.* same thing"),
-    (2, {"kernel": 3, "dilation": 1, "dilations": [1, 1]}, "'dilations', 'dilation'.* same thing"),
-    (2, {"kernel": 3, "pad": 0, "pad_t": 0, "pad_l": 0, "pad_b": 0, "pad_r": 0}, "'pad', 'pad_t'.* same thing"),
+    (2, {"kernels": [3, 3], "kernel_h": 3, "kernel_w": 3}, "'kernels', 'kernel_h', 'kernel_w'.* mean the same"),
+    (2, {"kernel": 3, "dilation": 1, "dilations": [1, 1]}, "'dilations', 'dilation'.* mean the same"),
+    (2, {"kernel": 3, "pad": 0, "pad_t": 0, "pad_l": 0, "pad_b": 0, "pad_r": 0}, "'pad', 'pad_t'.* mean the same"),
     (3, {"kernel_h": 3, "kernel_w": 3}, "for 2 spatial axes; found"),
     (1, {"kernel": 3, "pad_t": 0, "pad_l": 0, "pad_b": 0, "pad_r": 0}, "for 2 spatial axes; found"),
     (2, {"kernels": []}, "'kernel' .* is required"),
@@ -178,7 +178,7 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (1, {"kernel": 3, "legacy_pad": -1}, "'legacy_pad' must be 0 to 5, found -1"),
     (1, {"kernel": 3, "legacy_pad": 1, "pad": 1}, "VALID computes the pads; found pads"),
     (1, {"kernel": 3, "legacy_pad": 2, "pad": 1}, "SAME computes the pads; found pads"),
-    (1, {"global_pooling": 1, "dilation": 2}, "allows no pad, stride or dilation"),
+    (1, {"global_pooling": 1, "dilation": 2}, "cannot be combined with pad, stride or dilation"),
 ]
 
 

@@ -350,7 +350,7 @@ def test_gradient_of_another_shape_cannot_take_its_memory() -> None:
         ("AddGradient", [(2, 2), (2, 3), (3,)], 2, {}, ShapeError, r"\(2, 3\) \(that of the forward .*found \(2, 2\)"),
         ("AddGradient", [(2, 3), (2, 3), (4,)], 2, {}, ShapeError, "do not broadcast together"),
         ("MulGradient", [(3,), (3,), (3,)], 1, {}, ArgumentError, "output for each of the gradients of A, B, found 1"),
-        ("MulGradient", [(3,), (3,), (3,)], 1, {"wanted": ["C"]}, ArgumentError, "names out of A, B; found 'C'"),
+        ("MulGradient", [(3,), (3,), (3,)], 1, {"wanted": ["C"]}, ArgumentError, "must only contain A, B; found 'C'"),
         ("MulGradient", [(3,), (3,), (3,)], 2, {"wanted": ["A", "A"]}, ArgumentError, "names 'A' 2 times"),
         ("DivGradient", [(3,), (3,), (3,), (4,)], 2, {}, ShapeError, r"\(3,\) \(what A and B broadcast to\)"),
         ("MaxGradient", [(4,), (3,), (3,), (1,)], 2, {}, ShapeError, "what the operands broadcast to"),

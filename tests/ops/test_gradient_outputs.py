@@ -43,9 +43,9 @@ def test_wanted_names_the_outputs_in_any_order(wanted: list[str]) -> None:
 @pytest.mark.parametrize(
     ("outputs", "arguments", "message"),
     [
-        (1, {"wanted": ["weights"]}, "out of filter, bias, input; found 'weights'"),
+        (1, {"wanted": ["weights"]}, "only contain filter, bias, input; found 'weights'"),
         (2, {"wanted": ["input", "input"]}, "names 'input' 2 times"),
-        (1, {"wanted": ["bias"], "no_bias": 1}, "names 'bias', but no_bias=1"),
+        (1, {"wanted": ["bias"], "no_bias": 1}, "none with no_bias=1"),
         (2, {"wanted": ["input"]}, r"each of 2 output\(s\), found \['input'\]"),
         (1, {"wanted": ["filter", "input"]}, r"each of 1 output\(s\), found \['filter', 'input'\]"),
         (1, {"wanted": []}, r"each of 1 output\(s\), found \[\]"),

@@ -188,5 +188,5 @@ def test_errors_of_product_gradients_say_what_was_expected() -> None:
         run_operator("MatMulGradient", [x, w, np.ones((2, 5))], 2, trans_b=1)
     with pytest.raises(ShapeError, match=r"dY: the shape of the product"):
         run_operator("BatchMatMulGradient", [x, w, np.ones((2, 5))], 2, trans_b=1)
-    with pytest.raises(ArgumentError, match="names out of A, B; found 'C'"):
+    with pytest.raises(ArgumentError, match="must only contain A, B; found 'C'"):
         run_operator("BatchMatMulGradient", [x, w, dy], 1, trans_b=1, wanted=["C"])

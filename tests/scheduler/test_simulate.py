@@ -173,7 +173,7 @@ def test_the_levels_of_measured_times_are_those_of_a_plan_built_from_them(net: N
 
 
 def test_a_machine_has_a_worker() -> None:
-    with pytest.raises(ValueError, match="1 worker or more"):
+    with pytest.raises(ValueError, match="at least 1 worker"):
         Machine(0)
     assert Machine(4, 2).streams_per_worker == 1
     assert Machine(2, 5).streams_per_worker == 2

@@ -110,7 +110,7 @@ def test_an_old_one_that_cannot_be_removed_is_named_and_does_not_fail_the_save(
     old = save(tmp_path, 1)
     monkeypatch.setattr(Path, "unlink", refuse)
     save(tmp_path, 2, keep=1)
-    assert f"cannot be removed: {old}: Permission denied" in caplog.text
+    assert f"cannot remove an old checkpoint: {old}: Permission denied" in caplog.text
     assert steps(tmp_path) == [2, 1]
 
 
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         os.truncate(file, file.stat().st_size * 2 // 3 if how == "cut" else 0)
     with caplog.at_level(logging.WARNING):
         assert latest_checkpoint(tmp_path) == before
-    assert f"checkpoint passed over: {newest}" in caplog.text
+    assert f"checkpoint skipped: {newest}" in caplog.text
     workspace = workspace_at(9)
     with pytest.raises(StorageError, match=str(newest)):
         load_checkpoint(workspace, newest)
@@ -172,7 +172,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     write_blobs("minidb", tmp_path / "weights.minidb", [("w", np.zeros(1))])
     with pytest.raises(StorageError, match="not a checkpoint: record 'dagexec/checkpoint'"):
         load_checkpoint(Workspace(), tmp_path / "weights.minidb")
-    with pytest.raises(StorageError, match="expected a name that ends in"):
+    with pytest.raises(StorageError, match="expected a name that ends with"):
         load_checkpoint(Workspace(), tmp_path / "weights")
     write_blobs(
         "minidb", tmp_path / "s.minidb", [], strings={"dagexec/checkpoint": b'{"step": 1, "blobs": ["w"], "extra": {}}'}

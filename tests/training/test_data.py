@@ -256,12 +256,12 @@ def test_the_last_epoch_is_the_end() -> None:
     [
         ({}, {}, "same number of samples"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, {}, "'y': 4"),
-        ({"x": np.zeros(0)}, {}, "from 1 on"),
+        ({"x": np.zeros(0)}, {}, "at least 1"),
         ({"x": np.zeros(3)}, {"batch_size": 4}, "3 samples do not fill a batch of 4: pass drop_last=False"),
-        ({"x": np.zeros(3)}, {"batch_size": 0}, "from 1 on"),
-        ({"x": np.zeros(3)}, {"prefetch": 0}, "from 1 on"),
-        ({"x": np.zeros(3)}, {"threads": 0}, "from 1 on"),
-        ({"x": np.zeros(3)}, {"start_step": -1}, "from 0 on"),
+        ({"x": np.zeros(3)}, {"batch_size": 0}, "at least 1"),
+        ({"x": np.zeros(3)}, {"prefetch": 0}, "at least 1"),
+        ({"x": np.zeros(3)}, {"threads": 0}, "at least 1"),
+        ({"x": np.zeros(3)}, {"start_step": -1}, "at least 0"),
     ],
 )
 def test_arguments_that_make_no_batches_are_refused(

@@ -71,7 +71,7 @@ def test_a_label_out_of_range_on_one_device_ends_all_with_the_operator_that_foun
                 {name: array for name, array in model.parameters().items() if not name.endswith(("_rm", "_riv"))},
                 {name: array for name, array in before.items() if not name.endswith(("_rm", "_riv"))},
             )
-        with pytest.raises(ClosedError, match="or a step of it has failed"):
+        with pytest.raises(ClosedError, match="or one of its steps has failed"):
             model.step(image_batch(8))
     assert not solver_threads()
 
@@ -367,6 +367,6 @@ def test_ctrl_c_while_threads_are_begun_leaves_none_of_them_waiting(
         with pytest.raises(KeyboardInterrupt):
             model.step(image_batch(6))
         assert model.closed
-        with pytest.raises(ClosedError, match="or a step of it has failed"):
+        with pytest.raises(ClosedError, match="or one of its steps has failed"):
             model.step(image_batch(6))
     assert not solver_threads()
