@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Shapes, Named, type[DagexecError], str]] = {
     "filter rank": ((IMAGE, (4, 3, 3)), {"kernel": 3}, ShapeError, "'x1' must have 4 axes, found 3"),
     "bias": ((IMAGE, FILTER, (4,)), {"kernel": 3}, ShapeError, r"'x2' must have shape \(3,\).*found \(4,\)"),
     "sizes": ((IMAGE, FILTER), {"kernel": 3, "output_sizes": [4]}, ArgumentError, r"needs 2 entries.*\[4\]"),
-    "pads": ((IMAGE, FILTER), {"kernel": 3, "output_sizes": [4, 4], "pad": 1}, ArgumentError, "output_sizes determines"),
+    "pads": ((IMAGE, FILTER), {"kernel": 3, "output_sizes": [4, 4], "pad": 1}, ArgumentError, "determines the pads"),
     "no pixels": (((2, 4, 0, 5), FILTER), {"kernel": 3}, ShapeError, "axis 0 has no pixels"),
     "overflow": ((IMAGE, FILTER), {"kernel": 3, "stride": (1 << 31) - 1}, DagexecError, "overflow|needs"),
 }  # fmt: skip
