@@ -78,6 +78,9 @@ Acos = _define("Acos", np.arccos, "Y = arccosine of X, in radians; NaN outside [
 Atan = _define("Atan", np.arctan, "Y = arctangent of X, in radians.", OnnxName("Atan", 22))
 Sinh = _define("Sinh", np.sinh, "Y = hyperbolic sine of X.", OnnxName("Sinh", 22))
 Cosh = _define("Cosh", np.cosh, "Y = hyperbolic cosine of X.", OnnxName("Cosh", 22))
+Asinh = _define("Asinh", np.arcsinh, "Y = inverse hyperbolic sine of X.", OnnxName("Asinh", 22))
+Acosh = _define("Acosh", np.arccosh, "Y = inverse hyperbolic cosine of X; NaN below 1.", OnnxName("Acosh", 22))
+Atanh = _define("Atanh", np.arctanh, "Y = inverse hyperbolic tangent of X; NaN outside [-1, 1].", OnnxName("Atanh", 22))
 Not = _define("Not", np.logical_not, "Y = not X.", OnnxName("Not", 1), metas=(BOOL,), flops=1)
 
 

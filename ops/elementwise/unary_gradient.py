@@ -87,18 +87,40 @@ def _cosine_squared(value: Array, out: Array, _spare: Array) -> list[Step]:
 
 
 def _root_of_rest(scale: float) -> FactorPasses:
-    """scale * sqrt((1 - x) (1 + x)); as sqrt(1 - x^2) it would lose its accuracy near 1."""
+    """scale * sqrt(1 - x^2)."""
 
     def passes(value: Array, out: Array, spare: Array) -> list[Step]:
         return [
-            partial(np.subtract, _one(value), value, out=out),
-            scalar_pass(np.add, value, 1.0, spare),
-            partial(np.multiply, out, spare, out=out),
+            *_one_minus_square(value, out, spare),
             partial(np.sqrt, out, out=out),
             scalar_pass(np.multiply, out, scale, out),
         ]
 
     return passes
+
+
+def _one_minus_square(value: Array, out: Array, spare: Array) -> list[Step]:
+    """(1 - x) (1 + x); as 1 - x^2 it would lose its accuracy near 1."""
+    return [
+        partial(np.subtract, _one(value), value, out=out),
+        scalar_pass(np.add, value, 1.0, spare),
+        partial(np.multiply, out, spare, out=out),
+    ]
+
+
+def _hypotenuse_with_one(value: Array, out: Array, _spare: Array) -> list[Step]:
+    return [partial(np.hypot, value, _one(value), out=out)]
+
+
+def _root_of_square_minus_one(value: Array, out: Array, spare: Array) -> list[Step]:
+    """sqrt(x - 1) sqrt(x + 1), in which no square overflows."""
+    return [
+        scalar_pass(np.subtract, value, 1.0, out),
+        partial(np.sqrt, out, out=out),
+        scalar_pass(np.add, value, 1.0, spare),
+        partial(np.sqrt, spare, out=spare),
+        partial(np.multiply, out, spare, out=out),
+    ]
 
 
 def _square_plus_one(value: Array, out: Array, _spare: Array) -> list[Step]:
@@ -139,6 +161,9 @@ _define("Acos", ("X", "dY"), "-dY / sqrt(1 - X^2)", _root_of_rest(-1.0), divide=
 _define("Atan", ("X", "dY"), "dY / (1 + X^2)", _square_plus_one, divide=True, flops=3)
 _define("Sinh", ("dY", "X"), "dY * cosh(X)", _of(np.cosh))
 _define("Cosh", ("dY", "X"), "dY * sinh(X)", _of(np.sinh))
+_define("Asinh", ("X", "dY"), "dY / sqrt(X^2 + 1)", _hypotenuse_with_one, divide=True)
+_define("Acosh", ("X", "dY"), "dY / sqrt(X^2 - 1)", _root_of_square_minus_one, divide=True)
+_define("Atanh", ("X", "dY"), "dY / (1 - X^2)", _one_minus_square, divide=True, flops=4)
 _define("Erf", ("X", "dY"), "dY * 2 / sqrt(pi) * exp(-X^2)", _bell, flops=14)
 _define("Sqrt", ("Y", "dY"), "dY / (2 * Y)", _twice, divide=True, flops=5)
 _define("Cbrt", ("dY", "Y"), "dY / (3 * Y^2)", _of(np.square, 3.0), divide=True, flops=6)

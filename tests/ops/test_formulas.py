@@ -132,7 +132,9 @@ def test_any_shape_is_taken(op_type: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("op_type", [name for name in FLOAT if arity(name) == 1 and hasattr(math, name.lower())])
 def test_a_formula_of_the_name_of_a_function_is_that_function(op_type: str) -> None:
-    places = np.linspace(0.01, 0.99, 50)
+    places = np.linspace(0.01, 1.99, 50)
+    places = places[np.isfinite(expected(op_type, {}, [places]))]
+    assert places.size > 20
     known = [getattr(math, op_type.lower())(value) for value in places.tolist()]
     np.testing.assert_allclose(expected(op_type, {}, [places]), known, rtol=1e-14)
 

@@ -1,8 +1,9 @@
 """ONNX models (opsets 7 to the newest the onnx package knows, and older ones where nothing changed) into Models.
 
 `model` loads, checks and assembles; `initializers` turns TensorProtos into arrays; `node` is what a converter sees of
-a NodeProto and holds the one registry of converters; the converters are in `convolution`, `elementwise`, `quantized`,
-`reduction` and `shape`. Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md and Operators.md beside it.
+a NodeProto and finds the converter of a type. Most are operators whose schema says so (`OpSchema.onnx`); what takes
+more than other names is in `convolution`, `elementwise`, `quantized`, `recurrent`, `reduction` and `shape`.
+Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md and Operators.md beside it.
 """
 
 from dagexec.frontend.onnx.model import from_model_proto, load_onnx
