@@ -1,4 +1,4 @@
-"""Logit, ThresholdedRelu, Glu, IsNaN and ReplaceNaN against NumPy in float64."""
+"""Logit, Glu, IsNaN and ReplaceNaN against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -37,13 +37,6 @@ def test_the_gradient_of_logit_is_0_outside() -> None:
 def test_logit_refuses_an_eps_that_leaves_nothing() -> None:
     with pytest.raises(ArgumentError, match=r"'eps' must be in \[0, 0.5\)"):
         run_operator("Logit", [np.zeros(1)], eps=0.5)
-
-
-@pytest.mark.parametrize(("dtype", "_tolerance"), FLOATS)
-def test_thresholded_relu_keeps_what_is_above(dtype: Any, _tolerance: float) -> None:
-    x = np.array([-2, 0, 0.5, 0.75, 3, np.inf, -np.inf, np.nan]).astype(dtype)
-    expected = [0, 0, 0, 0.75, 3, np.inf, 0, np.nan]
-    np.testing.assert_array_equal(run_operator("ThresholdedRelu", [x], alpha=0.5)[0].astype(np.float64), expected)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), FLOATS)
