@@ -24,7 +24,7 @@ from dagexec.core.io_access import IO, needs_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
-from dagexec.core.traits import ImageRole, LayerKind, PostOpsRule
+from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
 UNBOUNDED = 1 << 30
@@ -226,7 +226,7 @@ class OpSchema:
             that they have there. Not for speed, and written apart from what computes.
         optional_outputs: outputs beyond the least number may be left out, and the others stay what they are.
 
-    What the compiler asks besides (`dagexec.core.traits`):
+    What compiler and scheduler ask besides (`dagexec.core.traits`):
         post_ops: what the operator is as post-ops; None for one that is never any.
         layer: what kind of layer it is, if it is one.
         fused: the operator type that does the same and applies post-ops to its result.
@@ -236,6 +236,7 @@ class OpSchema:
         narrows: it may be computed in 16 bits where what is around it is: rounded inputs do not harm it.
         has_weights: input 1 may be large and constant, so that whether it stays in a cache matters.
         is_quantized: it reads or writes integers that stand for other numbers.
+        crossing: which devices it reads and writes, if not its own alone.
     """
 
     type: str
@@ -275,6 +276,7 @@ class OpSchema:
     narrows: bool = False
     has_weights: bool = False
     is_quantized: bool = False
+    crossing: Crossing | None = None
 
     def verify(self, definition: OperatorDef) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""

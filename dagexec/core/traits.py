@@ -1,4 +1,4 @@
-"""What the compiler asks an operator about itself; each operator answers beside its schema, as attributes of OpSchema.
+"""What compiler and scheduler ask an operator about itself; it answers beside its schema, as attributes of OpSchema.
 
 So a pass keeps no list of operator types, and a new operator is fused, laid out and narrowed by what it says here.
 """
@@ -58,3 +58,19 @@ class ImageRole(Enum):
     PADDING = auto()
     REDUCTION = auto()
     ON_INTEGERS = auto()
+
+
+class Crossing(Enum):
+    """How an operator that is made for several devices reads and writes.
+
+    Members:
+        COPY: from whichever device a blob is on, to its own.
+        FROM_HOST: from the host to its own device.
+        TO_HOST: from its own device to the host.
+        IN_PLACE: each blob on the device that it is on.
+    """
+
+    COPY = auto()
+    FROM_HOST = auto()
+    TO_HOST = auto()
+    IN_PLACE = auto()

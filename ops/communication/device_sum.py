@@ -11,6 +11,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, one_to_one
 from dagexec.core.tensor import Tensor
+from dagexec.core.traits import Crossing
 
 
 def infer_device_sum(call: OperatorCall) -> Sequence[TensorType]:
@@ -33,6 +34,7 @@ DEVICE_SUM = OpSchema(
     input_names=("X0, X1, ... (each on a device of its own)",),
     output_names=("Y0, Y1, ... (each may overwrite its X)",),
     inplace=one_to_one,
+    crossing=Crossing.IN_PLACE,
 )
 
 

@@ -29,7 +29,7 @@ from dagexec.core.schema import (
 )
 from dagexec.core.shapes import element_count
 from dagexec.core.tensor import Tensor
-from dagexec.core.traits import ImageRole, gives_back
+from dagexec.core.traits import Crossing, ImageRole, gives_back
 
 Array = npt.NDArray[Any]
 
@@ -421,8 +421,8 @@ class Size(Operator):
         return partial(self.y(0).fill, self.x(0).size)
 
 
-def copy_schema(name: str, doc: str, **traits: Any) -> OpSchema:
-    """The schema of an operator whose output is a copy of its input; `traits` are further attributes."""
+def copy_schema(name: str, doc: str, crossing: Crossing, **traits: Any) -> OpSchema:
+    """The schema of a copy, with further attributes."""
     return OpSchema(
         name,
         inputs=(1, 1),
@@ -432,6 +432,7 @@ def copy_schema(name: str, doc: str, **traits: Any) -> OpSchema:
         input_names=("input",),
         output_names=("output",),
         cost=copy_cost,
+        crossing=crossing,
         **traits,
     )
 
@@ -440,6 +441,7 @@ def copy_schema(name: str, doc: str, **traits: Any) -> OpSchema:
     copy_schema(
         "Copy",
         "A copy of the input, in memory of its own on the operator's device.",
+        Crossing.COPY,
         post_ops=gives_back,
         image_role=ImageRole.ELEMENTWISE,
         moves_elements=True,
@@ -459,17 +461,23 @@ class Copy(Operator):
         return partial(np.copyto, self.y(0), self.x(0))
 
 
-@operator(copy_schema("CopyCPUToGPU", "A copy of a blob of the host, on the operator's device."))
+@operator(copy_schema("CopyCPUToGPU", "A copy of a blob of the host, on the operator's device.", Crossing.FROM_HOST))
 class CopyCPUToGPU(Copy):
     """A copy from the host."""
 
 
-@operator(copy_schema("CopyFromCPUInput", "A copy of a blob of the host, on the operator's device."))
+@operator(
+    copy_schema("CopyFromCPUInput", "A copy of a blob of the host, on the operator's device.", Crossing.FROM_HOST)
+)
 class CopyFromCPUInput(Copy):
     """A copy from the host, whatever device the operator is on."""
 
 
-@operator(copy_schema("EnsureCPUOutput", "A copy of the input in host memory, made by the operator's device."))
+@operator(
+    copy_schema(
+        "EnsureCPUOutput", "A copy of the input in host memory, made by the operator's device.", Crossing.TO_HOST
+    )
+)
 class EnsureCPUOutput(Copy):
     """A copy to the host."""
 
@@ -478,6 +486,8 @@ class EnsureCPUOutput(Copy):
         return self.output_blobs[index].tensor()
 
 
-@operator(copy_schema("CopyGPUToCPU", "A copy of the input in host memory, made by the operator's device."))
+@operator(
+    copy_schema("CopyGPUToCPU", "A copy of the input in host memory, made by the operator's device.", Crossing.TO_HOST)
+)
 class CopyGPUToCPU(EnsureCPUOutput):
     """A copy to the host."""

@@ -24,8 +24,10 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import StreamMutex
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
+from dagexec.core.registry import schema_of
 from dagexec.core.runtime import Array, runtime_of
 from dagexec.core.stream import Event, Kernel, Priority, Stream
+from dagexec.core.traits import Crossing
 from dagexec.errors import DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.observe.observers import Observer
@@ -150,11 +152,8 @@ def copies_outside(graph: Graph, operators: Sequence[Operator]) -> tuple[tuple[i
     return before, tuple(index for index in crossing if not graph.children[index] and index not in before)
 
 
-_OF_HOST = frozenset({"CopyFromCPUInput", "CopyCPUToGPU", "CopyGPUToCPU", "EnsureCPUOutput"})
-
-
 def _touches_host(graph: Graph, index: int) -> bool:
-    return graph.operators[index].type in _OF_HOST
+    return schema_of(graph.operators[index].type).crossing in (Crossing.FROM_HOST, Crossing.TO_HOST)
 
 
 class CaptureStreams(DeviceStreams):

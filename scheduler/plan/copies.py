@@ -18,16 +18,12 @@ from dataclasses import dataclass
 from dagexec.core.device import CPU, Device
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.registry import has_implementation, is_registered, schema_of
+from dagexec.core.traits import Crossing
 from dagexec.errors import SchemaError
 
 logger = logging.getLogger("dagexec")
 
-_COPIES = frozenset({"Copy", "CopyCPUToGPU", "CopyFromCPUInput", "CopyGPUToCPU", "EnsureCPUOutput"})
-_TO_HOST = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
-"""Operators that read any device, and those of them that write on the host."""
-
-_WHERE_THEY_ARE = frozenset({"NCCLAllreduce"})
-"""Operators that read and write each blob on the device that it is on."""
+_COPIES = (Crossing.COPY, Crossing.FROM_HOST, Crossing.TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,12 @@ def insert_copies(
 
 def _crosses(definition: OperatorDef, device: Device, homes: Mapping[str, Device]) -> bool:
     """True when the operator reads or writes a blob that is elsewhere, and is not made for that."""
-    if definition.type in _WHERE_THEY_ARE:
+    crossing = _crossing(definition)
+    if crossing is Crossing.IN_PLACE:
         return False
     if any(homes[name] != _written_on(definition, device) for name in definition.output):
         return True
-    return definition.type not in _COPIES and any(homes[name] != device for name in _tensors_read(definition))
+    return crossing not in _COPIES and any(homes[name] != device for name in _tensors_read(definition))
 
 
 class _Placing:
@@ -104,7 +101,7 @@ class _Placing:
         away: dict[str, dict[str, None]] = {}
         for definition, device in zip(self._net.op, devices, strict=True):
             written_on = _written_on(definition, device)
-            for name in () if definition.type in _WHERE_THEY_ARE else definition.output:
+            for name in () if _crossing(definition) is Crossing.IN_PLACE else definition.output:
                 if self._homes[name] != written_on:
                     away.setdefault(name, {})[local_name(name, written_on)] = None
         for definition, device in zip(self._net.op, devices, strict=True):
@@ -112,12 +109,13 @@ class _Placing:
             placed.CopyFrom(definition)
             if not placed.HasField("device_option") or Device.from_option(placed.device_option) != device:
                 placed.device_option.MergeFrom(device.to_option())
-            if definition.type in _WHERE_THEY_ARE:
+            crossing = _crossing(definition)
+            if crossing is Crossing.IN_PLACE:
                 self._placed.op.append(placed)
                 self._valid.update((name, {self._homes[name]}) for name in definition.output)
                 continue
             written_on = _written_on(definition, device)
-            if definition.type not in _COPIES:
+            if crossing not in _COPIES:
                 tensors = _tensors_read(definition)
                 for position, name in enumerate(definition.input):
                     if name in tensors:
@@ -194,7 +192,11 @@ def _moved(net: NetDef, asked: Sequence[Device], devices: Sequence[Device]) -> b
 
 def _written_on(definition: OperatorDef, device: Device) -> Device:
     """The device that the outputs of an operator on `device` are on."""
-    return CPU if definition.type in _TO_HOST else device
+    return CPU if _crossing(definition) is Crossing.TO_HOST else device
+
+
+def _crossing(definition: OperatorDef) -> Crossing | None:
+    return schema_of(definition.type).crossing if is_registered(definition.type) else None
 
 
 def _copy(source: str, source_device: Device, target: str, target_device: Device) -> OperatorDef:
