@@ -116,7 +116,7 @@ class CompileOptions(RunOptions):
         """Inputs, each for one run, that ranges for int8 are taken from."""
         return cast(tuple[Feeds, ...], self.calibration)
 
-    def tell(self, stage: str) -> None:
+    def report(self, stage: str) -> None:
         """Say what comes next: to the log, and to `progress`."""
         logger.debug("compilation: %s", stage)
         if self.progress is not None:

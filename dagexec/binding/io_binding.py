@@ -230,7 +230,7 @@ class IOBinding:
             )
         return results
 
-    def settle(self) -> None:
+    def unbind(self) -> None:
         """Let go of all arrays that are not the replica's. To be called after a run, however it ended."""
         for place in self._inputs:
             if place.is_bound:

@@ -67,7 +67,7 @@ class Replica:
             arrays = io_binding.arrays_of(feeds)
             if arrays is not None and io_binding.take_in(arrays, names, out):
                 return
-            io_binding.settle()
+            io_binding.unbind()
         io_binding = self.io_binding = None  # its memory may be needed
         for name, array in feeds.items():
             try:
@@ -92,10 +92,10 @@ class Replica:
             return self.io_binding.fetch(names, out)
         return {name: deliver(self.net, name, None if out is None else out.get(name)) for name in names}
 
-    def settle(self) -> None:
+    def unbind(self) -> None:
         """Let go of the caller's arrays. To be called after each run, however it ended."""
         if self.io_binding is not None:
-            self.io_binding.settle()
+            self.io_binding.unbind()
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ class _Compilation:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        self._options.tell(name)
+        self._options.report(name)
         start = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - start
@@ -315,11 +315,11 @@ class _Compilation:
                 logger.warning("%s; not measured", error)
                 return None
             assert inputs is not None
-            self._bench = Bench(inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._tell_tuning)
+            self._bench = Bench(inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._report_tuning)
         return self._bench
 
-    def _tell_tuning(self, stage: str) -> None:
-        self._options.tell(f"{stage} ({self._left():.1f} of {self._tuning:g} s left)")
+    def _report_tuning(self, stage: str) -> None:
+        self._options.report(f"{stage} ({self._left():.1f} of {self._tuning:g} s left)")
 
     def _left(self) -> float:
         """What is left of the seconds for tuning."""

@@ -124,7 +124,7 @@ class BlobsQueue:
             self._refuse_if_closed("no record is taken")
             self._records.append(record)
             self._enqueued += 1
-            _tell(self._dequeuing)
+            _notify_all(self._dequeuing)
 
     def dequeue(self, timeout: float | None = None) -> list[Array]:
         """The first record, copied; see `dequeue_into`."""
@@ -152,7 +152,7 @@ class BlobsQueue:
         except BaseException:
             with self._locked():
                 self._records.appendleft(record)
-                _tell(self._dequeuing)
+                _notify_all(self._dequeuing)
             raise
         with self._locked():
             self._dequeued += 1
@@ -167,8 +167,8 @@ class BlobsQueue:
             if not self._closed:
                 self._error = error
             self._closed = True
-            _tell(self._enqueuing)
-            _tell(self._dequeuing)
+            _notify_all(self._enqueuing)
+            _notify_all(self._dequeuing)
 
     @property
     def is_closed(self) -> bool:
@@ -200,7 +200,7 @@ class BlobsQueue:
 
     def _give_back(self, record: Record) -> None:
         self._free.append(record)
-        _tell(self._enqueuing)
+        _notify_all(self._enqueuing)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -227,7 +227,7 @@ def _fill(record: Record, arrays: Sequence[Array]) -> None:
         np.copyto(record[index], array)
 
 
-def _tell(waits: list[ThreadWait]) -> None:
+def _notify_all(waits: list[ThreadWait]) -> None:
     """Have those who wait look again; each looks for itself, and one that may not go on waits anew."""
     for wait in waits:
         wait.notify()

@@ -144,7 +144,7 @@ class LibraryState:
         self._lock = TurnLock(self.name)
         self._table = threads().lock()  # of the following two and `user`; nothing is called under it
         self._line: deque[_Outcome] = deque()  # turns that are not known to be over, in order
-        self._told: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     def workspace(self, nbytes: int) -> Array:
         """At least `nbytes` of the state's memory. Use it within `use` only, for work on the state's stream.
@@ -237,7 +237,7 @@ class LibraryState:
                 after = first.after if first is not None and first.user in users else None
             working = after is None and self.user in users
             if working:
-                self._told.append(callback)
+                self._callbacks.append(callback)
         if after is not None:
             after.when_done(callback)
         elif not working:
@@ -275,8 +275,8 @@ class LibraryState:
     def _end(self) -> None:
         with self._table:
             self.user = None
-            told, self._told = self._told, []
-        for callback in told:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             callback()
 
 

@@ -31,10 +31,10 @@ def arithmetic_context() -> contextvars.Context:
     NumPy keeps these settings in a context variable. To enter a context costs a tenth of what it takes to set them.
     """
 
-    def settle() -> None:
+    def configure() -> None:
         np.seterr(all="ignore")
         np.setbufsize(_BUFFER_ELEMENTS)
 
     context = contextvars.Context()
-    context.run(settle)
+    context.run(configure)
     return context

@@ -94,13 +94,13 @@ class _Attempt(Generic[T]):
         self._lock = threading.Lock()
         self._parties = 2  # who has not ended: the thread, and whoever waits for it
         self._heard = False
-        self._told = ThreadWait()
+        self._ended = ThreadWait()
         context = copy_context()
         threads().start(lambda: context.run(self._work), "attempt")
 
     def result(self, seconds: float) -> T:
         """Wait for it. Raises DeadlineExceededError when it takes longer than `seconds`."""
-        if not self._told.wait(min(max(0.0, seconds), threading.TIMEOUT_MAX)):
+        if not self._ended.wait(min(max(0.0, seconds), threading.TIMEOUT_MAX)):
             raise DeadlineExceededError(f"it takes longer than {seconds:.3f} s")
         self._heard = True
         if self._error is not None:
@@ -119,7 +119,7 @@ class _Attempt(Generic[T]):
         except BaseException as error:
             self._error = error
         finally:
-            self._told.notify()
+            self._ended.notify()
             self._end()
 
     def _end(self) -> None:

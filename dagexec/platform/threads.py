@@ -163,15 +163,15 @@ def acquire(lock: Mutex, seconds: float = -1) -> bool:
 class ThreadWait:
     """The wait of a thread until another calls `notify`; more than once does no harm."""
 
-    __slots__ = ("_gate", "_told")
+    __slots__ = ("_gate", "_notified")
 
     def __init__(self) -> None:
         self._gate = new_gate()
-        self._told = False
+        self._notified = False
 
     def notify(self) -> None:
         """Let the thread go on."""
-        self._told = True  # first: a wait that Ctrl-C ends may have taken what is released here
+        self._notified = True  # first: a wait that Ctrl-C ends may have taken what is released here
         try:
             self._gate.release()
         except RuntimeError:
@@ -179,7 +179,7 @@ class ThreadWait:
 
     def wait(self, seconds: float = -1) -> bool:
         """Block until `notify` is called; False when it was not within `seconds` (-1: as long as it takes)."""
-        return self._told or acquire(self._gate, seconds)
+        return self._notified or acquire(self._gate, seconds)
 
 
 @contextmanager

@@ -92,12 +92,12 @@ class Dispatcher:
     def end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
         """Settle a request that had a replica, and tell its caller; `following` is who has the replica now."""
         assert request.replica is not None
-        request.replica.settle()
+        request.replica.unbind()
         with self._lock:
             now = self._now()
             request.following = self.state.release(request, now)
             self.state.settle(request, result, error, now)
-        self.tell(request)
+        self.notify(request)
 
     def end_inline(self, request: Request, error: BaseException | None = None) -> bool:
         """The inline run of `request`, if it has one, is over. True when a worker has to `hand_on` its replica.
@@ -107,7 +107,7 @@ class Dispatcher:
         if request.replica is None:
             return False
         if error is not None and not request.over:
-            request.replica.settle()
+            request.replica.unbind()
         outcome, now = "completed" if error is None else outcome_name(error), self._now()
         with self._lock:
             return not self.state.leave_inline(request, outcome, now, bool(self._when_empty))
@@ -139,7 +139,7 @@ class Dispatcher:
                 self.state.withdraw(request)
                 self.state.settle(request, None, error, self._now())
         if waiting:
-            self.tell(request)
+            self.notify(request)
         elif run is not None:
             self._pool.stop(run, error)
         return True
@@ -208,7 +208,7 @@ class Dispatcher:
             streams=streams,
         )
 
-    def tell(self, request: Request) -> None:
+    def notify(self, request: Request) -> None:
         """Let the caller of a settled request go on, and whoever waits for the last one."""
         if self._telemetry is not None:
             self._end_span(request, request.error, request.begun - request.created)
@@ -234,7 +234,7 @@ class Dispatcher:
             for request in ended:
                 self.state.settle(request, None, self._closed(), self._now())
         for request in ended:
-            self.tell(request)
+            self.notify(request)
 
     def _closed(self) -> ClosedError:
         return ClosedError(f"net {self.name!r}: the executor was closed")

@@ -75,7 +75,7 @@ class InlineRuns:
                 raise request.cancelled
             outputs = known.fetch(names, out)
             if known.copied != names:
-                known.settle()
+                known.unbind()
             if dispatcher.end_inline(request):
                 self._pooled.hand_on(request)
             return outputs

@@ -128,7 +128,7 @@ class PooledRuns:
         The pool calls it again if that thread died in it.
         """
         if request.over:
-            self._dispatcher.tell(request)
+            self._dispatcher.notify(request)
             self._pass_on(request)
             return
         result: Outputs | None = None

@@ -168,7 +168,7 @@ class LmdbDatabase(Database):
             begun.drop(self._environment.open_db(txn=begun), delete=False)
         return begun
 
-    def settle(self) -> None:
+    def finish_transaction(self) -> None:
         """Write the checksum after a commit or an abort, and put a new folder in its place. Raises OSError."""
         if self._unpublished is None:
             _write_checksum(self.path)
@@ -218,7 +218,7 @@ class LmdbTransaction(Transaction):
         try:
             self._transaction = None
             transaction.commit()
-            self._database.settle()
+            self._database.finish_transaction()
             self._database.mode = Mode.WRITE
         except self._database.errors as error:
             raise self._failed(error) from None
@@ -229,7 +229,7 @@ class LmdbTransaction(Transaction):
             with suppress(*self._database.errors):
                 self._transaction.abort()
                 if exists(self._database.path):
-                    self._database.settle()
+                    self._database.finish_transaction()
             self._transaction = None
 
     def _opened(self) -> Any:

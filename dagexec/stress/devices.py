@@ -90,7 +90,7 @@ class PreparedDevices:
             library_state(Device.parse(name), index) for name in self._places for index in range(LIBRARY_STATES)
         ]
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait for the devices, and let library states forget failures, as they else do at their next use."""
         for runtime in _runtimes(self._places):
             runtime.synchronize()

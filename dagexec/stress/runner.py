@@ -79,7 +79,7 @@ def run_case(case: Case) -> Counter[str]:
         run = _CaseRun(case, devices)
         run.serve()
         run.drive_alone()
-        devices.settle()
+        devices.wait_idle()
         run.problems.extend(leaked(case.devices, before))
         run.tally.update({f"faults met: {kind}": count for kind, count in devices.faults_met().items()})
     if run.problems:

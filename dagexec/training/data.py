@@ -174,7 +174,7 @@ class _Reading:
             acquire(self.lock)
             try:
                 self.batches[step] = found
-                _tell(self.takers)
+                _notify_all(self.takers)
             finally:
                 self.lock.release()
 
@@ -206,7 +206,7 @@ class _Reading:
             del self.batches[self.taken]
             self.taken += 1
             self.samples += len(next(iter(found.values()))) if found else 0
-            _tell(self.readers)
+            _notify_all(self.readers)
             return found
         finally:
             self.lock.release()
@@ -217,8 +217,8 @@ class _Reading:
         try:
             self.closed = True
             self.batches.clear()
-            _tell(self.readers)
-            _tell(self.takers)
+            _notify_all(self.readers)
+            _notify_all(self.takers)
         finally:
             self.lock.release()
 
@@ -231,7 +231,7 @@ class _Reading:
         return self._orders[epoch]
 
 
-def _tell(waits: list[ThreadWait]) -> None:
+def _notify_all(waits: list[ThreadWait]) -> None:
     for wait in waits:
         wait.notify()
 

@@ -123,7 +123,7 @@ class MPIWorld(CommonWorld):
         asked = other
         for _ in range(self.size):
             self._answers.clear()
-            self._tell({"kind": "question"}, asked)
+            self._notify({"kind": "question"}, asked)
             if not self._wait_until(lambda rank=asked: rank in self._answers, other, _ANSWER_SECONDS):  # type: ignore[misc]
                 break
             following = self._answers[asked]
@@ -136,14 +136,14 @@ class MPIWorld(CommonWorld):
         """Tell every rank; what they do with this group ends from now on."""
         if self._failure is None:
             self._failure = (self.rank, reason)
-            self._tell_all({"kind": "failed", "reason": reason})
+            self._notify_all({"kind": "failed", "reason": reason})
 
     def close(self) -> None:
         """Tell every rank that this one has left."""
         if not self.closed:
             self.closed = True
             if self._failure is None:
-                self._tell_all({"kind": "left"})
+                self._notify_all({"kind": "left"})
 
     @staticmethod
     def _is_done(request: MPI.Request) -> bool:
@@ -157,12 +157,12 @@ class MPIWorld(CommonWorld):
             request.Cancel()
             request.Free()
 
-    def _tell_all(self, content: dict[str, object]) -> None:
+    def _notify_all(self, content: dict[str, object]) -> None:
         for rank in range(self.size):
             if rank != self.rank:
-                self._tell(content, rank)
+                self._notify(content, rank)
 
-    def _tell(self, content: dict[str, object], rank: int) -> None:
+    def _notify(self, content: dict[str, object], rank: int) -> None:
         notice = _encoded(content)
         with _calls:
             self._notices.append((self._communicator.Isend(notice, rank, _NOTICES), notice))
@@ -176,7 +176,7 @@ class MPIWorld(CommonWorld):
             if found["kind"] == "left":
                 self._left.add(source)
             elif found["kind"] == "question":
-                self._tell({"kind": "answer", "waits_for": self._waits_for}, source)
+                self._notify({"kind": "answer", "waits_for": self._waits_for}, source)
             elif found["kind"] == "answer":
                 self._answers[source] = found["waits_for"]
             elif self._failure is None:

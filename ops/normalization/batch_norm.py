@@ -170,7 +170,7 @@ class SpatialBN(ImageOperator):
             affine = Affine(
                 scale[block.channels], bias[block.channels], memory.center[:width], factor[:width], shift[:width]
             )
-            steps.append(partial(settle, means, variances, momentum, epsilon, kept, affine))
+            steps.append(partial(finish_statistics, means, variances, momentum, epsilon, kept, affine))
             steps += self._map_steps(pieces, block, memory, factor[:width], shift[:width])
         return in_sequence(steps)
 
@@ -222,7 +222,7 @@ class Affine:
     shift: Array
 
 
-def settle(
+def finish_statistics(
     mean: Array,
     variance: Array,
     momentum: float,

@@ -262,9 +262,9 @@ class SpatialBNGradient(_ChannelGradient):
             vectors = scale[channels], spread[channels]
             elements = pieces.count * batches
             if test:
-                steps.append(partial(terms.settle_test, *vectors, epsilon, outputs))
+                steps.append(partial(terms.finish_inference, *vectors, epsilon, outputs))
             else:
-                steps.append(partial(terms.settle, *vectors, elements, batches, given, outputs))
+                steps.append(partial(terms.finish_training, *vectors, elements, batches, given, outputs))
             steps += self._map_steps(pieces, block, memory, terms, lone=len(block.outer) == 1 and not (given or test))
         return in_sequence(steps)
 
@@ -305,7 +305,7 @@ class Terms:
         self.scale, self.bias, self.inverse = scale, bias, inverse
         self.slope, self.factor, self.shift = slope, factor, shift
 
-    def settle(
+    def finish_training(
         self,
         scale: Array,
         inverse: Array,
@@ -330,7 +330,7 @@ class Terms:
         self.bias *= self.inverse
         np.divide(self.bias, -elements, out=self.shift, casting="same_kind")
 
-    def settle_test(self, scale: Array, variance: Array, epsilon: float, outputs: tuple[Array, Array]) -> None:
+    def finish_inference(self, scale: Array, variance: Array, epsilon: float, outputs: tuple[Array, Array]) -> None:
         """Of inference: the statistics do not depend on X."""
         np.add(variance, epsilon, out=self.inverse, dtype=np.float64)
         np.sqrt(self.inverse, out=self.inverse)

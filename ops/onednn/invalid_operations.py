@@ -105,7 +105,7 @@ class Watch:
         address, count = table.ctypes.data, len(rows)
         run = _runner(self._run)
 
-        def settle() -> None:
+        def on_failure() -> None:
             if recover is None or not self.note[0]:
                 raise call.failure()
             self.note[0] = 0
@@ -113,8 +113,8 @@ class Watch:
 
         def step() -> None:
             if run(address, count):
-                settle()
+                on_failure()
 
         arguments = (address, count, 0, 0)
-        declare(step, NativeCall(self._run, arguments, None, call.failure, (table, call, self), settle))
+        declare(step, NativeCall(self._run, arguments, None, call.failure, (table, call, self), on_failure))
         return step

@@ -49,7 +49,7 @@ class NativeCall:
             have the same; None for nothing.
         failure: makes what is raised when it returns something else.
         keeps: whatever has to live as long as the step.
-        settle: called when it returns something else, in place of raising `failure`: the row goes on when it returns.
+        on_failure: called in place of raising `failure`; the row goes on when it returns.
     """
 
     function: int
@@ -57,7 +57,7 @@ class NativeCall:
     before: tuple[int, int] | None
     failure: Callable[[], Exception]
     keeps: object
-    settle: Callable[[], None] | None = None
+    on_failure: Callable[[], None] | None = None
 
 
 _ATTRIBUTE = "native_call"
@@ -125,9 +125,9 @@ def _joined(code: _Code, calls: Sequence[NativeCall]) -> Step:
         left = code(address, count)
         while left:
             call = kept[1][count - left]
-            if call.settle is None:
+            if call.on_failure is None:
                 raise call.failure()
-            call.settle()
+            call.on_failure()
             left -= 1
             left = code(address + _ROW_BYTES * (count - left), left) if left else 0
 

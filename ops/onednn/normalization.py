@@ -92,9 +92,9 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         mean, variance = (self.scratch(array.shape, np.float64) for array in statistics)
         kept = tuple(self.y(index) for index in range(1, 5))
         momentum, epsilon = self.arguments.float("momentum", 0.9), normalization.epsilon_of(self.call())
-        settle = partial(batch_norm.settle, mean, variance, momentum, epsilon, kept, None)
+        finish_statistics = partial(batch_norm.finish_statistics, mean, variance, momentum, epsilon, kept, None)
         moved: list[Step] = [convert(statistics[0], mean), convert(statistics[1], variance)]
-        return in_sequence([*steps, bound.step, *moved, settle])
+        return in_sequence([*steps, bound.step, *moved, finish_statistics])
 
     def _normalize(self) -> Step:
         """One batch normalization with given statistics."""

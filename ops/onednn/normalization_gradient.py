@@ -123,7 +123,7 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
         results = self.y(1), self.y(2)
         factor, shift, slope = (self.scratch(scale.shape, np.float32) for _ in range(3))
 
-        def settle() -> None:
+        def finish_statistics() -> None:
             spread = inverse.astype(np.float64)
             np.multiply(scale_sum, spread, out=results[0], casting="same_kind")
             np.copyto(results[1], bias_sum, casting="same_kind")
@@ -148,7 +148,7 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
             self.describe_fast("binary", *handles, accumulating.handle),
             {SRC: (image, x), SRC_1: (vector, slope), DST: result},
         )
-        return in_sequence([*steps, settle, first.step, second.step])
+        return in_sequence([*steps, finish_statistics, first.step, second.step])
 
 
 def _variance_of(inverse: Array, epsilon: float, variance: Array) -> None:

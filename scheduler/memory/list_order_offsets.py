@@ -58,7 +58,7 @@ def place_in_list_order(
         walk.go_to(operator)
         for buffer in beginning[operator]:
             offsets[buffer] = walk.take(room[buffer], buffer)
-        walk.settle(operator)
+        walk.give_strip(operator)
         for buffer in ending[operator]:
             walk.give_back(int(offsets[buffer]), room[buffer], buffer)
     return ListOrderOffsets(offsets, walk.end, tuple(walk.strips))
@@ -105,7 +105,7 @@ class _Walk:
         for parent in () if self._graph is None else self._graph.reduced_parents[operator]:
             self._ancestors |= self._bits.with_ancestors(parent)
 
-    def settle(self, operator: int) -> None:
+    def give_strip(self, operator: int) -> None:
         """What the operator begins with has been taken: it has a strip, and others may come after it."""
         graph, bits = self._graph, self._bits
         if graph is None:

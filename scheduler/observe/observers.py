@@ -97,15 +97,15 @@ class ObserverGroup(Observer):
     def __init__(self, observers: Iterable[Observer]) -> None:
         self.observers = tuple(observers)
         for name in _TOLD:
-            setattr(self, name, _tell_each([getattr(observer, name) for observer in self.observers]))
+            setattr(self, name, _call_each([getattr(observer, name) for observer in self.observers]))
 
 
-def _tell_each(methods: Sequence[Callable[..., object]]) -> Callable[..., None]:
-    def tell(*what: object) -> None:
+def _call_each(methods: Sequence[Callable[..., object]]) -> Callable[..., None]:
+    def call(*what: object) -> None:
         for method in methods:
             method(*what)
 
-    return tell
+    return call
 
 
 def together(*observers: Observer | None) -> Observer | None:

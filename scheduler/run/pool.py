@@ -453,8 +453,8 @@ def _finish(run: Run) -> None:
         run.finished()
     except Exception:
         logger.exception("net %s: the callback at the end of a run raised", run.name)
-    run.finished = _told
+    run.finished = _already_reported
 
 
-def _told() -> None:
+def _already_reported() -> None:
     """The owner of a run has been told."""

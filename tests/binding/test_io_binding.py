@@ -279,14 +279,14 @@ def test_an_operator_that_is_prepared_in_the_run_finds_what_was_fed(addresses: A
         np.testing.assert_array_equal(executor.run(feeds)["y"], numbers(6))
 
 
-def test_whoever_feeds_a_replica_again_and_again_needs_not_settle_it(addresses: Addresses) -> None:
+def test_a_replica_may_be_fed_again_without_being_unbound(addresses: Addresses) -> None:
     with prepared(model_of(*MOVING)) as executor:
         [replica] = executor._replicas.members
         for feed in (numbers(1), numbers(2, 2 * COUNT)[::2], numbers(3)):
             replica.feed({"x": feed})
             replica.net.run()
             np.testing.assert_array_equal(replica.fetch(("y",), None)["y"], 2 * feed)
-        replica.settle()
+        replica.unbind()
 
 
 def test_a_view_of_an_input_or_a_result_sees_what_was_fed(addresses: Addresses) -> None:

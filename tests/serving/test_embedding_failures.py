@@ -357,15 +357,15 @@ def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with held_executor(held) as executor, ThreadPoolExecutor(2) as threads:
-        tell = executor._dispatcher.tell
+        notify = executor._dispatcher.notify
         dying = [True]
 
         def die_once(request: object) -> None:
             if dying.pop() if dying else False:
                 raise SystemExit
-            tell(request)  # type: ignore[arg-type]
+            notify(request)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(executor._dispatcher, "tell", die_once)
+        monkeypatch.setattr(executor._dispatcher, "notify", die_once)
         first = threads.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
         second = threads.submit(executor.run, {"x": rows(1)})

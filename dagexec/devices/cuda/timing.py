@@ -113,9 +113,9 @@ class DeviceTimes:
                     return
                 timed = times.timed.popleft()
                 if status == SUCCESS:
-                    self._tell(stream, timed)
+                    self._report(stream, timed)
 
-    def _tell(self, stream: CudaStream, timed: _Timed) -> None:
+    def _report(self, stream: CudaStream, timed: _Timed) -> None:
         elapsed = self._runtime.api.eventElapsedTime
         start = timed.origin.seconds + elapsed(timed.origin.native.pointer, timed.start.pointer) / 1e3
         end = start + elapsed(timed.start.pointer, timed.end.pointer) / 1e3
