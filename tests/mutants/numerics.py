@@ -131,6 +131,6 @@ MUTANTS = (
         "dagexec/compiler/passes/purity.py",
         " and schema_of(definition.type).reproducible",
         "",
-        ("tests/passes",),
+        ("tests/compiler/passes",),
     ),
 )

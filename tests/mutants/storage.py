@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_DATABASES = ("tests/core/storage",)
+_DATABASES = ("tests/storage",)
 _CHECKPOINTS = ("tests/training/test_checkpoint.py",)
 
 MUTANTS = (
