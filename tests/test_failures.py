@@ -100,7 +100,7 @@ def simulate() -> Iterator[Setting]:
             return runtime
 
         yield set_up
-        assert [leaked(["sim:0"], holdings) for holdings in before] == [[]] * len(before)
+        assert [leaked(["sim:0"], held) for held in before] == [[]] * len(before)
 
 
 @pytest.fixture(autouse=True)

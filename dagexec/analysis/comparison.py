@@ -38,7 +38,7 @@ from dagexec.serving.model_source import ModelSource, load_model
 
 Array = npt.NDArray[Any]
 
-_MIN_CALIBRATIONS = 5
+_MIN_PROFILING_ROUNDS = 5
 
 
 AS_GIVEN = "the net as it is given"
@@ -223,7 +223,7 @@ def measure(
     another executor, as what ran just before leaves the caches and the cores in its own way.
     """
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in executors}
-    rounds = max(repeat, _MIN_CALIBRATIONS)
+    rounds = max(repeat, _MIN_PROFILING_ROUNDS)
     total = repeat * len(executors) + rounds
     done = itertools.count(1)
     keys = list(executors)

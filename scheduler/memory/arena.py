@@ -1,9 +1,9 @@
 """Arena: the memory of a plan on one device, and the working memory that operators ask for while they are prepared.
 
-The buffers lie in the first block, at the offsets of their placement. Working memory comes after them, operator by
-operator: into the smallest gap between the buffers that are alive while the operator runs and the working memory of
-those that may run beside it; then behind the end, where the host's block has addresses that cost nothing until they
-are touched; and, where those are used up, into further blocks.
+The buffers lie in the first block, at their offsets. Working memory comes after them, operator by operator: into the
+smallest gap between the buffers that are alive while the operator runs and the working memory of those that may run
+beside it; then behind the end, where the host's block has addresses that cost nothing until they are touched; and,
+where those are used up, into further blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lower bound: the most bytes that are alive together, which no placement of the buffers can be below.
+"""The lower bound: the most bytes that are alive together, which no offsets of the buffers can be below.
 
 Buffers of which none is done with before another begins must all lie apart. They are an antichain of the order
 `Lifetimes.precedes`, and the heaviest antichain is the bound. By Dilworth's theorem with weights it is the least

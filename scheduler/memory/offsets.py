@@ -42,7 +42,7 @@ def aligned(nbytes: int) -> int:
 def place(sizes: Sequence[int], conflicting: Conflicting, bound: int = 0) -> BufferOffsets:
     """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `conflicting(a)` lists those to keep apart.
 
-    No more orders are tried once the extent is down to `bound`, which no placement can be below.
+    No more orders are tried once the extent is down to `bound`, which no offsets can be below.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
     best: BufferOffsets | None = None

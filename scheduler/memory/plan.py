@@ -157,7 +157,7 @@ class MemoryPlan:
         return other if other.extent < placed.extent else placed
 
     def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> BufferOffsets:
-        """The placement of buffers that are compared with one another."""
+        """The offsets of buffers that are compared with one another."""
         lifetimes = self.lifetimes
         assert lifetimes is not None
         if len(members) == len(self.buffers):

@@ -1,4 +1,4 @@
-"""Memory plans on invented buffers: lifetimes, placement and the lower bound, against programs that try everything."""
+"""Memory plans on invented buffers: lifetimes, offsets and the lower bound, against programs that try everything."""
 
 from __future__ import annotations
 
