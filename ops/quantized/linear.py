@@ -18,7 +18,7 @@ from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import BLOCK, Scratch, block_indices
 from dagexec.ops.quantized.scales import Array, along, checked_scales, integer_range, type_named
 
-QUANTISED = (UINT8, INT8, UINT16, INT16)
+QUANTIZED = (UINT8, INT8, UINT16, INT16)
 _REAL = (FLOAT32, FLOAT16, BFLOAT16)
 
 _AXIS_HELP = "the axis that scales with more than one entry belong to (default 1)"
@@ -40,9 +40,9 @@ def infer_quantize(call: OperatorCall) -> list[TensorType]:
     """X's shape; the zero point's type, else the type `to`."""
     call.require_types(0, *_REAL, INT32)
     _check_parameters(call)
-    meta = type_named(call, "to", UINT8, QUANTISED)
+    meta = type_named(call, "to", UINT8, QUANTIZED)
     if len(call.inputs) == 3:
-        given = call.require_types(2, *QUANTISED)
+        given = call.require_types(2, *QUANTIZED)
         if "to" in call.arguments and meta is not given:
             raise call.fail(f"argument 'to' is {meta}, the zero point is {given}")
         meta = given
@@ -51,7 +51,7 @@ def infer_quantize(call: OperatorCall) -> list[TensorType]:
 
 def infer_dequantize(call: OperatorCall) -> list[TensorType]:
     """X's shape; the scale's type."""
-    meta = call.require_types(0, *QUANTISED, INT32)
+    meta = call.require_types(0, *QUANTIZED, INT32)
     _check_parameters(call)
     if len(call.inputs) == 3:
         call.require_types(2, meta)

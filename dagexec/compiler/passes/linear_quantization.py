@@ -10,7 +10,7 @@ from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.core.dtypes import INT8, UINT8, TypeMeta, from_numpy
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
-from dagexec.ops.quantized.linear import QUANTISED
+from dagexec.ops.quantized.linear import QUANTIZED
 from dagexec.ops.quantized.scales import check_scales
 
 QUANTIZE = "QuantizeLinear"
@@ -48,7 +48,7 @@ def linear_of(draft: Draft, number: int | None, op_type: str) -> Linear | None:
         zero = draft.constant(definition.input[2])
     elif "to" in draft.arguments(number) or op_type == DEQUANTIZE:
         return None
-    if zero is None or zero.size != 1 or from_numpy(zero.dtype) not in QUANTISED:
+    if zero is None or zero.size != 1 or from_numpy(zero.dtype) not in QUANTIZED:
         return None
     return Linear(np.float32(scale.reshape(-1)[0]), int(zero.reshape(-1)[0]), from_numpy(zero.dtype))
 
