@@ -98,7 +98,6 @@ class Prepared:
         self.step()
 
 
-@dataclass(slots=True)
 class _Preparing:
     """What an operator works with while it is prepared.
 
@@ -109,11 +108,14 @@ class _Preparing:
         packed_inputs, packed_outputs: arrays in place of strided tensors, by the id of the tensor.
     """
 
-    memory: MemorySource | None
-    old_shape: tuple[int, ...]
-    given: list[Array] = field(default_factory=list)
-    packed_inputs: dict[int, Array] = field(default_factory=dict)
-    packed_outputs: dict[int, Array] = field(default_factory=dict)
+    __slots__ = ("given", "memory", "old_shape", "packed_inputs", "packed_outputs")
+
+    def __init__(self, memory: MemorySource | None, old_shape: tuple[int, ...]) -> None:
+        self.memory = memory
+        self.old_shape = old_shape
+        self.given: list[Array] = []
+        self.packed_inputs: dict[int, Array] = {}
+        self.packed_outputs: dict[int, Array] = {}
 
 
 def packed_copy(tensor: Tensor) -> Array:
@@ -213,8 +215,9 @@ class Operator(ABC):
         tensor = self.input(index)
         if tensor.is_empty:
             raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} holds nothing yet")
-        preparing = self._preparing
-        array = tensor.array if preparing is None else preparing.packed_inputs.get(id(tensor), tensor.array)
+        array, preparing = tensor.array, self._preparing
+        if preparing is not None and preparing.packed_inputs:
+            array = preparing.packed_inputs.get(id(tensor), array)
         return self.runtime.host_view(array)
 
     def host_value(self, index: int) -> npt.NDArray[Any]:
@@ -224,8 +227,9 @@ class Operator(ABC):
     def y(self, index: int) -> npt.NDArray[Any]:
         """The array of output `index`; while `prepare` is called, a packed one unless `writes_strided`."""
         tensor = self.output(index)
-        preparing = self._preparing
-        array = tensor.array if preparing is None else preparing.packed_outputs.get(id(tensor), tensor.array)
+        array, preparing = tensor.array, self._preparing
+        if preparing is not None and preparing.packed_outputs:
+            array = preparing.packed_outputs.get(id(tensor), array)
         return self.runtime.host_view(array)
 
     @property

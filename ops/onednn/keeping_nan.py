@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 
 import ml_dtypes
@@ -141,12 +141,9 @@ class Recomputation:
         require_clear(self._call, self.inputs, self._results)
 
     def behind(self, prepared: Prepared, step: Step) -> Prepared:
-        """`prepared` with `step`, which may run this, in place of its own: it is rebound with that."""
-        input_rebinds, output_rebinds = (
-            {index: partial(_rebound, rebind, arrays, index) for index, rebind in rebinds.items()}
-            for rebinds, arrays in ((prepared.input_rebinds, self.inputs), (prepared.output_rebinds, self._results))
-        )
-        return replace(prepared, step=step, input_rebinds=input_rebinds, output_rebinds=output_rebinds)
+        """`step`, which may run this, in place of the step of `prepared`, a primitive: it is rebound with that."""
+        inputs, outputs = prepared.input_rebinds, prepared.output_rebinds
+        return Prepared(step, _followed(inputs, self.inputs), _followed(outputs, self._results))
 
     def run(self) -> None:
         """Correct the results."""
@@ -162,6 +159,11 @@ class Recomputation:
         twin = nchw_fallback(self._call, self.inputs, results, "")
         for step in (*twin.before, twin.operator.bind(twin.operator.infer()).step, *twin.after):
             step()
+
+
+def _followed(rebinds: Mapping[int, Rebind], arrays: list[Array]) -> dict[int, Rebind]:
+    """`rebinds`, which put the array into `arrays` as well."""
+    return {index: partial(_rebound, rebind, arrays, index) for index, rebind in rebinds.items()}
 
 
 def _rebound(rebind: Rebind, arrays: list[Array], index: int, array: Array) -> None:

@@ -258,10 +258,11 @@ class OneDNNOperator(Operator):
         """
         if set(self.definition.input) & set(self.definition.output):
             return Prepared(step)
-        input_rebinds, output_rebinds = (
-            {index: _Rebind(bound, number) for index, number in row.items()} for row in (inputs, outputs)
+        return Prepared(
+            step,
+            {index: _Rebind(bound, number) for index, number in inputs.items()},
+            {index: _Rebind(bound, number) for index, number in outputs.items()},
         )
-        return Prepared(step, input_rebinds, output_rebinds)
 
     def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:
         """The primitive that copies `x` to `y`, from layout and type `source` to `target`."""

@@ -76,14 +76,16 @@ class Preparation:
         self.seconds: list[float] = []
         taken = _TakenMemory(inputs)
         try:
-            for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
-                check_deadline()
-                as_view = index in graph.views
-                if found is None:
-                    prepared.append(Prepared(CheckedStep(operator, as_view), shared_buffer=operator.shared_buffer))
-                    self.seconds.append(_UNKNOWN_SECONDS)
-                    continue
-                with _naming(operator.label, graph.name), taken.by(operator):
+            with _naming(graph.name) as under_way:
+                for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
+                    check_deadline()
+                    as_view = index in graph.views
+                    if found is None:
+                        prepared.append(Prepared(CheckedStep(operator, as_view), shared_buffer=operator.shared_buffer))
+                        self.seconds.append(_UNKNOWN_SECONDS)
+                        continue
+                    under_way.operator = operator
+                    taken.watch(operator)
                     prepared.append(_bound(index, operator, found, as_view, self.memory))
                     self.seconds.append(operator.schema.cost(found.call, found.types).seconds)
         except (ResourceError, DeadlineExceededError):
@@ -109,21 +111,23 @@ class _TakenMemory:
         """The values of `inputs` are kept in any case."""
         self._kept = {id(blob) for blob in inputs}
         self._tensors: list[Tensor] = []
+        self._before: list[tuple[Blob, object, Array | None]] = []
 
-    @contextmanager
-    def by(self, operator: Operator) -> Iterator[None]:
-        """Within it, `operator` is prepared."""
-        blobs = [blob for blob in operator.output_blobs if id(blob) not in self._kept]
-        before = [(blob.value, _array_of(blob)) for blob in blobs]
-        try:
-            yield
-        finally:
-            for blob, (tensor, array) in zip(blobs, before, strict=True):
-                if isinstance(blob.value, Tensor) and (blob.value is not tensor or _array_of(blob) is not array):
-                    self._tensors.append(blob.value)
+    def watch(self, operator: Operator) -> None:
+        """From now on `operator` is prepared."""
+        self._note_changes()
+        self._before = [
+            (blob, blob.value, _array_of(blob)) for blob in operator.output_blobs if id(blob) not in self._kept
+        ]
+
+    def _note_changes(self) -> None:
+        for blob, value, array in self._before:
+            if isinstance(blob.value, Tensor) and (blob.value is not value or blob.value.current_array() is not array):
+                self._tensors.append(blob.value)
 
     def give_back(self) -> None:
         """Empty them."""
+        self._note_changes()
         for tensor in self._tensors:
             tensor.clear()
 
@@ -142,26 +146,27 @@ def _inferred(
     known: dict[int, TensorType] = {}
     inferred: list[Inferred | None] = []
     nbytes = 0
-    for index, operator in enumerate(operators):
-        if index in dynamic:
-            inferred.append(None)
-            continue
-        with _naming(operator.label, graph.name):
+    with _naming(graph.name) as under_way:
+        for index, operator in enumerate(operators):
+            if index in dynamic:
+                inferred.append(None)
+                continue
+            under_way.operator = operator
             call = operator.call(
                 [known.get(id(blob)) or operator.input_type(i) for i, blob in enumerate(operator.input_blobs)]
             )
             assert operator.schema.infer is not None
             types = tuple(operator.schema.infer(call))
-        if len(types) != len(operator.output_blobs):
-            raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
-        if not (index in graph.views and _is_packed(operator.input_blobs[0])):
-            needed = _bytes_of(types, operator)
-            nbytes = needed if in_one_plan else nbytes + needed
-            if not fits(nbytes):
-                beside = "" if in_one_plan else "with the outputs of the operators before it, "
-                check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
-        known.update(zip(map(id, operator.output_blobs), types, strict=True))
-        inferred.append(Inferred(call, types))
+            if len(types) != len(operator.output_blobs):
+                raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
+            if not (index in graph.views and _is_packed(operator.input_blobs[0])):
+                needed = _bytes_of(types, operator)
+                nbytes = needed if in_one_plan else nbytes + needed
+                if not fits(nbytes):
+                    beside = "" if in_one_plan else "with the outputs of the operators before it, "
+                    check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
+            known.update(zip(map(id, operator.output_blobs), types, strict=True))
+            inferred.append(Inferred(call, types))
     return inferred
 
 
@@ -199,24 +204,32 @@ def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) 
             tensor.resize(tensor.shape, tensor.meta)
 
 
-@contextmanager
-def _naming(label: str, net: str) -> Iterator[None]:
-    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for `label`.
+class _UnderWay:
+    """The operator that is being prepared."""
 
-    A ResourceError says `label`, too: a type that is too large (`TensorType`) does not know whose it is.
+    operator: Operator
+
+
+@contextmanager
+def _naming(net: str) -> Iterator[_UnderWay]:
+    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for the one under way.
+
+    A ResourceError says its label, too: a type that is too large (`TensorType`) does not know whose it is.
     """
+    under_way = _UnderWay()
     try:
-        yield
+        yield under_way
     except ResourceError as error:
+        label = under_way.operator.label
         if label in str(error):
             raise
         raise ResourceError(f"{label}: {error}") from error
     except DagexecError:
         raise
     except MemoryError as error:
-        raise ResourceError(f"{label}: the system refuses memory: {error}") from error
+        raise ResourceError(f"{under_way.operator.label}: the system refuses memory: {error}") from error
     except Exception as error:
-        raise operator_failure(net, label, error) from error
+        raise operator_failure(net, under_way.operator.label, error) from error
 
 
 def _named(operator: Operator, types: Sequence[TensorType]) -> str:
