@@ -39,6 +39,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator, operator_class, registered_engines, registered_operators, schema_of
 from dagexec.core.schema import (
+    UNBOUNDED,
     Cost,
     OperatorCall,
     OpSchema,
@@ -49,6 +50,7 @@ from dagexec.core.schema import (
     one_to_one,
     same_as_input,
 )
+from dagexec.core.traits import ImageRole, LayerKind
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.pointwise import Pointwise, clip_pass, pointwise, scalar_pass
@@ -73,6 +75,7 @@ __all__ = [
     "STRING",
     "UINT8",
     "UINT16",
+    "UNBOUNDED",
     "ArgumentValue",
     "Arguments",
     "Array",
@@ -80,6 +83,8 @@ __all__ = [
     "DenseUpdate",
     "GradientOperators",
     "GradientRequest",
+    "ImageRole",
+    "LayerKind",
     "OneDNNOperator",
     "OnnxName",
     "OpSchema",

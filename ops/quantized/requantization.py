@@ -138,7 +138,8 @@ def _post_op_steps(owner: Operator, what: Requantization, op: PostOp, values: Ar
     if op.kind == "relu":
         return [partial(np.maximum, values, zero, out=values)]
     if op.kind == "clip":
-        low, high = (np.float32(np.float32(bound) / what.y_scale) for bound in (op.a, op.b))
+        with np.errstate(over="ignore"):  # a limit that is none may become infinite
+            low, high = (np.float32(np.float32(bound) / what.y_scale) for bound in (op.a, op.b))
         return [partial(np.maximum, values, low, out=values), partial(np.minimum, values, high, out=values)]
     negative = owner.scratch(values.shape, np.float32)
     return [

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dagexec.compiler.passes.draft import Draft, copied
-from dagexec.compiler.passes.moves import moved_inputs
+from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta

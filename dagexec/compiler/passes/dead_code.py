@@ -6,10 +6,10 @@ Results are the model's outputs and what operators with effects beyond their out
 from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.operator_traits import min_outputs
 from dagexec.compiler.passes.purity import has_no_effects
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.model import Model
-from dagexec.core.registry import schema_of
 
 
 def apply(model: Model) -> Rewritten:
@@ -32,8 +32,7 @@ def apply(model: Model) -> Rewritten:
 def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
     """Take unread outputs off the end of an operator that may leave them out."""
     definition = draft[number]
-    schema = schema_of(definition.type)
-    needed = schema.outputs[0] if schema.optional_outputs else len(definition.output)
+    needed = min_outputs(definition)
     if len(definition.output) <= needed or definition.output[-1] not in unread:
         return
     changed = copied(definition)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.compiler.passes.moves import is_in_training
+from dagexec.compiler.passes.operator_traits import is_in_training
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.proto import OperatorDef

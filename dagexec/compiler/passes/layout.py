@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from dagexec.compiler.passes.channel_padding import pad_channels
 from dagexec.compiler.passes.image_operators import Array, Image, Role, describe, may_seek_order, set_arguments
 from dagexec.compiler.passes.kernels import Operand, has_kernel
+from dagexec.compiler.passes.operator_traits import min_outputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.single_assignment import Value, Values, constants_of
 from dagexec.compiler.passes.types import infer_types
@@ -25,9 +26,7 @@ from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
-from dagexec.core.traits import ImageRole
 from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
 
@@ -380,17 +379,15 @@ def definition_in(
 
 
 def without_unread_outputs(model: Model) -> Model:
-    """`model` with operators on images that leave out the optional outputs at their end which nobody reads."""
+    """`model` with operators that leave out the optional outputs at their end which nobody reads."""
     net = NetDef()
     net.CopyFrom(model.net)
     used = {*model.outputs, *net.external_output}
     for definition in net.op:
         used.update((*definition.input, *definition.control_input))
     for definition in net.op:
-        if schema_of(definition.type).image_role not in (None, ImageRole.CUTTING):  # which has one for each piece
-            least = schema_of(definition.type).outputs[0]
-            while len(definition.output) > least and definition.output[-1] not in used:
-                del definition.output[-1]
+        while len(definition.output) > min_outputs(definition) and definition.output[-1] not in used:
+            del definition.output[-1]
     return replace(model, net=net)
 
 

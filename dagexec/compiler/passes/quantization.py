@@ -27,7 +27,7 @@ from dagexec.compiler.passes.calibration import (
 )
 from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.linear_quantization import DEQUANTIZE, dequantize, quantize
-from dagexec.compiler.passes.moves import moved_inputs
+from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.post_operations import is_sum
 from dagexec.compiler.passes.quantized_operators import Types, activation_post_op
 from dagexec.compiler.passes.rewriting import Rewritten

@@ -28,7 +28,7 @@ from dagexec.compiler.passes.linear_quantization import (
     dequantized_weights,
     linear_of,
 )
-from dagexec.compiler.passes.moves import moved_inputs
+from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.post_operations import is_sum, unary_links
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types

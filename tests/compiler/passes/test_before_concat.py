@@ -84,9 +84,13 @@ def test_other_arguments_are_another_activation() -> None:
     assert changed[-1] == "Concat a/LeakyRelu b/LeakyRelu -> y"
 
 
-def test_means_of_what_is_not_negative_are_not_rectified_again() -> None:
+POSITIVE = [op("Relu", ["x"], ["r"]), op("ReluN", ["x"], ["r"]), op("Clip", ["x"], ["r"], min=0.0, max=6.0)]
+
+
+@pytest.mark.parametrize("positive", POSITIVE, ids=lambda one: one.type)
+def test_means_of_what_is_not_negative_are_not_rectified_again(positive: OperatorDef) -> None:
     model = joined(
-        op("Relu", ["x"], ["r"]),
+        positive,
         op("AveragePool", ["r"], ["a"], kernel=3, pad=1),
         conv("x", "b"),
         op("MaxPool", ["r"], ["c"], kernel=3, pad=1),

@@ -23,6 +23,13 @@ def test_optional_outputs_that_nobody_reads_are_not_written() -> None:
     assert unchanged(PASS, model_of([op("Concat", ["x", "x"], ["y", "info"], axis=1)], ["y", "info"]))
 
 
+def test_training_keeps_the_outputs_that_it_needs() -> None:
+    """Without its mask, a Dropout in training is refused."""
+    training, inference = (op("Dropout", ["x"], ["y", "mask"], is_test=is_test) for is_test in (0, 1))
+    assert unchanged(PASS, model_of([training]))
+    assert rewritten(PASS, model_of([inference])) == ["Dropout x -> y"]
+
+
 def test_an_output_among_several_keeps_the_operator() -> None:
     assert unchanged(PASS, model_of([op("Split", ["x"], ["a", "y"], axis=1)]))
 

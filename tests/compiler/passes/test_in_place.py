@@ -14,6 +14,11 @@ def test_a_chain_works_in_one_blob() -> None:
     assert rewritten(PASS, model_of(operators)) == ["Softmax x -> y", "Relu y -> y", "Tanh y -> y"]
 
 
+def test_any_function_of_one_element_overwrites_its_input() -> None:
+    operators = [op("Softmax", ["x"], ["a"]), op("Erf", ["a"], ["b"]), op("Floor", ["b"], ["y"])]
+    assert rewritten(PASS, model_of(operators)) == ["Softmax x -> y", "Erf y -> y", "Floor y -> y"]
+
+
 def test_a_binary_operator_overwrites_an_operand_of_its_results_type() -> None:
     operators = [op("Softmax", ["x"], ["a"]), op("Mul", ["v", "a"], ["y"])]
     assert rewritten(PASS, model_of(operators, v=normal(6))) == ["Softmax x -> y", "Mul v y -> y"]

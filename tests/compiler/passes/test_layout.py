@@ -392,10 +392,11 @@ def test_a_split_whose_last_pieces_nobody_reads_still_cuts_them_off(name: str, s
 
 
 @needs_onednn
-def test_padding_makes_blocks_of_channels_that_only_convolutions_see() -> None:
+@pytest.mark.parametrize("activation", ["Relu", "ReluN", "Clip", "Softplus"])
+def test_padding_makes_blocks_of_channels_that_only_convolutions_see(activation: str) -> None:
     drawing, blocked = Drawing(), layouts()[1]
     x = drawing.conv("x", "conv1", 3, 28)
-    x = drawing.add("Relu", [x], "relu1")
+    x = drawing.add(activation, [x], "relu1")
     x = drawing.conv(x, "depthwise", 28, 28, group=28)
     x = drawing.add("MaxPool", [x], "pooled", kernel=2, stride=2)
     drawing.conv(x, "y", 28, 16)

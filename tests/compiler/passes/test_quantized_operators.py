@@ -72,6 +72,7 @@ def test_a_convolution_between_them_computes_on_integers() -> None:
         (op("Relu", ["c"], ["r"]), "relu"),
         (op("LeakyRelu", ["c"], ["r"], alpha=0.25), "leaky_relu:0.25"),
         (op("Clip", ["c"], ["r"], min=0.0, max=1.5), "clip:0.0:1.5"),
+        (op("Clip", ["c"], ["r"], min=0.0), f"clip:0.0:{float(np.finfo(np.float32).max)!r}"),
         (op("ReluN", ["c"], ["r"], n=2.0), "clip:0.0:2.0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Operators that only move elements: whatever the elements stand for, the operator does not care."""
+"""What several passes ask of one operator: what its schema says, for its arguments (`dagexec.core.traits`)."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ def moved_inputs(definition: OperatorDef) -> list[str] | None:
     if len(definition.output) != 1 and schema.outputs[1] < UNBOUNDED:  # not all of them are parts of the input
         return None
     return list(definition.input) if schema.joined is not None else [definition.input[0]]
+
+
+def min_outputs(definition: OperatorDef) -> int:
+    """How many outputs an operator has at least; those at the end that it may leave out do not count."""
+    schema = schema_of(definition.type)
+    is_free = schema.optional_outputs and not is_in_training(definition)
+    return schema.outputs[0] if is_free else len(definition.output)
