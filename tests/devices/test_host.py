@@ -46,5 +46,5 @@ def test_memory_that_the_system_refuses_is_a_resource_error(monkeypatch: pytest.
         raise MemoryError
 
     monkeypatch.setattr(np, "empty", refuse)
-    with pytest.raises(ResourceError, match="1,000 bytes: the system refuses it"):
+    with pytest.raises(ResourceError, match="1,000 bytes: the system refused the allocation"):
         runtime_of(CPU).allocate(1000)
