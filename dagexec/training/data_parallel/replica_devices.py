@@ -58,7 +58,7 @@ class ReplicaDevice:
 
 
 def find_replica_devices(devices: Sequence[str | Device]) -> tuple[ReplicaDevice, ...]:
-    """The places for `devices`, in their order; `cpu` may be named several times.
+    """A replica device for each of `devices`, in their order; `cpu` may be named several times.
 
     Raises DeviceError for an empty list, a device that is named twice, and one that does not exist here.
     """

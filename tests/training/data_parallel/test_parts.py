@@ -1,4 +1,4 @@
-"""The parts: places, pairs, the order of additions, buckets."""
+"""The parts: replica devices, pairs, the order of additions, buckets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_places_have_scopes_by_device_and_hosts_are_counted() -> None:
     ("devices", "problem"),
     [
         ([], "at least one"),
-        ("cpu", "needs a list of devices"),
+        ("cpu", "needs a list of at least one device; found 'cpu'"),
         (["cpu", "sim:99"], "entry 1 of the devices, sim:99, is missing here"),
         (["cuda:3"], "entry 0 of the devices, cuda:3, is missing here"),
         (["sim:1", "cpu", "sim:1"], "sim:1 is listed twice"),
