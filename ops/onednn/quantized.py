@@ -9,7 +9,7 @@ other one: outputs of integers are at most one step from the default engine's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ from dagexec.ops.onednn.primitive import (
 )
 from dagexec.ops.quantized import addition, convolution, linear, product
 from dagexec.ops.quantized.accumulation import fits_int32
-from dagexec.ops.quantized.requantization import Requantization
+from dagexec.ops.quantized.requantization import Requantization, clip_bounds
 from dagexec.ops.quantized.scales import BYTES, checked_scales, scale_argument
 
 _CONVOLUTION_DIRECT = 1
@@ -284,10 +284,12 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
 
 def _bounds_in(post_ops: Iterable[PostOp], unit: np.float32) -> list[PostOp]:
     """`post_ops` with the bounds of a clip in units of `unit`."""
-    return [
-        replace(op, a=float(np.float32(op.a) / unit), b=float(np.float32(op.b) / unit)) if op.kind == "clip" else op
-        for op in post_ops
-    ]
+
+    def scaled(clip: PostOp) -> PostOp:
+        low, high = clip_bounds(clip, unit)
+        return replace(clip, a=float(low), b=float(high))
+
+    return [scaled(op) if op.kind == "clip" else op for op in post_ops]
 
 
 class _LinearCopy(OneDNNOperator):

@@ -125,6 +125,12 @@ def output_steps(owner: Operator, what: Requantization, values: Array, y: Array)
     return steps + saturate_passes(values, np.asarray(what.y_zero_point, np.float32), what.y, y)
 
 
+def clip_bounds(clip: PostOp, unit: np.float32) -> tuple[np.float32, np.float32]:
+    """The bounds of a clip in units of `unit`; the largest number, which is no bound, may become infinity."""
+    with np.errstate(over="ignore"):
+        return np.float32(np.float32(clip.a) / unit), np.float32(np.float32(clip.b) / unit)
+
+
 def _post_op_steps(owner: Operator, what: Requantization, op: PostOp, values: Array) -> list[Step]:
     if op.kind == "add":
         addend = owner.x(op.input)
@@ -138,8 +144,7 @@ def _post_op_steps(owner: Operator, what: Requantization, op: PostOp, values: Ar
     if op.kind == "relu":
         return [partial(np.maximum, values, zero, out=values)]
     if op.kind == "clip":
-        with np.errstate(over="ignore"):  # a limit that is none may become infinite
-            low, high = (np.float32(np.float32(bound) / what.y_scale) for bound in (op.a, op.b))
+        low, high = clip_bounds(op, what.y_scale)
         return [partial(np.maximum, values, low, out=values), partial(np.minimum, values, high, out=values)]
     negative = owner.scratch(values.shape, np.float32)
     return [
