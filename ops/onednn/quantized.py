@@ -9,7 +9,7 @@ other one: outputs of integers are at most one step from the default engine's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
