@@ -1,4 +1,8 @@
-"""dagexec: a DAG execution engine with an async scheduler for neural-network operator graphs."""
+"""dagexec runs neural-network operator graphs in parallel, on worker threads and device streams.
+
+with dagexec.compile("model.onnx") as executor:
+    outputs = executor.run({"data": array})
+"""
 
 from typing import TYPE_CHECKING
 
@@ -57,7 +61,7 @@ del _devices, _ops, _scheduler
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """What few callers need: its module is imported when it is asked for."""
+        """Import the modules that few callers need when they are first used."""
         if name in ("PrecisionReport", "precision_report"):
             return getattr(_precision, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

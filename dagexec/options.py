@@ -1,7 +1,7 @@
-"""CompileOptions: everything that can be said to `dagexec.compile`, in one value that is checked once and passed whole.
+"""CompileOptions: all options of `dagexec.compile` in one value that is checked once and passed as a whole.
 
-A field is declared here (or in `RunOptions`, for what nets themselves need), with its default and what it does, and
-nowhere else: `with_keywords_of` gives `compile` its signature and documentation.
+A field is declared, with its default and documentation, only here (or in `RunOptions`, for the options of nets):
+`with_keywords_of` derives the signature and documentation of `compile`.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ class CompileOptions(RunOptions):
     """How a model is compiled, run and embedded: the keywords of `dagexec.compile`.
 
     How it is optimized:
-        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose what is left open. With False it
-            runs as it is given, under "dag" unless `net_type` says otherwise, and every blob of it can be asked for.
-        dtype: what the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
-        calibration: inputs of one run, or of several, that the ranges for int8 are taken from.
-        layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes; None to have it
-            chosen on cpu, and NCHW on devices.
-        nan: "kept", or "any": maxima that oneDNN and cuDNN compute may give a number for NaN, so that nobody looks
-            for one (docs/precision.md says what that costs).
-        without_passes: names of passes that are left out; `dagexec inspect --passes` lists them.
-        keep: blobs that `outputs=` of a run may ask for beside the model's outputs. Without `optimize`, all may be.
-        shapes: of inputs, by name, to optimize for; by default the model's own, with 1 for an axis of any size.
-        tuning_seconds: how long layouts, kernels and schedules may be measured; by default DAGEXEC_TUNING_SECONDS, or
-            0: they follow from rules, or from what `dagexec tune` measured earlier (docs/tuning.md).
-        library_states: on CUDA, operators of cuDNN take turns at the four library states of the device, in place of
-            working on their own streams: that bounds the memory of their workspaces (docs/cudnn.md).
-        operator_arguments: arguments for every operator that knows them and has them not: `{"shared_buffer": 1}` lets
-            all convolutions work in one buffer, `{"exhaustive_search": 1}` measures their algorithms.
-        progress: called, in this thread, with a few words on what compilation does next. `logging` has them, too, at
+        optimize: rewrite the net for speed (`dagexec.compiler.passes`), and choose everything left open. With False the
+            net runs as given, under "dag" unless `net_type` is specified, and all its blobs can be requested.
+        dtype: the type the net computes in: "float32", "bfloat16", "int8", or on a device "float16".
+        calibration: inputs of one run, or of several, that determine the ranges for int8.
+        layout: the order of images inside the net: "NCHW" or "NHWC", where cuDNN or oneDNN computes. None chooses one
+            on cpu, and NCHW on devices.
+        nan: "kept"; or "any" if maxima computed by oneDNN and cuDNN may turn NaN into a number, which saves a check
+            (docs/precision.md gives its cost).
+        without_passes: names of passes to skip; `dagexec inspect --passes` lists them.
+        keep: blobs that `outputs=` of a run may name in addition to the model's outputs. Without `optimize`, all may.
+        shapes: input shapes to optimize for, by name; by default the model's own, with 1 for an axis of any size.
+        tuning_seconds: time limit for measuring layouts, kernels and schedules; by default DAGEXEC_TUNING_SECONDS, or
+            0, which uses rules or earlier measurements of `dagexec tune` (docs/tuning.md).
+        library_states: on CUDA, cuDNN operators take turns at the device's four library states instead of working on
+            their own streams, which bounds the memory of their workspaces (docs/cudnn.md).
+        operator_arguments: arguments for every operator that supports them and does not set them already:
+            `{"shared_buffer": 1}` lets all convolutions share a buffer, `{"exhaustive_search": 1}` measures algorithms.
+        progress: called in this thread with a short description of each stage of compilation, which is also logged at
             level DEBUG for "dagexec".
 
     How it is embedded:
-        allow_io: operators may read and write files and talk to other processes; without it they may only read
-            databases in the folder of the model's own files (docs/security.md).
-        max_queued: how many requests may wait for a replica, beside those in flight; None for any number.
-        when_full: what a call does that finds so many: "wait" until there is room, or "reject" with QueueFullError.
+        allow_io: allow operators to read and write files and to communicate with other processes; otherwise they can
+            only read databases in the folder of the model's own files (docs/security.md).
+        max_queued: maximum number of requests that wait for a replica; None for no limit.
+        when_full: what a call does when the queue is full: "wait" for admission, or "reject" with QueueFullError.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
-            (see `Executor.warm_up`); or the shapes of those zeros by input name.
-        telemetry: make an OpenTelemetry span for each run; True for the global tracer provider, or a tracer.
+            (see `Executor.warm_up`); or the shapes of these zeros by input name.
+        telemetry: create an OpenTelemetry span for each run; True uses the global tracer provider, or give a tracer.
     """
 
     optimize: bool = True
@@ -117,7 +117,7 @@ class CompileOptions(RunOptions):
         return cast(tuple[Feeds, ...], self.calibration)
 
     def report(self, stage: str) -> None:
-        """Say what comes next: to the log, and to `progress`."""
+        """Report the next stage to the log and to `progress`."""
         logger.debug("compilation: %s", stage)
         if self.progress is not None:
             self.progress(stage)

@@ -171,18 +171,18 @@ choices = Choices()
 
 
 def load_choices(path: str | Path) -> int:
-    """Read choices that `save_choices` wrote; they go before measured ones. Returns how many there are.
+    """Reuse the measured choices of another process or machine: read a file that `save_choices` wrote.
 
-    Those of other processors and libraries are kept, and not used. Raises ModelFormatError when the file cannot be
-    read or is something else.
+    Loaded choices take precedence over measured ones. Those for other processors and libraries are kept but not used.
+    Returns the number of choices. Raises ModelFormatError if the file cannot be read or has another format.
     """
     return choices.load(path)
 
 
 def save_choices(path: str | Path) -> int:
-    """Write all choices, measured and loaded, to a JSON file, atomically. Returns how many there are.
+    """Write all choices, measured and loaded, atomically to a JSON file, and return their number.
 
-    Raises ModelFormatError when the file cannot be written.
+    Raises ModelFormatError if the file cannot be written.
     """
     return choices.save(path)
 

@@ -1,7 +1,7 @@
-"""Model: a net that can be run, its parameters, and what goes in and comes out.
+"""Model: a net that can be run, its parameters, inputs and outputs.
 
-Frontends (`dagexec.frontend`), the zoo and the model helper make Models; the executor runs them. A Model is data: it
-holds no workspace and no threads, and several executors may share one.
+Frontends (`dagexec.frontend`), the zoo and the model helper create Models; the executor runs them. A Model is data
+without a workspace or threads, so several executors may share one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class InputInfo:
     """What is known of a model input before it is fed.
 
     Attributes:
-        dtype: the element type, or None when the model does not say (Caffe2's files do not).
-        shape: the axes, None for one of any size; or None when even their number is unknown.
+        dtype: the element type, or None if the model does not specify it (Caffe2's files do not).
+        shape: the sizes of the axes, None for any size; or None if even their number is unknown.
     """
 
     dtype: TypeMeta | None = None
@@ -37,17 +37,21 @@ class InputInfo:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as every part of dagexec passes it on.
+    """A net with its parameters, inputs and outputs: what frontends produce and `dagexec.compile` accepts.
+
+        model = dagexec.load_model("model.onnx")
+        print(model.inputs, model.outputs, [operator.type for operator in model.net.op])
+        executor = dagexec.compile(model)
 
     Attributes:
-        name: for messages.
+        name: the name in messages.
         net: the net of one run. It reads inputs, parameters and the outputs of `init_net`.
-        init_net: run once before the first run; it computes parameters, from `parameters` or from nothing. Or None.
-        parameters: arrays the nets read, by blob name. They are read-only and not copied.
-        inputs: blobs a caller feeds before each run, in the model's order.
+        init_net: a net that runs once before the first run and computes parameters, or None.
+        parameters: arrays that the nets read, by blob name. They are read-only and not copied.
+        inputs: blobs to be fed before each run, in the model's order.
         outputs: blobs that are the result of a run.
-        folder: what the paths of storage operators are relative to: of a model from files, where these are.
-        allow_io: what its operators may reach beside blobs.
+        folder: the folder to which paths of storage operators are relative: that of the model's files.
+        allow_io: what its operators may access besides blobs.
     """
 
     name: str

@@ -37,21 +37,23 @@ def op(
     arg: Mapping[str, OpValue] | None = None,
     **arguments: OpValue,
 ) -> OperatorDef:
-    """The OperatorDef of type `op_type`.
+    """Create an operator of a net, without spelling out protobuf messages.
+
+        net = NetDef(name="n", op=[dagexec.op("Conv", ["x", "w"], ["y"], kernel=3), dagexec.op("Relu", "y", "y")])
 
     Args:
         op_type: the name that `dagexec operators` lists.
         inputs, outputs: blobs, in order; a string is one blob.
-        name: for messages and traces.
+        name: a name for messages and traces.
         engine: the implementations to try, separated by commas.
-        device_option: "cuda:0", say, a Device, or the message; by default the net's own.
-        control_input: blobs that must be there before it runs, and that it does not read.
-        arg: more arguments, for those whose names are parameters here: `arg={"name": "x"}`.
-        arguments: numbers, strings, bytes, nets, tensors (TensorProto), and lists of numbers, strings or nets. NumPy's
-            numbers are numbers, and an array is the list of its elements, in order. None leaves an argument out.
+        device_option: a device such as "cuda:0", a Device, or the message; by default the net's own.
+        control_input: blobs that must be computed before the operator runs, but that it does not read.
+        arg: further arguments, whose names are parameters of this function: `arg={"name": "x"}`.
+        arguments: numbers, strings, bytes, nets, tensors (TensorProto), and lists of numbers, strings or nets. NumPy
+            scalars count as numbers, and an array as the list of its elements. None omits an argument.
 
-    The schema is checked when a net is made of it. Raises ArgumentError for a value that no argument can hold, for a
-    name given twice and for blobs that are no strings; DeviceError for a device that does not exist.
+    The schema is checked when a net is created from it. Raises ArgumentError for a value that no argument can hold, for
+    a name given twice and for blobs that are not strings; DeviceError for a device that does not exist.
     """
     twice = sorted(set(arg or {}) & set(arguments))
     if twice:

@@ -172,10 +172,11 @@ def shared_buffer_name(device: Device) -> str:
 
 
 def create_shared_buffer(workspace: Workspace, device: str | Device = CPU) -> SharedBuffer:
-    """Give `workspace` a shared buffer for `device`, or return the one it has. Child workspaces use it too.
+    """Save memory by letting convolutions share one buffer as working memory, at the price of running one by one.
 
-    Operators with the argument `shared_buffer=1` then take their working memory from it. It is released with the
-    workspace and its nets. Raises DeviceError for an unknown device.
+    Creates the buffer of `workspace` for `device`, or returns the existing one; child workspaces use it, too. Operators
+    with the argument `shared_buffer=1` take their working memory from it. It is released with the workspace and its
+    nets. Raises DeviceError for an unknown device.
     """
     place = Device.parse(device) if isinstance(device, str) else device
     blob = workspace.create_local_blob(shared_buffer_name(place))
@@ -197,7 +198,7 @@ def find_shared_buffer(workspace: Workspace, device: Device) -> SharedBuffer:
 
 
 def force_shared_buffer(enabled: bool = True) -> None:
-    """Make every operator that can, and that is created from now on, use the shared buffer, whatever its arguments."""
+    """Make every operator created from now on use the shared buffer if it supports it, whatever its arguments."""
     _forced[0] = enabled
 
 

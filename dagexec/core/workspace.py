@@ -1,7 +1,7 @@
 """Workspace: named blobs and nets. A child workspace reads through to its parent and keeps its own writes to itself.
 
-Several threads may use one workspace: a lock guards its maps. What the blobs hold is not guarded - the order in which
-a net's operators touch it is the scheduler's business, and a blob must not be fed while a net that uses it runs.
+Several threads may use one workspace: a lock guards its maps. The contents of blobs are not guarded: the scheduler
+orders the accesses of a net's operators, and a blob must not be fed while a net that uses it runs.
 """
 
 from __future__ import annotations
@@ -53,14 +53,20 @@ def net_types() -> list[str]:
 
 
 class Workspace:
-    """Blobs and nets by name.
+    """Holds named blobs and nets, as in Caffe2.
 
-    With a `parent`, a blob that is not here is looked for there; blobs created here stay here. That is how replicas
-    share parameters: they live in the parent, activations in the children.
+        ws = dagexec.Workspace()
+        ws.run_net_once(dagexec.load_net("init_net.pb"))
+        ws.feed_blob("data", array)
+        ws.create_net(dagexec.load_net("predict_net.pb"), net_type="dag", num_workers=2).run()
+        probabilities = ws.fetch_blob("softmax")
+
+    With a `parent`, blobs that are not here are looked up there; blobs created here stay here. Replicas share
+    parameters in this way: parameters are in the parent, activations in the children.
 
     Attributes:
-        root_folder: what the paths of storage operators are relative to; a child's is its parent's.
-        allow_io: what operators may reach beside blobs; a child's is its parent's.
+        root_folder: the folder to which paths of storage operators are relative; a child inherits its parent's.
+        allow_io: what operators may access besides blobs; a child inherits its parent's.
     """
 
     def __init__(
@@ -70,10 +76,10 @@ class Workspace:
         *,
         allow_io: bool | IO | None = None,
     ) -> None:
-        """Operators may read and write in a `root_folder` that is given, with `allow_io=True` anywhere.
+        """Allow operators to read and write databases in `root_folder`, or with `allow_io=True` anywhere.
 
-        Without either, and without a parent that allows it, those that read or write files or talk to other processes
-        are refused.
+        Without either, and without a parent that allows it, operators that access files or communicate with other
+        processes are refused.
         """
         self.parent = parent
         inherited = Path() if parent is None else parent.root_folder
@@ -88,12 +94,12 @@ class Workspace:
         self._lock = ProcessLock()
 
     def create_blob(self, name: str) -> Blob:
-        """The blob `name`, wherever it is visible; otherwise a new, empty one here."""
+        """The blob `name` if it is visible here, otherwise a new, empty one in this workspace."""
         found = self.get_blob_or_none(name)
         return found if found is not None else self.create_local_blob(name)
 
     def create_local_blob(self, name: str) -> Blob:
-        """The blob `name` of this workspace itself, new if need be; it hides a parent's blob of that name."""
+        """The blob `name` of this workspace itself, created if necessary; it hides a parent's blob of that name."""
         with self._lock.own:
             return self._blobs.setdefault(name, Blob(name))
 
@@ -140,11 +146,12 @@ class Workspace:
         *,
         device: str | Device | None = None,
     ) -> None:
-        """Copy an array (or a number, or nested lists) into tensor blob `name`, which is created if need be.
+        """Copy an array (or a number, or nested lists) into tensor blob `name`, which is created if necessary.
 
-        The tensor is packed, or in the layout of `descriptor`, and on `device`: by default where it is, a new one on
-        the host. Raises ShapeError for what is no array, has a dtype tensors do not hold or does not go into that
-        layout, BlobTypeError when the blob holds something else, DeviceError for an unknown device.
+        The tensor is packed, or has the layout of `descriptor`. It is on `device`; by default an existing tensor stays
+        where it is and a new one is on the host. Raises ShapeError for a value that is not an array, has an unsupported
+        dtype or does not match the layout, BlobTypeError if the blob holds something else, DeviceError for an unknown
+        device.
         """
         try:
             array = np.asarray(value)
@@ -164,15 +171,15 @@ class Workspace:
     def adopt_strided_blob(self, name: str, array: npt.NDArray[Any], writable: bool = False) -> None:
         """Make `array`'s own memory, with its own strides, the content of blob `name`, without a copy.
 
-        A net may write its results to it when it is `writable` and no two of its elements are one. It must not be
-        memory that another blob of the net has too: operators are put in order by the names of blobs alone.
+        A net may write results to it if it is `writable` and no two of its elements overlap. It must not share memory
+        with another blob of the net, because operators are ordered by the names of blobs alone.
         """
         self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
     def fetch_blob(self, name: str) -> npt.NDArray[Any]:
-        """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError when it holds no tensor.
+        """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError if it does not hold a tensor.
 
-        A blob that a net does not keep holds nothing after the run: its memory is used again.
+        A blob that a net does not keep is not available after the run, because its memory is reused.
         """
         tensor = self.get_blob(name).get(Tensor)
         if tensor.is_empty:
@@ -185,9 +192,9 @@ class Workspace:
         return tensor.fetch()
 
     def place(self, path: str, *, absolute: bool = False, owner: str) -> Path:
-        """Where `path` of an operator is: in the root folder, or if it is `absolute` where it says.
+        """Resolve an operator's `path`: relative to the root folder unless it is `absolute`.
 
-        Raises AccessError, naming `owner`, for a place outside of that folder unless `allow_io` is IO.ANY.
+        Raises AccessError, naming `owner`, for a path outside that folder unless `allow_io` is IO.ANY.
         """
         found = Path(path) if absolute else self.root_folder / path
         if self.allow_io is not IO.ANY:
@@ -253,7 +260,7 @@ class Workspace:
         net.close()
 
     def run_net_once(self, definition: NetDef) -> None:
-        """Build a net, run it in list order and forget it, as is done with an init net."""
+        """Build a net, run it in list order and discard it, as is usual for an init net."""
         net = self.build_net(definition, "simple")
         try:
             net.run()

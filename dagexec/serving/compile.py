@@ -1,4 +1,4 @@
-"""`dagexec.compile`: from a model, wherever it comes from, to an Executor that is ready to run."""
+"""`dagexec.compile`: from a model in any supported form to an Executor that is ready to run."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ else:
 
 @with_keywords_of(CompileOptions)
 def compile(model: ModelSource, options: CompileOptions) -> Executor:
-    """Load a model and make it ready to run.
+    """Load a model and make it ready to run, from any number of threads and tasks.
 
-    `model` is what `dagexec.load_model` takes: a file, a folder, a message, or "zoo:NAME". Options are
-    given as keywords, or as one `CompileOptions`; keywords beside it replace fields of it.
+        with dagexec.compile("model.onnx", net_type="dag", num_workers=2, replicas=4) as executor:
+            outputs = executor.run({"data": array})  # {name: array}
+
+    `model` is a file, a folder, a protobuf message, a `Model`, or "zoo:NAME": what `dagexec.load_model` accepts. Give
+    options as keywords, or as one `CompileOptions`; additional keywords replace its fields.
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
-    an operator that reaches further than is allowed, ArgumentError for an argument that no operator knows, FeedError
-    for a blob to keep that the model has not, SettingError for an option out of range, and with `warm_start` what
-    `warm_up` raises.
+    an operator that accesses more than is allowed, ArgumentError for an argument that no operator has, FeedError for a
+    blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
+    `Executor.warm_up` raises.
     """
     loaded = load_model(model, allow_io=options.allow_io)
     check_operators(loaded)
@@ -48,8 +51,10 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
         loaded = replace(loaded, net=with_arguments(loaded.net, options.operator_arguments))
     _check_kept(loaded, options.keep)
     compiled = compilation.compile_model(loaded, options)
-    given = loaded if isinstance(model, Model) else replace(loaded, parameters={})  # nobody needs those that are gone
-    kept = replace(compiled.options, calibration=None, progress=None)  # an executor holds on to nothing of its caller
+    given = (
+        loaded if isinstance(model, Model) else replace(loaded, parameters={})
+    )  # frees parameters that passes replaced
+    kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
     return Executor(compiled.model, kept, given, compiled.parameters)
 
 
@@ -57,4 +62,4 @@ def _check_kept(model: Model, names: Iterable[str]) -> None:
     written = {name for operator in model.net.op for name in operator.output}
     unknown = sorted(set(names) - written - model.inputs.keys() - model.parameters.keys())
     if unknown:
-        raise FeedError(f"net {model.name!r}: keep: {unknown} are no blobs that this net writes")
+        raise FeedError(f"net {model.name!r}: keep: {unknown} are not blobs of this net")

@@ -43,9 +43,15 @@ from dagexec.serving.warm_up import zero_feeds
 
 
 class Executor(Closing):
-    """A compiled model. Use it as a context manager, or call `close`.
+    """Runs a compiled model for many callers at once; `dagexec.compile` creates it.
 
-    `run` may be called from many threads and `run_async` from many tasks at once.
+        with dagexec.compile("model.onnx", replicas=4) as executor:
+            outputs = executor.run({"data": array})  # blocks the thread
+        async with dagexec.compile("model.onnx", replicas=4) as executor:
+            outputs = await executor.run_async({"data": array}, timeout=0.5)  # blocks the task: asyncio or trio
+
+    `run` may be called from many threads and `run_async` from many tasks at the same time. Use the executor as a
+    context manager, or call `close`.
     """
 
     def __init__(
@@ -56,11 +62,11 @@ class Executor(Closing):
         parameters: Workspace | None = None,
         pool: WorkerPool | None = None,
     ) -> None:
-        """Use `compile`. `given` is the model before it was rewritten, None when it was not.
+        """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
-        `options` say how many workers there are, and which net type. `parameters` holds the model's parameters and what
-        was derived from them already; None when nothing was. `pool` serves the executor, perhaps beside others, and is
-        left open; None for one of its own. Raises what `warm_up` raises, if it is asked for.
+        `options` determine the number of workers and the net type. `parameters` holds the model's parameters and what
+        has been derived from them, or None if nothing has. `pool` may serve other executors, too, and is left open;
+        None creates a pool for this executor. Raises what `warm_up` raises, if `options` request it.
         """
         assert options.net_type is not None
         assert options.num_workers is not None
@@ -120,12 +126,12 @@ class Executor(Closing):
 
     @property
     def inputs(self) -> Mapping[str, InputInfo]:
-        """Names, dtypes and shapes a run must be fed with."""
+        """Name, dtype and shape of each input."""
         return self.model.inputs
 
     @property
     def outputs(self) -> Sequence[str]:
-        """Names of the results a run returns."""
+        """Names of the results that a run returns by default."""
         return self.model.outputs
 
     def run(
@@ -138,21 +144,21 @@ class Executor(Closing):
         priority: int = 0,
         trace: Observer | None = None,
     ) -> Outputs:
-        """Run the model once and block until it is done. Its operators may run in the calling thread.
+        """Run the model once, and block until it is done. Operators may run in the calling thread.
 
         Args:
-            feeds: an array for every input, by name; or the array itself, where the net has one input.
-            outputs: names of blobs to return, by default the model's outputs.
-            out: arrays that these results are written to, by name; each has the dtype and shape of its result, and each
-                of its elements a place of its own, apart from inputs, parameters and the other arrays. What they hold
-                after a run that failed is undefined.
-            timeout: seconds until the run is cancelled, waiting for a replica included.
-            priority: of the requests that wait for a replica the one with the highest goes first, among equal ones
-                the oldest; chains of its run go before those of others. A request that has been the oldest while 32
-                others were taken goes next all the same.
-            trace: is told what runs when: a `Trace`, or any observer.
+            feeds: an array for every input, by name; or just the array, if the net has a single input.
+            outputs: names of the blobs to return, by default the model's outputs.
+            out: arrays for these results, by name. Each has the dtype and shape of its result, no two elements in one
+                place, and no memory in common with inputs, parameters and the other arrays. After a run that failed
+                its contents are undefined.
+            timeout: seconds until the run is cancelled, including the wait for a replica.
+            priority: among the waiting requests the one with the highest priority goes first, and among equals the
+                oldest; chains of its run precede those of others. A request that has been the oldest while 32 others
+                were taken goes next, whatever its priority.
+            trace: a `Trace` or another observer of what runs when.
 
-        Returns arrays that belong to the caller, those of `out` where it has them. Raises FeedError, OperatorError,
+        Returns arrays that belong to the caller: those of `out` where given. Raises FeedError, OperatorError,
         RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
         is no integer, and DagexecError when an operator calls it on the executor that runs it.
         """
@@ -179,11 +185,10 @@ class Executor(Closing):
         priority: int = 0,
         trace: Observer | None = None,
     ) -> Outputs:
-        """Run the model once; the task waits, the event loop (asyncio or trio) does not.
+        """Run the model once, blocking the task but not the event loop (asyncio or trio).
 
-        The arguments and results are those of `run`; the arrays fed, and those of `out`, must be left alone until it
-        returns. A cancelled await stops the run at the next chain boundary and returns when no worker uses the replica
-        any more.
+        Arguments and results are those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A
+        cancelled await stops the run at the next chain boundary, and returns once no worker uses the replica any more.
         """
         if feeds.__class__ is not dict:
             feeds = named_feeds(self.model.name, feeds, self._needed)
@@ -196,7 +201,7 @@ class Executor(Closing):
         try:
             self._pooled.submit(request, start_here=False)
             in_time = await wait.wait(request.seconds_left(self._now()))
-        except GeneratorExit:  # the coroutine was dropped: nobody can wait any more
+        except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
             self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
             raise
         except BaseException as error:
@@ -209,13 +214,13 @@ class Executor(Closing):
         return request.outcome()
 
     def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
-        """Prepare every replica for the shapes of `feeds`, and run each once; by default with zeros.
+        """Prepare every replica for the shapes of `feeds`, and run each once, by default with zeros.
 
-        What is made for a shape at its first run is then there: prepared steps, memory that has been touched, what is
-        derived from parameters. For an axis of any size the zeros have 1; give `feeds` for other sizes. A net that
-        updates its own parameters is prepared but not run. Replicas that are busy are warmed when they are free.
+        Later runs then find prepared steps, touched memory, and everything derived from parameters. Axes of unspecified
+        size have size 1 in the zeros; give `feeds` for other sizes. A net that updates its own parameters is prepared
+        but not run. Busy replicas are warmed up when they are free.
 
-        Raises FeedError (also when the model does not say which shape an input has), OperatorError, ClosedError.
+        Raises FeedError (also if the model does not specify the shape of an input), OperatorError, ClosedError.
         """
         if feeds is None:
             self._warm_up_with_zeros(None)
@@ -223,16 +228,16 @@ class Executor(Closing):
             self._warm_up(named_feeds(self.model.name, feeds, self._needed))
 
     def statistics(self) -> ExecutorStatistics:
-        """What the executor is doing at this moment, and what it has done."""
+        """Counts and times of requests, workers and replicas so far and at this moment."""
         device = self._options.default_device
         return self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Admit no more requests, let those queued and running finish, then close.
+        """Admit no more requests, let queued and running ones finish, then close.
 
-        New requests, and those that wait to be admitted to a full queue, end with ClosedError. When `timeout` seconds
-        are over, the queue is given up as well and runs stop at the next chain boundary, both with ClosedError, and
-        False is returned. Raises what `close` raises.
+        New requests, and those that wait for admission, end with ClosedError. After `timeout` seconds the queue is
+        abandoned as well and runs stop at the next chain boundary, both with ClosedError; the result is then False.
+        Raises what `close` raises.
         """
         if self._dispatcher.forked:
             return True
@@ -246,7 +251,7 @@ class Executor(Closing):
         return in_time
 
     async def drain_async(self, timeout: float | None = None) -> bool:
-        """`drain` for a task. When it is cancelled, the executor admits no more, and is not closed yet."""
+        """Like `drain`, for a task. If it is cancelled, the executor admits no more requests but is not closed yet."""
         if self._dispatcher.forked:
             return True
         waiting_time(timeout)
@@ -263,8 +268,8 @@ class Executor(Closing):
     def close(self, *, drain: bool = False) -> None:
         """End queued requests with ClosedError, let running ones finish, and join the workers. Idempotent.
 
-        With `drain` queued requests finish as well. Raises DagexecError on one of the executor's own workers, which
-        would wait for itself. In a forked child there is nothing to close.
+        With `drain` queued requests finish as well. Raises DagexecError when called by one of the executor's own
+        workers, which would wait for itself. Does nothing in a forked child.
         """
         if self._dispatcher.forked:
             return
@@ -275,7 +280,7 @@ class Executor(Closing):
         self._release()
 
     async def aclose(self, *, drain: bool = False) -> None:
-        """`close` for a task. Cancelled or not, it returns when the executor is closed."""
+        """Like `close`, for a task. It returns when the executor is closed, even if the task is cancelled."""
         if self._dispatcher.forked:
             return
         self._shut()
@@ -289,19 +294,19 @@ class Executor(Closing):
             await self._release_async()
 
     def reopen(self) -> None:
-        """In a child made by `os.fork`: start workers and make nets anew, over the parameters of the parent.
+        """Make the parent's executor usable in a child created by `os.fork`, with new workers and nets.
 
-        The executor then serves as it did in the parent, with the same bytes; it may have been closed there. Memory of
-        parameters, and of what was derived from them, stays shared with the parent, as nobody writes to it; activations
-        are new. A net that updates its own parameters starts from what they were before its first run.
+        It then gives the same bytes as in the parent, where it may have been closed. Parameters, and what was derived
+        from them, stay in memory shared with the parent, because nothing writes to them; activations are new. A net
+        that updates its own parameters starts from their values before its first run.
 
-        Raises DagexecError where the executor was not inherited from a parent or was reopened already, DeviceError for
-        CUDA, which works in no forked child, ResourceError when the system starts no threads or has no memory.
+        Raises DagexecError if the executor was not inherited from a parent or has already been reopened, DeviceError
+        for CUDA, which does not work in forked children, ResourceError if the system has no threads or memory left.
         """
         if not self._dispatcher.forked:
             raise DagexecError(
-                f"net {self.model.name!r}: reopen is for an executor of the parent, in a child made by os.fork; "
-                "this one is of this process"
+                f"net {self.model.name!r}: reopen is for a parent's executor in a child created by os.fork; "
+                "this executor was created in this process"
             )
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
@@ -310,7 +315,7 @@ class Executor(Closing):
         old.close()
 
     def net(self) -> BaseNet:
-        """The net of the first replica, to look at (graph, plan, operators); not to run beside the executor."""
+        """The net of the first replica, for inspection of graph, plan and operators. Do not run it."""
         return self._replicas.members[0].net
 
     def _request(
@@ -323,7 +328,7 @@ class Executor(Closing):
         trace: Observer | None,
         wait: ThreadWait | TaskWait,
     ) -> Request:
-        """What is asked for, checked. Its time begins now."""
+        """The checked request. Its timeout starts now."""
         waiting_time(timeout)
         began = self._now()
         checked = self._replicas.fitting(feeds)

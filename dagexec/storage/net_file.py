@@ -24,9 +24,10 @@ TEXT_SUFFIXES = (".pbtxt", ".prototxt", ".txt")
 
 
 def load_net(path: str | os.PathLike[str]) -> NetDef:
-    """Read a NetDef: text form when the name ends in .pbtxt, .prototxt or .txt, else binary.
+    """Read a NetDef file, such as Caffe2's init_net.pb and predict_net.pb.
 
-    Raises ModelFormatError when the file cannot be read or is not a NetDef.
+    A name that ends with .pbtxt, .prototxt or .txt means text format, any other name binary. Raises ModelFormatError if
+    the file cannot be read or is not a NetDef.
     """
     net = load_message(path, NetDef)
     if not net.op and not net.name and not net.external_input and Path(path).stat().st_size:
@@ -35,7 +36,7 @@ def load_net(path: str | os.PathLike[str]) -> NetDef:
 
 
 def save_net(net: NetDef, path: str | os.PathLike[str]) -> None:
-    """Write a NetDef, in the form its name asks for (see `load_net`), atomically. Raises ModelFormatError."""
+    """Write a NetDef atomically, in the format that its name implies (see `load_net`). Raises ModelFormatError."""
     save_message(net, path)
 
 

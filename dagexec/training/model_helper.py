@@ -35,7 +35,16 @@ __all__ = ["ModelHelper", "Pair"]
 
 
 class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayers, LossLayers):
-    """A model under construction: layers, parameters, and for training gradients. See `ModelBuilder` for attributes."""
+    """Builds a net from layers in Python: parameters, and for training gradients and updates.
+
+        helper = ModelHelper("digits", training=True)
+        x = helper.conv(helper.add_input("data", (64, 1, 8, 8)), "conv1", 1, 16, kernel=3, pad=1)
+        label = helper.add_input("label", (64,), INT32)
+        softmax, loss = helper.softmax_with_loss(helper.fc(helper.relu(x, "relu1"), "pred", 16 * 8 * 8, 10), label)
+        helper.add_gradient_operators([loss])
+
+    `ModelBuilder` documents the attributes.
+    """
 
     _gradients: dict[str, Gradient] | None = None
     _forward_operators: int | None = None
@@ -50,11 +59,11 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
     def add_gradient_operators(
         self, losses: Mapping[str, str | None] | Sequence[str], *, without: Collection[str] = ()
     ) -> dict[str, Gradient]:
-        """Append the gradient operators of `losses` for all trained parameters; returns `params_to_grad`.
+        """Append the gradient operators of `losses` for all trained parameters, and return `params_to_grad`.
 
-        This can be done once. Each parameter gets a gradient of its own, which updates may overwrite. Parameters in
-        `without` may have no gradient. Raises GradientError as `dagexec.training.backward.add_gradient_operators` does,
-        and for any other parameter that has none.
+        Call it once. Each parameter gets its own gradient, which updates may overwrite. Parameters in `without` need no
+        gradient. Raises GradientError like `dagexec.training.backward.add_gradient_operators`, and for any other
+        parameter without a gradient.
         """
         if self._gradients is not None:
             raise GradientError(f"model {self.name!r}: there are gradients already")

@@ -59,12 +59,18 @@ class StepReport:
 
 
 class Trainer(Closing):
-    """Trains a task. Not for several threads at once.
+    """Trains a task: runs steps, evaluates, saves checkpoints and resumes from them.
+
+        with Trainer(task, net_type="dag", num_workers=2, checkpoints=Path("run"), resume=True) as trainer:
+            trainer.train()
+            print(trainer.evaluate())  # {"loss": ..., "accuracy": ...}
+
+    It must not be used by several threads at the same time.
 
     Attributes:
-        task: what is trained.
-        steps: its nets.
-        step: how many steps have been made, those before a checkpoint included.
+        task: the task to train.
+        steps: the nets of the task.
+        step: number of completed steps, including those before a checkpoint.
     """
 
     def __init__(
@@ -85,21 +91,21 @@ class Trainer(Closing):
         world: CommonWorld | None = None,
         allow_io: bool = False,
     ) -> None:
-        """Make the parameters, or with `resume` take them from the newest checkpoint that is whole, if there is one.
+        """Initialize the parameters, or with `resume` load the newest complete checkpoint, if there is one.
 
-        Where there are checkpoints and all of them are damaged, that is a StorageError unless `ignore_damaged`.
+        If there are checkpoints but all are damaged, StorageError is raised unless `ignore_damaged`.
 
-        Without `resume` there must be none, so that a training begun anew does not mix with an earlier one. One of
-        another model, seed, batch size or number of samples is refused: the order of the samples depends on them.
-        Checkpoints go to the folder `checkpoints`, every `checkpoint_steps` steps (by default after every epoch) and at
-        the end. With `stop_on_nan` a NaN ends the training at the operator that made it, before anything reads it; else
-        one in a metric does, after the step, or one in a parameter, when it would be saved. With a `world` this is one
-        rank of several.
-        On several `devices`, gradients meet by `reduction`, and a step may go through `iter_size` micro-batches on
-        each: see `data_parallel.parallelize`; neither goes together with several ranks or `stop_on_nan`.
-        Operators of the nets may read and write files in the working directory, with `allow_io` anywhere.
-        Raises DeviceError for a device that is not here, CommunicationError when ranks begin with different parameters,
-        ArgumentError for an unknown reduction, StorageError for a folder that does not fit or cannot be written, and
+        Without `resume` there must be no checkpoints, so that a new training does not mix with an earlier one.
+        Checkpoints of another model, seed, batch size or number of samples are refused, because the order of the
+        samples depends on them. Checkpoints are saved in the folder `checkpoints`, every `checkpoint_steps` steps (by
+        default after every epoch) and at the end. With `stop_on_nan` a NaN ends the training at the operator that
+        produced it, before anything reads it; otherwise a NaN in a metric ends it after the step, and one in a
+        parameter when it would be saved. With a `world` this is one rank of several.
+        On several `devices`, gradients are reduced by `reduction`, and a step may consist of `iter_size` micro-batches
+        on each: see `data_parallel.parallelize`; neither can be combined with several ranks or `stop_on_nan`.
+        Operators may use databases in the working directory, and with `allow_io` files anywhere.
+        Raises DeviceError for a missing device, CommunicationError if ranks start with different parameters,
+        ArgumentError for an unknown reduction, StorageError for a folder that does not match or cannot be written, and
         what building and loading raise.
         """
         if reduction not in REDUCTIONS:
@@ -168,12 +174,12 @@ class Trainer(Closing):
         on_step: Callable[[StepReport], object] | None = None,
         on_epoch: Callable[[int], object] | None = None,
     ) -> None:
-        """Go on until so many epochs are complete (by default the task's), then save.
+        """Train until `epochs` epochs are complete (by default the task's number), then save.
 
-        `on_step` is told of every step, and `on_epoch` of every epoch that is complete, by its number from 1.
-        Raises NonFiniteError when a metric is no number any more or, at the time to save, a parameter is not; FeedError
-        for samples that are not what the model declares, OperatorError, and what reading samples raises. The last
-        checkpoint stays as it is.
+        `on_step` is called after every step, and `on_epoch` after every epoch, with its number from 1. Raises
+        NonFiniteError if a metric, or a parameter about to be saved, is NaN or infinite; FeedError for samples that do
+        not match the model's declaration; OperatorError; and what reading samples raises. The last checkpoint is not
+        affected.
         """
         last = (self.task.epochs if epochs is None else epochs) * self.task.steps_per_epoch
         with BatchLoader(
@@ -197,7 +203,7 @@ class Trainer(Closing):
         self.save()
 
     def evaluate(self, batch_size: int | None = None) -> dict[str, float]:
-        """The metrics over all samples held out, in test mode; empty when there are none."""
+        """The metrics over all held-out samples, in test mode; empty if there are none."""
         count, size = self.task.test_samples, batch_size or self.task.batch_size
         sums: dict[str, float] = {}
         for first in range(0, count, size):
@@ -208,9 +214,9 @@ class Trainer(Closing):
         return {name: total / count for name, total in sums.items()}
 
     def save(self) -> None:
-        """Write a checkpoint of this step, if there is a folder for it and it is not there yet. Rank 0 writes.
+        """Write a checkpoint of this step, if there is a folder for it and none has been written. Rank 0 writes.
 
-        Raises NonFiniteError, without writing, when a parameter or a state has a NaN or an infinity; StorageError.
+        Raises NonFiniteError, without writing, if a parameter or a state has a NaN or an infinity; StorageError.
         """
         if self._saved == self.step:
             return

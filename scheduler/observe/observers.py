@@ -33,26 +33,33 @@ _now = time.perf_counter_ns
 
 
 class Observer:
-    """Does nothing when told; a subclass overrides what it wants to know. Also a `core.runtime.StreamObserver`.
+    """Lets your code follow a run: override the methods for the events you want; by default they do nothing.
 
-    `run` says which run of which net; operators are indices into its graph, chains into its chains.
+        class Slow(Observer):
+            def operator_stopped(self, run, operator, worker, start, end, error):
+                if end - start > 10_000_000:  # nanoseconds
+                    print(run.graph.label(operator), "on", worker)
+
+        executor.run(feeds, trace=Slow())
+
+    `run` identifies the run and its net; operators are indices into its graph, chains into its chains. An Observer is
+    also a `core.runtime.StreamObserver`.
     """
 
     def run_started(self, run: ObservedRun) -> None:
-        """`run` was made; its first chains are ready."""
+        """`run` was created; its first chains are ready."""
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """`run` is over; `error` is what it raises."""
+        """`run` has ended; `error` is what it raises."""
 
     def chain_started(self, run: ObservedRun, chain: int, worker: str, ready: int, start: int) -> None:
-        """`worker` begins `chain`, which all its parents had left at `ready`: it waited in the queue from then on."""
+        """`worker` starts `chain`, which became ready at `ready` and waited in the queue since then."""
 
     def event_waited(self, run: ObservedRun, chain: int, worker: str, start: int, end: int) -> None:
-        """`chain` was made to wait for the events of its parents; for work of another kind of device the worker stood
-        still."""
+        """`chain` had to wait for events of its parents; for another kind of device the worker itself blocked."""
 
     def operator_started(self, run: ObservedRun, operator: int, worker: str) -> None:
-        """`worker` begins `operator`: computes it, or launches it on a stream."""
+        """`worker` starts `operator`: it computes it, or launches it on a stream."""
 
     def converted(
         self, run: ObservedRun, operator: int, worker: str, conversion: Conversion, start: int, end: int
@@ -92,7 +99,7 @@ _TOLD = tuple(name for name in vars(Observer) if not name.startswith("_"))
 
 
 class ObserverGroup(Observer):
-    """Tells several observers, in order, whatever it is told."""
+    """Passes every event on to several observers, in order."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self.observers = tuple(observers)
@@ -109,7 +116,7 @@ def _call_each(methods: Sequence[Callable[..., object]]) -> Callable[..., None]:
 
 
 def together(*observers: Observer | None) -> Observer | None:
-    """One observer that stands for all that are given; None when none is."""
+    """Combine observers into one; None if none is given."""
     present = [observer for observer in observers if observer is not None]
     return ObserverGroup(present) if len(present) > 1 else present[0] if present else None
 

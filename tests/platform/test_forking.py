@@ -190,14 +190,14 @@ def test_an_executor_that_the_parent_has_closed_is_reopened_by_its_children_and_
 
 
 def test_reopening_is_for_children_and_once(executor: Executor) -> None:
-    with pytest.raises(DagexecError, match="reopen is for an executor of the parent"):
+    with pytest.raises(DagexecError, match="reopen is for a parent's executor"):
         executor.reopen()
 
     def twice() -> None:
         executor.reopen()
         executor.reopen()
 
-    assert "reopen is for an executor of the parent" in in_child(twice)
+    assert "reopen is for a parent's executor" in in_child(twice)
 
 
 def test_a_reopened_executor_on_a_device_gives_the_same_bytes() -> None:
