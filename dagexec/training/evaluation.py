@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dagexec.core.device import CPU, Device
 from dagexec.core.workspace import Workspace
 from dagexec.errors import SchemaError
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.engines import name_engines
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.prediction import prediction_net
@@ -21,9 +22,7 @@ Array = npt.NDArray[Any]
 class Evaluation:
     """The net of a task's metrics in test mode, with activations of its own beside the parameters of a workspace."""
 
-    def __init__(
-        self, task: TrainingTask, parameters: Workspace, net_type: str, num_workers: int, device: Device = CPU
-    ) -> None:
+    def __init__(self, task: TrainingTask, parameters: Workspace, options: RunOptions, device: Device = CPU) -> None:
         """The net is built when it is first used."""
         helper = ModelHelper(task.name, training=True)
         with helper.device_scope(device):
@@ -34,7 +33,7 @@ class Evaluation:
         self._net = prediction_net(helper.net, None, list(self._metrics.values()))
         if device == CPU:
             name_engines(self._net)
-        self._net_type, self._workers = net_type, num_workers
+        self._options = options
         self._workspace = Workspace(parameters)
 
     def evaluate(self, batch: Mapping[str, Array]) -> dict[str, float]:
@@ -43,7 +42,7 @@ class Evaluation:
         for name, array in batch.items():
             self._workspace.feed_blob(name, array)
         if self._net.name not in self._workspace.nets:
-            self._workspace.create_net(self._net, self._net_type, self._workers)
+            self._workspace.create_net(self._net, self._options.net_type, self._options.num_workers)
         self._workspace.run_net(self._net.name)
         return {name: scalar(self._workspace, blob) for name, blob in self._metrics.items()}
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import SchemaError
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.replica_devices import REPLICA
 from dagexec.training.engines import name_engines
@@ -34,8 +35,7 @@ class ParallelSteps:
         *,
         reduction: str = "allreduce",
         iter_size: int = 1,
-        net_type: str,
-        num_workers: int,
+        options: RunOptions,
         seed: int = 0,
         allow_io: bool = False,
     ) -> None:
@@ -67,13 +67,13 @@ class ParallelSteps:
             iter_size=iter_size,
             name=task.name,
             seed=seed,
-            net_type=net_type,
-            num_workers=num_workers,
+            net_type=options.net_type,
+            num_workers=options.num_workers,
             workspace=task_workspace(allow_io),
         )
         self._metrics = dict(found[0].metrics)
         self.workspace = task_workspace(allow_io)
-        self._evaluation = Evaluation(task, self.workspace, net_type, num_workers)
+        self._evaluation = Evaluation(task, self.workspace, options)
         self._collected = False
         self.collect()
 

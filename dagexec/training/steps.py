@@ -13,6 +13,7 @@ from dagexec.core.gradient import fill_like
 from dagexec.core.workspace import Workspace
 from dagexec.errors import SchemaError
 from dagexec.ops.communication import CommonWorld, all_reduce
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, draw_for_rank, share_of
 from dagexec.training.engines import name_engines
 from dagexec.training.evaluation import Evaluation, scalar
@@ -37,8 +38,7 @@ class LocalSteps:
         self,
         task: TrainingTask,
         *,
-        net_type: str,
-        num_workers: int,
+        options: RunOptions,
         device: Device = CPU,
         seed: int = 0,
         stop_on_nan: bool = False,
@@ -55,7 +55,7 @@ class LocalSteps:
         self._share = share_of(rank, ranks, task.batch_size)
         self._weight = (self._share.stop - self._share.start) / task.batch_size
         self._world = world if ranks > 1 else None
-        self._net_type, self._workers = net_type, num_workers
+        self._options = options
         self.helper = ModelHelper(task.name, seed=seed, training=True)
         with self.helper.device_scope(device):
             task.build_inputs(self.helper, self._share.stop - self._share.start)
@@ -77,7 +77,7 @@ class LocalSteps:
         net = split_gradients(self.helper.net)
         self._net = with_nan_checks(net) if stop_on_nan else net
         self.activations = Workspace(self.workspace)
-        self._evaluation = Evaluation(task, self.workspace, net_type, num_workers, device)
+        self._evaluation = Evaluation(task, self.workspace, options, device)
 
     def checkpoint_blobs(self) -> list[str]:
         """What a training needs to go on."""
@@ -100,7 +100,7 @@ class LocalSteps:
         for name, array in batch.items():
             self.activations.feed_blob(name, array[self._share])
         if self._net.name not in self.activations.nets:
-            self.activations.create_net(self._net, self._net_type, self._workers)
+            self.activations.create_net(self._net, self._options.net_type, self._options.num_workers)
         self.activations.run_net(self._net.name)
         values = np.array([scalar(self.activations, blob) for blob in self._metrics.values()])
         if self._world is not None:

@@ -25,6 +25,7 @@ from dagexec.errors import ArgumentError, NonFiniteError, SchemaError, StorageEr
 from dagexec.ops.communication import CommonWorld
 from dagexec.platform.closing import Closing
 from dagexec.platform.processor import available_cores
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.checkpoint import checkpoints as list_checkpoints
 from dagexec.training.data import BatchLoader
@@ -117,14 +118,13 @@ class Trainer(Closing):
         self._checkpoints = checkpoints
         self._checkpoint_steps = checkpoint_steps or task.steps_per_epoch
         self._saved: int | None = None
-        workers = num_workers or available_cores()
+        options = RunOptions(net_type=net_type, num_workers=num_workers or available_cores())
         find_replica_devices(devices)
         self.steps: LocalSteps | ParallelSteps
         if len(devices) == 1 and iter_size == 1:
             self.steps = LocalSteps(
                 task,
-                net_type=net_type,
-                num_workers=workers,
+                options=options,
                 device=Device.parse(devices[0]),
                 seed=seed,
                 stop_on_nan=stop_on_nan,
@@ -142,8 +142,7 @@ class Trainer(Closing):
                 devices,
                 reduction=reduction,
                 iter_size=iter_size,
-                net_type=net_type,
-                num_workers=workers,
+                options=options,
                 seed=seed,
                 allow_io=allow_io,
             )

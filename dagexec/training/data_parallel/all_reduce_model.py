@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dagexec.core.device import CPU
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ArgumentError, ClosedError
+from dagexec.errors import ClosedError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
@@ -39,9 +39,7 @@ class AllReduceModel(ParallelModel):
         common: Workspace | None,
         *,
         bucket_bytes: int,
-        net_type: str | None = None,
-        num_workers: int | None = None,
-        streams_per_worker: int = 1,
+        options: RunOptions,
         timeout: float | None = None,
     ) -> None:
         """By default the net is an async_dag one when there is a device other than the host, else a dag one.
@@ -59,11 +57,8 @@ class AllReduceModel(ParallelModel):
                 self.workspace.create_blob(replica.place.blob(name))
         self.buckets = buckets
         self._joint = joint
-        self._kind = net_type or ("dag" if all(place.device == CPU for place in self.places) else "async_dag")
-        if self._kind not in (*_POOLED, SimpleNet.net_type):
-            raise ArgumentError(f"net type {self._kind!r} is unknown; expected one of simple, dag, async_dag")
-        self._num_workers = num_workers
-        self._streams_per_worker = streams_per_worker
+        self._kind = options.net_type or ("dag" if all(place.device == CPU for place in self.places) else "async_dag")
+        self._options = options
         self._timeout = timeout
         self._nets: dict[str, BaseNet] = {}
         if iter_size == 1:
@@ -81,12 +76,7 @@ class AllReduceModel(ParallelModel):
             self._nets[name] = (
                 SimpleNet(definition, self.workspace)
                 if pooled is None
-                else pooled(
-                    definition,
-                    self.workspace,
-                    num_workers=self._num_workers,
-                    options=RunOptions(streams_per_worker=self._streams_per_worker),
-                )
+                else pooled(definition, self.workspace, num_workers=self._options.num_workers, options=self._options)
             )
         return self._nets[name]
 

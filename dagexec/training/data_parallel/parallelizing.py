@@ -8,6 +8,7 @@ from functools import partial
 from dagexec.core.device import Device
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ArgumentError
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.data_parallel.all_reduce_model import AllReduceModel
 from dagexec.training.data_parallel.bucketing import DEFAULT_BUCKET_BYTES
 from dagexec.training.data_parallel.parallel_model import ParallelModel
@@ -65,7 +66,8 @@ def parallelize(
     600).
 
     Raises DeviceError for an empty list of devices, one named twice, and one that is missing here; SchemaError when the
-    builders do not make the same model for all; ArgumentError for a bad reduction or number.
+    builders do not make the same model for all, and for an unknown net type; ArgumentError for a bad reduction or
+    number, SettingError for one of workers or streams.
     """
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"reduction must be one of {', '.join(REDUCTIONS)}, found {reduction!r}")
@@ -73,6 +75,7 @@ def parallelize(
         raise ArgumentError(f"iter_size must be at least 1, found {iter_size}")
     if timeout is not None and not timeout > 0:
         raise ArgumentError(f"timeout must be positive, found {timeout}")
+    options = RunOptions(net_type=net_type, num_workers=num_workers, streams_per_worker=streams_per_worker)
     places = find_replica_devices(devices)
     make = make_helper or partial(ModelHelper, name, seed=seed, training=True)
     batches = len(places) if sync_batch_norm else 1
@@ -84,9 +87,7 @@ def parallelize(
             iter_size,
             workspace,
             bucket_bytes=bucket_bytes,
-            net_type=net_type,
-            num_workers=num_workers,
-            streams_per_worker=streams_per_worker,
+            options=options,
             timeout=timeout,
         )
     return ThreadedModel(
@@ -94,7 +95,6 @@ def parallelize(
         iter_size,
         workspace,
         reduction=reduction,
-        net_type=net_type,
-        num_workers=num_workers,
+        options=options,
         timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
     )

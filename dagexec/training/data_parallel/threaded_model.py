@@ -22,6 +22,7 @@ from dagexec.ops.communication.collectives import divide
 from dagexec.platform.blocking import working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.data_parallel.batch_statistics import COMMON_WORLD, is_shared_sum
 from dagexec.training.data_parallel.bucketing import gathered, reading_gathered, sparse_gradients
 from dagexec.training.data_parallel.flat_buffer import FlatBuffer, MergedMicroBatches
@@ -49,8 +50,7 @@ class ThreadedModel(ParallelModel):
         common: Workspace | None,
         *,
         reduction: str,
-        net_type: str | None = None,
-        num_workers: int | None = None,
+        options: RunOptions,
         timeout: float,
     ) -> None:
         """`reduction` is tree or ring; nets are simple ones by default.
@@ -69,8 +69,7 @@ class ThreadedModel(ParallelModel):
                 replica,
                 _synchronization(gradients.join(rank, timeout), self.pairs),
                 statistics.join(rank, timeout),
-                net_type or "simple",
-                num_workers,
+                options,
                 2 * timeout,
             )
             for rank, replica in enumerate(replicas)
@@ -184,8 +183,7 @@ class _Solver:
         replica: Replica,
         synchronization: GradientSync,
         statistics: CommonWorld,
-        net_type: str,
-        num_workers: int | None,
+        options: RunOptions,
         timeout: float,
     ) -> None:
         place = replica.place
@@ -210,11 +208,10 @@ class _Solver:
         )
         update = reading_gathered(replica.update, replica.gradients)
         second = NetDef(name=f"{name}_{place}_update", op=[place.put(op, shared) for op in update])
-        self._gradient_net = workspace.build_net(first, net_type, num_workers)
+        self._gradient_net = workspace.build_net(first, options.net_type, options.num_workers)
         self._update_definition = second
         self._update_net: Net | None = None
-        self._net_type = net_type
-        self._num_workers = num_workers
+        self._options = options
         self._timeout = timeout
         moved = [*replica.helper.parameters, *replica.helper.computed_parameters, *replica.helper.states]
         self._parameters = FlatBuffer([self._tensor(name) for name in moved])
@@ -291,7 +288,9 @@ class _Solver:
     def _updates(self) -> Net:
         """The net of updates, built when its inputs are there, so that it knows on which device they are."""
         if self._update_net is None:
-            self._update_net = self._workspace.build_net(self._update_definition, self._net_type, self._num_workers)
+            self._update_net = self._workspace.build_net(
+                self._update_definition, self._options.net_type, self._options.num_workers
+            )
         return self._update_net
 
     def _tensor(self, name: str) -> Tensor:

@@ -250,7 +250,7 @@ def test_bad_arguments_are_refused() -> None:
         parallel_images(lenet, ["cpu"], iter_size=0)
     with pytest.raises(ArgumentError, match="timeout must be positive, found 0"):
         parallel_images(lenet, ["cpu"], timeout=0)
-    with pytest.raises(ArgumentError, match="net type 'fast' is unknown"):
+    with pytest.raises(SchemaError, match="net type 'fast' is unknown"):
         parallel_images(lenet, ["cpu"], net_type="fast")
     with pytest.raises(SchemaError, match="must return the names of its losses"):
         parallel_images(lambda helper: [], ["cpu"])
