@@ -1,6 +1,6 @@
 """Activations: pointwise operators, and PRelu, whose slope is an input. Softmax is in `softmax`.
 
-Most of the formulas are in `activation_passes`.
+Most are post-ops; how NumPy computes those is in `post_ops` and `passes`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
-from dagexec.ops.activation.passes import (
-    elu_passes,
-    exact_gelu_passes,
-    hard_sigmoid_passes,
-    hard_swish_passes,
-    leaky_relu_passes,
-    sigmoid_passes,
-    softplus_passes,
-    swish_passes,
-    tanh_gelu_passes,
-)
+from dagexec.ops.activation.post_ops import PostOpFunction
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.base.error_function import erf
 from dagexec.ops.base.layout import (
@@ -63,12 +53,8 @@ def logistic(x: Array) -> Array:
     post_ops=["relu"],
     narrows=True,
 )
-class Relu(Pointwise):
+class Relu(PostOpFunction):
     """Rectified linear unit."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """One clip."""
-        return [clip_pass(x, 0.0, math.inf, y)]
 
 
 def at_least_zero(name: str, default: float) -> Callable[[OperatorCall], None]:
@@ -91,14 +77,10 @@ def at_least_zero(name: str, default: float) -> Callable[[OperatorCall], None]:
     post_ops=["clip:0.0:{n}"],
     narrows=True,
 )
-class ReluN(Pointwise):
+class ReluN(PostOpFunction):
     """Relu with an upper limit."""
 
     constants = {"n": 6.0}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """One clip."""
-        return [clip_pass(x, 0.0, self.constant("n"), y)]
 
 
 @pointwise(
@@ -111,14 +93,10 @@ class ReluN(Pointwise):
     post_ops=["leaky_relu:{alpha}"],
     narrows=True,
 )
-class LeakyRelu(Pointwise):
+class LeakyRelu(PostOpFunction):
     """Relu with a slope for negative values."""
 
     constants = {"alpha": 0.01}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """See `leaky_relu_passes`."""
-        return leaky_relu_passes(x, y, scratch(0, x.shape), self.constant("alpha"))
 
 
 @pointwise(
@@ -132,14 +110,10 @@ class LeakyRelu(Pointwise):
     post_ops=["elu:{alpha}"],
     narrows=True,
 )
-class Elu(Pointwise):
+class Elu(PostOpFunction):
     """Exponential linear unit."""
 
     constants = {"alpha": 1.0}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """See `elu_passes`."""
-        return elu_passes(x, y, scratch(0, x.shape), self.constant("alpha"))
 
 
 @pointwise(
@@ -154,14 +128,10 @@ class Elu(Pointwise):
     post_ops=["elu:{alpha}", "linear:{scale}:0.0"],
     narrows=True,
 )
-class Selu(Elu):
+class Selu(PostOpFunction):
     """Scaled exponential linear unit."""
 
     constants = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """Elu's, then the scale."""
-        return [*super().passes(x, y, scratch), scalar_pass(np.multiply, y, self.constant("scale"), y)]
 
 
 @pointwise(
@@ -173,12 +143,8 @@ class Selu(Elu):
     post_ops=["sigmoid"],
     narrows=True,
 )
-class Sigmoid(Pointwise):
+class Sigmoid(PostOpFunction):
     """Logistic function; does not overflow, and keeps its relative accuracy where Y is small."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """See `sigmoid_passes`."""
-        return sigmoid_passes(x, y)
 
 
 @pointwise(
@@ -191,12 +157,8 @@ class Sigmoid(Pointwise):
     post_ops=["swish:1.0"],
     narrows=True,
 )
-class Swish(Pointwise):
+class Swish(PostOpFunction):
     """Sigmoid-weighted linear unit; zero at minus infinity."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """See `swish_passes`."""
-        return swish_passes(x, y, scratch(0, x.shape))
 
 
 @pointwise(
@@ -208,12 +170,8 @@ class Swish(Pointwise):
     post_ops=["softplus"],
     narrows=True,
 )
-class Softplus(Pointwise):
+class Softplus(PostOpFunction):
     """Smooth Relu; does not overflow."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """See `softplus_passes`."""
-        return softplus_passes(x, y, scratch(0, x.shape))
 
 
 @pointwise(
@@ -256,14 +214,10 @@ class Tanh(UfuncOperator):
     post_ops=["hardsigmoid:{alpha}:{beta}"],
     narrows=True,
 )
-class HardSigmoid(Pointwise):
+class HardSigmoid(PostOpFunction):
     """Piecewise linear Sigmoid."""
 
     constants = {"alpha": 0.2, "beta": 0.5}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """Scale, shift, clip."""
-        return hard_sigmoid_passes(x, y, self.constant("alpha"), self.constant("beta"))
 
 
 @pointwise(
@@ -275,12 +229,8 @@ class HardSigmoid(Pointwise):
     post_ops=["hardswish"],
     narrows=True,
 )
-class HardSwish(Pointwise):
+class HardSwish(PostOpFunction):
     """Piecewise quadratic Swish."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """The gate, then the product."""
-        return hard_swish_passes(x, y, scratch(0, x.shape))
 
 
 def gelu(x: Array, fast_gelu: int = 0) -> Array:
@@ -305,15 +255,8 @@ def gelu(x: Array, fast_gelu: int = 0) -> Array:
     post_ops=lambda arguments, _meta, _count: ["gelu_tanh" if arguments.bool("fast_gelu") else "gelu_erf"],
     narrows=True,
 )
-class Gelu(Pointwise):
+class Gelu(PostOpFunction):
     """Gaussian error linear unit."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """The exact form, or the tanh form."""
-        shape = x.shape
-        if self.arguments.bool("fast_gelu"):
-            return tanh_gelu_passes(x, y, scratch(0, shape))
-        return exact_gelu_passes(x, y, scratch(0, shape), scratch(1, shape), scratch(2, shape))
 
 
 def clip_limits(arguments: Arguments, label: str, meta: TypeMeta) -> tuple[float, float]:

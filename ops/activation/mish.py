@@ -8,9 +8,10 @@ import numpy as np
 
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step
-from dagexec.ops.activation.passes import mish_passes, sigmoid_passes, softplus_passes
+from dagexec.ops.activation.passes import sigmoid_passes, softplus_passes
+from dagexec.ops.activation.post_ops import PostOpFunction
 from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.pointwise import Pointwise, clip_pass, logistic_floor, pointwise
+from dagexec.ops.base.pointwise import clip_pass, logistic_floor, pointwise
 from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gradient
 
 
@@ -23,12 +24,8 @@ from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gra
     post_ops=["mish"],
     narrows=True,
 )
-class Mish(Pointwise):
+class Mish(PostOpFunction):
     """Self-gated activation."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """See `mish_passes`."""
-        return mish_passes(x, y, scratch(0, x.shape), scratch(1, x.shape))
 
 
 @pointwise_gradient(

@@ -35,7 +35,7 @@ from dagexec.ops.activation.passes import (
     tanh_gelu_passes,
 )
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
-from dagexec.ops.base.pointwise import clip_pass, scalar_pass
+from dagexec.ops.base.pointwise import Pointwise, clip_pass, scalar_pass
 
 POST_OPS_HELP = (
     "what is done to the result, in order: strings out of relu, leaky_relu:alpha, clip:low:high, sigmoid, tanh, "
@@ -44,8 +44,8 @@ POST_OPS_HELP = (
     "operator's input number I; sum:I for input I that is output 0, in place (default: nothing)"
 )
 
-Passes = Callable[[Array, Scratch, float, float], list[Step]]
-"""The NumPy calls that compute a function in place, from the array, scratch arrays and the two numbers."""
+Passes = Callable[[Array, Array, Scratch, float, float], list[Step]]
+"""The NumPy calls that compute a function: from x, y, which may be x, scratch arrays and the two numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Function:
     Attributes:
         numbers: how many it takes.
         flops: operations an element, as the operator of that name counts them.
-        passes: how NumPy computes it in place.
+        passes: how NumPy computes it.
         positive: no result is below zero.
         finite_at_zero: it makes something finite of zeros.
     """
@@ -67,33 +67,33 @@ class Function:
     finite_at_zero: bool = True
 
 
-def _linear(y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
-    scaled = [] if a == 1 else [scalar_pass(np.multiply, y, a, y)]
+def _linear(x: Array, y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
+    scaled = [] if a == 1 and x is y else [scalar_pass(np.multiply, x, a, y)]
     return scaled if b == 0 else [*scaled, scalar_pass(np.add, y, b, y)]
 
 
-def _power(y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
-    return [scalar_pass(np.power, y, b, y), *([] if a == 1 else [scalar_pass(np.multiply, y, a, y)])]
+def _power(x: Array, y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
+    return [scalar_pass(np.power, x, b, y), *([] if a == 1 else [scalar_pass(np.multiply, y, a, y)])]
 
 
 def _ufunc(function: np.ufunc) -> Passes:
-    return lambda y, scratch, a, b: [partial(function, y, out=y)]
+    return lambda x, y, scratch, a, b: [partial(function, x, out=y)]
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "relu": Function(0, 1, lambda y, scratch, a, b: [clip_pass(y, 0.0, math.inf, y)], positive=True),
-    "leaky_relu": Function(1, 2, lambda y, scratch, a, b: leaky_relu_passes(y, y, scratch(0, y.shape), a)),
-    "clip": Function(2, 1, lambda y, scratch, a, b: [clip_pass(y, a, b, y)]),
-    "sigmoid": Function(0, 10, lambda y, scratch, a, b: sigmoid_passes(y, y), positive=True),
+    "relu": Function(0, 1, lambda x, y, scratch, a, b: [clip_pass(x, 0.0, math.inf, y)], positive=True),
+    "leaky_relu": Function(1, 2, lambda x, y, scratch, a, b: leaky_relu_passes(x, y, scratch(0, x.shape), a)),
+    "clip": Function(2, 1, lambda x, y, scratch, a, b: [clip_pass(x, a, b, y)]),
+    "sigmoid": Function(0, 10, lambda x, y, scratch, a, b: sigmoid_passes(x, y), positive=True),
     "tanh": Function(0, 10, _ufunc(np.tanh)),
-    "elu": Function(1, 10, lambda y, scratch, a, b: elu_passes(y, y, scratch(0, y.shape), a)),
-    "swish": Function(1, 11, lambda y, scratch, a, b: swish_passes(y, y, scratch(0, y.shape), a)),
-    "hardswish": Function(0, 4, lambda y, scratch, a, b: hard_swish_passes(y, y, scratch(0, y.shape))),
-    "hardsigmoid": Function(2, 3, lambda y, scratch, a, b: hard_sigmoid_passes(y, y, a, b), positive=True),
+    "elu": Function(1, 10, lambda x, y, scratch, a, b: elu_passes(x, y, scratch(0, x.shape), a)),
+    "swish": Function(1, 11, lambda x, y, scratch, a, b: swish_passes(x, y, scratch(0, x.shape), a)),
+    "hardswish": Function(0, 4, lambda x, y, scratch, a, b: hard_swish_passes(x, y, scratch(0, x.shape))),
+    "hardsigmoid": Function(2, 3, lambda x, y, scratch, a, b: hard_sigmoid_passes(x, y, a, b), positive=True),
     "gelu_erf": Function(
-        0, 40, lambda y, scratch, a, b: exact_gelu_passes(y, y, *(scratch(index, y.shape) for index in range(3)))
+        0, 40, lambda x, y, scratch, a, b: exact_gelu_passes(x, y, *(scratch(index, x.shape) for index in range(3)))
     ),
-    "gelu_tanh": Function(0, 20, lambda y, scratch, a, b: tanh_gelu_passes(y, y, scratch(0, y.shape))),
+    "gelu_tanh": Function(0, 20, lambda x, y, scratch, a, b: tanh_gelu_passes(x, y, scratch(0, x.shape))),
     "abs": Function(0, 1, _ufunc(np.absolute), positive=True),
     "sqrt": Function(0, 1, _ufunc(np.sqrt), positive=True),
     "square": Function(0, 1, _ufunc(np.square), positive=True),
@@ -101,8 +101,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "log": Function(0, 10, _ufunc(np.log), finite_at_zero=False),
     "linear": Function(2, 2, _linear),
     "pow": Function(2, 20, _power, finite_at_zero=False),
-    "softplus": Function(0, 20, lambda y, scratch, a, b: softplus_passes(y, y, scratch(0, y.shape)), positive=True),
-    "mish": Function(0, 30, lambda y, scratch, a, b: mish_passes(y, y, scratch(0, y.shape), scratch(1, y.shape))),
+    "softplus": Function(0, 20, lambda x, y, scratch, a, b: softplus_passes(x, y, scratch(0, x.shape)), positive=True),
+    "mish": Function(0, 30, lambda x, y, scratch, a, b: mish_passes(x, y, scratch(0, x.shape), scratch(1, x.shape))),
 }
 """Post-ops of the result alone."""
 
@@ -272,10 +272,25 @@ def post_op_passes(
         steps: list[Step] = [] if same else [partial(np.copyto, target, source)]
         for post_op in post_ops:
             if post_op.input < 0:
-                steps += FUNCTIONS[post_op.kind].passes(target, scratch, post_op.a, post_op.b)
+                steps += FUNCTIONS[post_op.kind].passes(target, target, scratch, post_op.a, post_op.b)
             else:
                 ufunc = BINARY["add" if post_op.kind == SUM else post_op.kind]
                 steps.append(partial(ufunc, target, views[post_op.input][index], out=target))
         return steps
 
     return blockwise(owner, x, y, passes)
+
+
+class PostOpFunction(Pointwise):
+    """Base of the functions that NumPy computes as their schemas say them in post-ops."""
+
+    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
+        """One post-op after another."""
+        rule = type(self).schema.post_ops
+        assert rule is not None
+        steps: list[Step] = []
+        for entry in rule(self.arguments, self.input(0).meta, 1) or ():
+            post_op = parse_post_op(entry, self.label)
+            steps += FUNCTIONS[post_op.kind].passes(x, y, scratch, post_op.a, post_op.b)
+            x = y
+        return steps
