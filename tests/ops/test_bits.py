@@ -1,4 +1,4 @@
-"""Bitwise logic and remainders against Python's integers."""
+"""Remainders against Python's integers; bitwise logic is in `test_formulas`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,6 @@ from dagexec.errors import ArgumentError, ShapeError
 from tests.ops.running import run_operator
 
 RNG = np.random.default_rng(5)
-LOGIC = {"BitwiseAnd": lambda a, b: a & b, "BitwiseOr": lambda a, b: a | b, "BitwiseXor": lambda a, b: a ^ b}
-
-
-@pytest.mark.parametrize("op_type", LOGIC)
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.bool_])
-def test_bits_are_those_of_pythons_integers(op_type: str, dtype: type) -> None:
-    limit = 2 if dtype is np.bool_ else 100
-    a, b = (RNG.integers(0, limit, shape).astype(dtype) for shape in ((2, 3), (3,)))
-    [c] = run_operator(op_type, [a, b])
-    expected = [[LOGIC[op_type](int(x), int(y)) for x, y in zip(row, b, strict=True)] for row in a]
-    assert c.dtype == dtype
-    np.testing.assert_array_equal(c, expected)
-
-
-def test_complement() -> None:
-    np.testing.assert_array_equal(run_operator("BitwiseNot", [np.array([0, 5, -1])])[0], [-1, -6, 0])
-    np.testing.assert_array_equal(run_operator("BitwiseNot", [np.array([True, False])])[0], [False, True])
 
 
 @pytest.mark.parametrize("follow", [0, 1])

@@ -9,6 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
 
 from dagexec import NetDef, Workspace
 from dagexec.core.device import Device
@@ -43,6 +46,7 @@ DIFFERENTIABLE = differentiable()
 LIBRARY_IS_INEXACT = {"Gelu", "Log"}
 """What the default engine computes in place of oneDNN, see `dagexec.ops.onednn.accuracy`; Gelu by tanh is oneDNN's."""
 
+NUMPY_TYPES: list[type] = [np.float32, np.float64, np.int64, np.uint8, np.bool_]
 EXTREME = np.array([0.0, -0.0, 1e-30, -1e-30, 100, -100, 1000, -1000, 1e30, -1e30, 3e38, -3e38]) / 4
 CUDA = Device("cuda", 0)
 needs_compiler = pytest.mark.skipif(not (has_compiler() or has_gpu()), reason="needs a GPU, or g++ to emulate one")
@@ -128,6 +132,22 @@ def test_any_shape_is_taken(op_type: str, shape: tuple[int, ...]) -> None:
     [y] = run_operator(op_type, list(arrays))
     assert y.shape == shape
     np.testing.assert_allclose(y, expected(op_type, {}, arrays), rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(shapes=mutually_broadcastable_shapes(num_shapes=3, max_dims=4, max_side=4, min_side=0), data=st.data())
+@pytest.mark.parametrize("op_type", [name for name in with_formulas() if arity(name) > 1])
+def test_operands_broadcast_as_numpys(op_type: str, shapes: BroadcastableShapes, data: st.DataObject) -> None:
+    dtype = data.draw(
+        st.sampled_from([one for one in (np.float32, np.float64, np.int64, np.uint8, np.bool_) if takes(op_type, one)])
+    )
+    operands = shapes.input_shapes[: arity(op_type)]
+    arrays = [np.random.default_rng(seed).integers(0, 5, shape).astype(dtype) for seed, shape in enumerate(operands)]
+    [y] = run_operator(op_type, list(arrays))
+    assert y.shape == np.broadcast_shapes(*operands)
+    if op_type == "Div" and dtype in (np.int64, np.uint8):
+        return
+    np.testing.assert_allclose(y, expected(op_type, {}, arrays), rtol=1e-6)
 
 
 @pytest.mark.parametrize("op_type", [name for name in FLOAT if arity(name) == 1 and hasattr(math, name.lower())])
