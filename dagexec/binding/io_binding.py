@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from dagexec.errors import FeedError, ResourceError
 from dagexec.ops.onednn.native import join
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.preparation import Preparation
 
 Array = npt.NDArray[Any]
@@ -97,7 +95,7 @@ class IOBinding:
         self.fed = tuple(fed)
         self._names = frozenset(fed)
         self.steps = _steps(preparation)
-        self.name_step: NameStep = partial(label_of, preparation.plan, preparation.steps)
+        self.name_step = preparation.name_step
         self.in_sequence = len(preparation.plan.chains) <= 1
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}

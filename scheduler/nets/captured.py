@@ -31,7 +31,6 @@ from dagexec.core.traits import Crossing
 from dagexec.errors import DeviceError, OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.observe.observers import Observer
-from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.dynamic import dynamic_operators
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
@@ -244,7 +243,7 @@ class CapturedRun:
             for stream in members[1:]:
                 stream.wait(fork)
             steps = chain.from_iterable(self._launched.steps[number] for number in _in_order(plan))
-            run_inline(net, steps, partial(label_of, plan, preparation.steps))
+            run_inline(net, steps, preparation.name_step)
             for stream, join in zip(members[1:], joins, strict=True):
                 join.record(stream)
                 self._main.wait(join)

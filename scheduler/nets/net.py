@@ -242,7 +242,8 @@ class BaseNet(ABC, Closing):
             steps = self._host_steps(preparation, observed)
         else:
             steps = self._launched_chains(preparation, plan, observed).steps
-        run = Run(self.name, plan, steps, partial(label_of, plan, preparation.steps), finished)
+        by_plan = preparation.name_step if plan is preparation.plan else partial(label_of, plan, preparation.steps)
+        run = Run(self.name, plan, steps, by_plan, finished)
         run.teams = self.has_teams
         if observed is not None:
             observed.follow(run)

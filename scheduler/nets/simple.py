@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar
 
 from dagexec.core.operator import Step
@@ -13,7 +13,7 @@ from dagexec.platform.blocking import calling_when_stopped, working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
-from dagexec.scheduler.plan.culprit import NameStep, label_of
+from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import run_inline
@@ -58,11 +58,10 @@ class SimpleNet(BaseNet):
             steps = preparation.in_order if observed is None and timeout is None else _steps(preparation, observed)
             error: BaseException | None = None
             try:
-                name_step = partial(label_of, preparation.plan, preparation.steps)
                 if timeout is None:
-                    run_inline(self.name, steps, name_step)
+                    run_inline(self.name, steps, preparation.name_step)
                 else:
-                    self._execute_until(threads().monotonic() + timeout, timeout, steps, name_step)
+                    self._execute_until(threads().monotonic() + timeout, timeout, steps, preparation.name_step)
             except BaseException as caught:
                 error = caught
                 raise
@@ -72,10 +71,11 @@ class SimpleNet(BaseNet):
 
     def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step], name_step: NameStep) -> None:
         late: list[int] = []
+        now = threads().monotonic
 
         def in_time() -> Iterator[Step]:
             for index, step in enumerate(steps):
-                if threads().monotonic() > deadline:
+                if now() > deadline:
                     late.append(index)
                     return
                 yield step

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from dagexec.platform.deadline import check_deadline
 from dagexec.platform.host_memory import check_fits, fits
 from dagexec.scheduler.memory import Inferred, MemoryPlan, find_buffers, graph_order, list_order
 from dagexec.scheduler.plan.bindings import Bindings
-from dagexec.scheduler.plan.culprit import operator_failure
+from dagexec.scheduler.plan.culprit import NameStep, label_of, operator_failure
 from dagexec.scheduler.plan.dynamic import CheckedStep, dynamic_operators
 from dagexec.scheduler.plan.plan import Plan, build_plan
 
@@ -42,6 +43,7 @@ class Preparation:
         seconds: the time each operator is estimated to take.
         chain_steps: the steps of each chain of the plan, those with nothing to do left out.
         in_order: all steps in list order, those with nothing to do left out.
+        name_step: how errors name the operator of a step.
         bindings: where the tensors are that the steps read and write: the blobs that exist before the net runs and that
             it reads, and every output with static shape.
     """
@@ -98,6 +100,7 @@ class Preparation:
         self.plan: Plan = build_plan(graph, self.seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
+        self.name_step: NameStep = partial(label_of, self.plan, self.steps)
         self.bindings = Bindings(inputs, _static_outputs(operators, dynamic))
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
