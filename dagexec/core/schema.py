@@ -224,7 +224,8 @@ class OpSchema:
         formula: output 0 from arrays of float64, or of the other types that an input may have, element by element, for
             tests and for passes that recognize functions; its keywords are arguments of the operator, with the defaults
             that they have there. Not for speed, and written apart from what computes.
-        optional_outputs: outputs beyond the least number may be left out, and the others stay what they are.
+        results: outputs behind so many are for gradients or tell how it was done; inference may leave them out, and
+            the others stay what they are. 0: all are results.
 
     What compiler and scheduler ask besides (`dagexec.core.traits`):
         post_ops: what the operator is as post-ops; None for one that is never any.
@@ -267,7 +268,7 @@ class OpSchema:
     reproducible: bool = True
     onnx: tuple[OnnxName, ...] = ()
     formula: Formula | None = None
-    optional_outputs: bool = False
+    results: int = 0
     post_ops: PostOpsRule | None = None
     layer: LayerKind | None = None
     fused: str = ""

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import NetDef, OperatorDef
-
-_RESULTS = {"Dropout": 1, "SpatialBN": 1, "InstanceNorm": 1, "GroupNorm": 1, "LayerNorm": 1, "LSTM": 3, "GRU": 2}
-"""How many outputs of these operators are results; those behind them are for training."""
+from dagexec.core.registry import schema_of
 
 _WITH_LOSS: Mapping[str, Mapping[str, int]] = {
     "SoftmaxWithLoss": {},
@@ -55,7 +53,7 @@ def _in_test_mode(definition: OperatorDef, needed: set[str]) -> OperatorDef:
         del made.input[1:], made.output[1:]
         del made.arg[:]
         made.arg.extend(axes)
-    results = _RESULTS.get(made.type, len(made.output))
+    results = schema_of(made.type).results or len(made.output)
     if needed.isdisjoint(made.output[results:]):
         del made.output[results:]
     for arg in made.arg:

@@ -95,6 +95,7 @@ def _spatial_bn_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         inplace=_spatial_bn_inplace,
         enforced_inplace=((3, 1), (4, 2)),
         cost=_spatial_bn_cost,
+        results=1,
         image_role=ImageRole.PER_CHANNEL,
     )
 )

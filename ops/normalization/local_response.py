@@ -79,7 +79,7 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
         required_args=("size",),
         cost=lambda call, outputs: memory_cost(call, outputs, 6 + call.arguments.int("size", 1)),
         onnx=(OnnxName("LRN", 13, {name: name for name in ("size", "alpha", "beta", "bias")}),),
-        optional_outputs=True,
+        results=1,
         image_role=ImageRole.SAME_CHANNELS,
     )
 )

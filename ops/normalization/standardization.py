@@ -200,6 +200,7 @@ class _Standardize(Operator):
         inplace=first_to_first,
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
         onnx=(OnnxName("InstanceNormalization", 22, {"epsilon": "epsilon"}),),
+        results=1,
     )
 )
 class InstanceNorm(_Standardize):
@@ -222,6 +223,7 @@ class InstanceNorm(_Standardize):
         args={"group": "groups of channels (default 32)", "epsilon": EPSILON_HELP, "order": ORDER_HELP},
         inplace=no_inplace,
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
+        results=1,
     )
 )
 class GroupNorm(_Standardize):
@@ -248,6 +250,7 @@ class GroupNorm(_Standardize):
             "elementwise_affine": "1: with gamma and beta (default: 1 when they are given)",
         },
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
+        results=1,
     )
 )
 class LayerNorm(_Standardize):

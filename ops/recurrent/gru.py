@@ -47,6 +47,7 @@ def infer_gru(call: OperatorCall) -> list[TensorType]:
         "GRU",
         inputs=(3, 6),
         outputs=(1, 4),
+        results=2,
         infer=infer_gru,
         doc="For each step t of X, with W, R and biases in three parts: z = sigmoid(X[t] Wz^T + H Rz^T + biases); r "
         "likewise; n = tanh(X[t] Wn^T + (r H) Rn^T + biases), or with linear_before_reset n = tanh(X[t] Wn^T + bias of "

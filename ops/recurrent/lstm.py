@@ -41,6 +41,7 @@ def infer_lstm(call: OperatorCall) -> list[TensorType]:
         "LSTM",
         inputs=(3, 7),
         outputs=(1, 5),
+        results=3,
         infer=infer_lstm,
         doc="For each step t of X: (i, o, f, g) = X[t] W^T + H R^T + biases; C = sigmoid(f) C + sigmoid(i) tanh(g); "
         "Y[t] = H = sigmoid(o) tanh(C). X is steps x batch x features, Y steps x directions x batch x hidden. "

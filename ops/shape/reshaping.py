@@ -179,7 +179,7 @@ def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]
         cost=no_cost,
         value_inputs=(1,),
         view=True,
-        optional_outputs=True,
+        results=1,
         moves_elements=True,
     )
 )

@@ -27,6 +27,5 @@ def moved_inputs(definition: OperatorDef) -> list[str] | None:
 
 def min_outputs(definition: OperatorDef) -> int:
     """How many outputs an operator has at least; those at the end that it may leave out do not count."""
-    schema = schema_of(definition.type)
-    is_free = schema.optional_outputs and not is_in_training(definition)
-    return schema.outputs[0] if is_free else len(definition.output)
+    results = schema_of(definition.type).results
+    return results if results and not is_in_training(definition) else len(definition.output)
