@@ -87,7 +87,6 @@ class CompileOptions(RunOptions):
     telemetry: bool | Tracer = False
 
     def __post_init__(self) -> None:
-        """As RunOptions."""
         super().__post_init__()
         object.__setattr__(self, "without_passes", frozenset(self.without_passes))
         object.__setattr__(self, "keep", frozenset(self.keep))

@@ -23,7 +23,6 @@ class HostRuntime(DeviceRuntime):
         return aligned_bytes(nbytes, "an allocation")
 
     def copy_now(self, destination: Array, source: Array) -> None:
-        """Copy."""
         np.copyto(destination, source)
 
     def statistics(self) -> RuntimeStatistics:

@@ -62,7 +62,6 @@ class _Call(ThreadWait):
         self._call = call
 
     def notify(self) -> None:
-        """Call."""
         self._call()
 
 

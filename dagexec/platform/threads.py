@@ -111,7 +111,6 @@ class SystemThreads(Threads):
         return threading.RLock()
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
-        """A started `threading.Thread`."""
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
@@ -119,7 +118,6 @@ class SystemThreads(Threads):
     monotonic = staticmethod(time.monotonic)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
-        """A started `threading.Timer`."""
         timer = threading.Timer(seconds, function)
         timer.daemon = True
         timer.start()

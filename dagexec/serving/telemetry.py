@@ -54,7 +54,6 @@ class Telemetry:
             logger.exception("net %s: the span of a run could not be started", self._net)
 
     def end(self, request: Request, outcome: str, error: BaseException | None, queue_wait: float) -> None:
-        """End it."""
         span, request.span = request.span, None
         if span is None:
             return

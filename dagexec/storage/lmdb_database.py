@@ -224,7 +224,6 @@ class LmdbTransaction(Transaction):
             raise self._failed(error) from None
 
     def abort(self) -> None:
-        """Abort lmdb's transaction."""
         if self._transaction is not None:
             with suppress(*self._database.errors):
                 self._transaction.abort()
@@ -266,11 +265,9 @@ class LmdbCursor(Cursor):
         self._move(self._cursor.next)
 
     def seek(self, key: bytes) -> None:
-        """Go to `key`."""
         self._move(lambda: self._cursor.set_key(key))
 
     def close(self) -> None:
-        """End the read transaction."""
         self._cursor.close()
         self._transaction.abort()
 

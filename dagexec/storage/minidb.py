@@ -82,7 +82,6 @@ class MiniTransaction(Transaction):
             raise self._failed(error) from None
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Write a record."""
         file = self._opened()
         if max(len(key), len(value)) > _LONGEST:
             raise StorageError(
@@ -186,7 +185,6 @@ class MiniCursor(Cursor):
         return f"offset {self.offset}, key {self.key[:80]!r}"
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _read(self, count: int) -> bytes:

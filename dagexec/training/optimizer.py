@@ -149,7 +149,6 @@ class SGD(Optimizer):
     lars: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for a negative or infinite number."""
         super().__post_init__()
         self._require_numbers("momentum", *(["lars"] if self.lars is not None else []))
 
@@ -233,7 +232,6 @@ class Adagrad(Optimizer):
     row_wise: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for a negative or infinite number."""
         super().__post_init__()
         self._require_numbers("epsilon", "decay")
 
@@ -265,7 +263,6 @@ class Adadelta(Optimizer):
     decay: float = 0.95
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for a negative or infinite number."""
         super().__post_init__()
         self._require_numbers("epsilon", "decay")
 
@@ -296,7 +293,6 @@ class RmsProp(Optimizer):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for a negative or infinite number."""
         super().__post_init__()
         self._require_numbers("decay", "momentum", "epsilon")
 
@@ -323,7 +319,6 @@ class Ftrl(Optimizer):
     lambda2: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises SchemaError for a negative or infinite number."""
         super().__post_init__()
         self._require_numbers("beta", "lambda1", "lambda2")
 

@@ -76,7 +76,6 @@ class ReluNGradient(IntervalGradient):
     """Gradient of ReluN."""
 
     def limits(self) -> tuple[float, float]:
-        """0 and n."""
         return 0.0, self.constant("n")
 
 
@@ -95,11 +94,9 @@ class HardSigmoidGradient(IntervalGradient):
     """Gradient of HardSigmoid."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """The selection, times alpha."""
         return [*super().passes(value, dy, dx, scratch), scalar_pass(np.multiply, dx, self.constant("alpha"), dx)]
 
     def limits(self) -> tuple[float, float]:
-        """0 and 1."""
         return 0.0, 1.0
 
 
@@ -152,7 +149,6 @@ class EluGradient(PointwiseGradient):
     """Gradient of Elu: alpha * exp(X) is Y + alpha."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """See `exponential_passes`."""
         return exponential_passes(value, dy, dx, scratch, 1.0, self.constant("alpha"))
 
 
@@ -175,7 +171,6 @@ class SeluGradient(PointwiseGradient):
     """Gradient of Selu."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """See `exponential_passes`."""
         scale = self.constant("scale")
         return exponential_passes(value, dy, dx, scratch, scale, scale * self.constant("alpha"))
 
@@ -185,7 +180,6 @@ class SigmoidGradient(PointwiseGradient):
     """Gradient of Sigmoid."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """The formula."""
         factor = scratch(0, value.shape)
         return [
             partial(np.subtract, np.ones((), value.dtype), value, out=factor),
@@ -199,7 +193,6 @@ class TanhGradient(PointwiseGradient):
     """Gradient of Tanh."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """The formula."""
         factor = scratch(0, value.shape)
         return [
             partial(np.square, value, out=factor),

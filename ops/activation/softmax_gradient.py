@@ -84,7 +84,6 @@ class SoftmaxGradient(NormalizationGradient):
     """Gradient of Softmax."""
 
     def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
-        """The formula."""
         return [
             partial(np.multiply, y, dy, out=scratch),
             *sum_passes(scratch, (1,), sums, rows),
@@ -98,7 +97,6 @@ class LogSoftmaxGradient(NormalizationGradient):
     """Gradient of LogSoftmax."""
 
     def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
-        """The formula."""
         return [
             *sum_passes(dy, (1,), sums, rows),
             partial(np.exp, y, out=scratch),

@@ -79,7 +79,6 @@ class ChannelPieces:
         return self._view[0] * self._view[2]
 
     def elements(self, outer: slice) -> int:
-        """Elements of a channel in a piece."""
         return int(outer.stop - outer.start) * self._view[2]
 
     def scratch(self) -> Array:

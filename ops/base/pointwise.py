@@ -71,7 +71,6 @@ class UfuncOperator(Pointwise):
     ufunc: ClassVar[Callable[..., Any]]
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """One call."""
         return [partial(type(self).ufunc, x, out=y)]
 
 

@@ -230,7 +230,6 @@ class Barrier(_WorldOperator):
     """A barrier."""
 
     def prepare(self) -> Step:
-        """Waits for all ranks."""
         return lambda: barrier(self.world())
 
 
@@ -239,7 +238,6 @@ class DestroyCommonWorld(_WorldOperator):
     """The end of a rank's part."""
 
     def prepare(self) -> Step:
-        """Closes the handle."""
         return lambda: self.world().close()
 
 

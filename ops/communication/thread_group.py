@@ -220,7 +220,6 @@ class ThreadWorld(CommonWorld):
         self._group.fail(self.rank, reason)
 
     def close(self) -> None:
-        """Leave the group."""
         if not self.closed:
             self.closed = True
             self._group.leave(self.rank)

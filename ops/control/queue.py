@@ -139,7 +139,6 @@ class EnqueueBlobs(_Enqueue):
     """Enqueue, or fail."""
 
     def prepare(self) -> Step:
-        """Copy in."""
         return self._step(len(self.output_blobs))
 
 
@@ -242,7 +241,6 @@ class DequeueBlobs(_Dequeue):
     """Dequeue, or fail."""
 
     def prepare(self) -> Step:
-        """Copy out."""
         blobs = len(self.output_blobs)
         declared_types(self.arguments, blobs, self.label)
         return lambda: self._dequeue(blobs)
@@ -346,7 +344,6 @@ class CloseBlobsQueue(Operator):
     """The end of a queue."""
 
     def prepare(self) -> Step:
-        """Close it."""
         return lambda: self.handle(0, BlobsQueue).close()
 
 

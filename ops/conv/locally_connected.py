@@ -75,7 +75,6 @@ class Layer:
 
     @property
     def filter_shape(self) -> tuple[int, ...]:
-        """The shape of the filter."""
         kernel, channels = [axis.kernel for axis in self.axes], self.channels // self.group
         return (*self.out, self.filters, *([*kernel, channels] if self.channels_last else [channels, *kernel]))
 

@@ -82,7 +82,6 @@ class TransposedConvolution(ConvOperator):
     """Y = the data gradient of a convolution whose output is X, + bias."""
 
     def prepare(self) -> Step:
-        """The data gradient."""
         call = self.call()
         _, axes = transposed_window(call)
         x, y = self.x(0), self.y(0)
@@ -107,7 +106,6 @@ class TransposedConvolutionGradient(GradientOperator):
         return filter_gradient(self, replace(problem, constant=None))
 
     def input_step(self, call: OperatorCall, result: Array) -> Step:
-        """That convolution of dY."""
         gradient = self.x(2)
         if not gradient.size:
             return only_bias(result, None, self.channels_last)

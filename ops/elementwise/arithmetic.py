@@ -40,7 +40,6 @@ class BinaryOperator(Operator):
     ufunc: ClassVar[Callable[..., Any]]
 
     def prepare(self) -> Step:
-        """One call."""
         _, view = operand_views(self.call())
         return self.compute(self.x(0), self.x(1).reshape(view), self.y(0))
 

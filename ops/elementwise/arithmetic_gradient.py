@@ -57,7 +57,6 @@ class BinaryGradient(OperandGradients):
 
     @classmethod
     def operands(cls, call: OperatorCall) -> tuple[str, ...]:
-        """A and B."""
         return "A", "B"
 
     @classmethod
@@ -72,7 +71,6 @@ class BinaryGradient(OperandGradients):
         return {"dC": shape, "C": shape, **stretched_views({"A": a, "B": view}, shape)}
 
     def form(self, name: str) -> Form:
-        """See `forms`."""
         return type(self).forms[name]
 
 
@@ -286,7 +284,6 @@ class SumReduceLike(Operator):
     """Sum to the shape of another tensor."""
 
     def prepare(self) -> Step:
-        """One sum."""
         a, view = self.x(0), reduced_view(self.call())
         return reduced(self, a.shape, [a], self.y(0).reshape(stretched_views({"B": view}, a.shape)["B"]))
 
@@ -307,7 +304,6 @@ class WhereGradient(OperandGradients):
 
     @classmethod
     def operands(cls, call: OperatorCall) -> tuple[str, ...]:
-        """X and Y."""
         return "X", "Y"
 
     @classmethod

@@ -94,7 +94,6 @@ class Mod(Operator):
     """Remainder."""
 
     def prepare(self) -> Step:
-        """One call."""
         x, follow = self.x(0), self.arguments.bool("sign_follow_divisor")
         divisor = self.x(1) if len(self.input_blobs) == 2 else np.asarray(self.arguments.int("divisor", 0), x.dtype)
         return partial(quiet, partial(np.mod if follow else np.fmod, x, divisor, out=self.y(0)))

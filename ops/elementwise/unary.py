@@ -91,7 +91,6 @@ class Scale(Pointwise):
     constants = {"scale": 1.0}
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """One product."""
         return [scalar_pass(np.multiply, x, self.constant("scale"), y)]
 
 
@@ -130,7 +129,6 @@ class Cube(Pointwise):
     """Third power."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """Two products."""
         square = scratch(0, x.shape)
         return [partial(np.square, x, out=square), partial(np.multiply, square, x, out=y)]
 
@@ -146,5 +144,4 @@ class Erf(Pointwise):
     """Error function; see `error_function` for the method and its accuracy."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """The passes of `error_function`."""
         return erf_passes(x, y, scratch(0, x.shape), scratch(1, x.shape), scratch(2, x.shape))

@@ -42,7 +42,6 @@ class VariadicGradient(OperandGradients):
 
     @classmethod
     def views(cls, call: OperatorCall) -> Views:
-        """By NumPy's rule."""
         roles = cls.roles(call)
         operands = {name: call.inputs[roles[name]].shape for name in cls.operands(call)}
         shape = broadcast_shape(call, list(operands.values()))
@@ -115,7 +114,6 @@ class MeanGradient(VariadicGradient):
         return dict.fromkeys(("dY", *cls.operands(call)), call.inputs[0].shape)
 
     def form(self, name: str) -> Form:
-        """dY / n."""
         count = len(self.operands(self.call()))
         return ("dY",), lambda pieces, out, _scratch: [scalar_pass(np.divide, pieces[0], count, out)]
 

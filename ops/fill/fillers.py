@@ -122,7 +122,6 @@ class ConstantFill(Operator):
     """One value everywhere."""
 
     def prepare(self) -> Step:
-        """One `fill`."""
         return partial(self.y(0).fill, fill_value(self.call()))
 
 

@@ -161,7 +161,6 @@ class Gather(GatherAlongAxis):
     """Slices picked by index."""
 
     def axis(self) -> int:
-        """The argument `axis`."""
         return _gather_axis(self.call())
 
 

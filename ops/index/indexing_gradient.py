@@ -88,7 +88,6 @@ class SparseToDense(Operator):
     """Rows added up by index."""
 
     def prepare(self) -> Step:
-        """See `adding_at`."""
         return adding_at(self, self.x(0), self.x(1), self.y(0), 0)
 
 
@@ -124,7 +123,6 @@ class GatheringGradient(Operator):
     """Each slice of the data gets the sum of dY over the places that show it. The values of the data are not read."""
 
     def prepare(self) -> Step:
-        """See `adding_at`."""
         call, result = self.call(), self.y(0)
         axis = gathered_axis(call)
         if picks_nothing(call, result.shape[axis]):

@@ -72,7 +72,6 @@ class AveragedLossGradient(Operator):
     """The gradient of the mean of all elements."""
 
     def prepare(self) -> Step:
-        """One fill."""
         gradient, dx = self.x(1).reshape(-1), self.y(0)
         count = max(1, dx.size)
 

@@ -141,7 +141,6 @@ class CrossEntropy(RowLoss):
     """Cross entropy of two distributions."""
 
     def passes(self, sources: Sequence[Array], z: Array, scratch: Scratch) -> list[Step]:
-        """The formula."""
         x, label = sources
         logarithm = scratch(0, x.shape)
         return [
@@ -158,7 +157,6 @@ class CrossEntropyGradient(RowGradient):
     """dX = -dY * label / max(X, 1e-20)."""
 
     def passes(self, sources: Sequence[Array], dz: Array, targets: Sequence[Array], scratch: Scratch) -> list[Step]:
-        """The formula."""
         x, label = sources
         [dx] = targets
         return [
@@ -194,7 +192,6 @@ class MakeTwoClass(Operator):
     """Probabilities of two classes."""
 
     def prepare(self) -> Step:
-        """Two columns."""
         x, y = self.x(0).reshape(-1), self.y(0).reshape(-1, 2)
         return in_sequence([partial(np.subtract, np.ones((), x.dtype), x, out=y[:, 0]), partial(np.copyto, y[:, 1], x)])
 
@@ -222,7 +219,6 @@ class MakeTwoClassGradient(Operator):
     """The gradient of MakeTwoClass."""
 
     def prepare(self) -> Step:
-        """A difference of columns."""
         dy = self.x(0).reshape(-1, 2)
         return partial(np.subtract, dy[:, 1], dy[:, 0], out=self.y(0).reshape(-1))
 

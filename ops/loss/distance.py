@@ -46,7 +46,6 @@ class SquaredL2DistanceGradient(RowGradient):
     """dX = dZ * (X - Y), dY = -dX."""
 
     def passes(self, sources: Sequence[Array], dz: Array, targets: Sequence[Array], scratch: Scratch) -> list[Step]:
-        """The formula."""
         dx, dy = targets
         return [
             partial(np.subtract, *sources, out=dx),
@@ -60,7 +59,6 @@ class L1Distance(RowLoss):
     """Sum of absolute differences."""
 
     def passes(self, sources: Sequence[Array], z: Array, scratch: Scratch) -> list[Step]:
-        """The formula."""
         difference = scratch(0, sources[0].shape)
         return [
             partial(np.subtract, *sources, out=difference),
@@ -93,7 +91,6 @@ class DotProduct(RowLoss):
     """Inner product."""
 
     def passes(self, sources: Sequence[Array], z: Array, scratch: Scratch) -> list[Step]:
-        """One inner product."""
         return [inner_product(sources[0], sources[1], z)]
 
 
@@ -102,7 +99,6 @@ class DotProductGradient(RowGradient):
     """dX = dZ * Y, dY = dZ * X."""
 
     def passes(self, sources: Sequence[Array], dz: Array, targets: Sequence[Array], scratch: Scratch) -> list[Step]:
-        """The formula."""
         x, y = sources
         return [partial(np.multiply, y, dz, out=targets[0]), partial(np.multiply, x, dz, out=targets[1])]
 
@@ -128,7 +124,6 @@ class CosineSimilarity(RowLoss):
     """Cosine of the angle between rows."""
 
     def passes(self, sources: Sequence[Array], z: Array, scratch: Scratch) -> list[Step]:
-        """The formula."""
         x, y = sources
         length = scratch(0, z.shape)
         return [

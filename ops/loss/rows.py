@@ -78,7 +78,6 @@ class RowLoss(_Rows):
     """One number a row, from inputs of one shape."""
 
     def prepare(self) -> Step:
-        """Piece by piece."""
         rows, members = self.sizes(0)
         tensors = [self.x(index).reshape(rows, members) for index in range(len(self.input_blobs))]
         z = self.y(0).reshape(rows)
@@ -112,7 +111,6 @@ class RowGradient(_Rows):
     gradient: ClassVar[int] = 2
 
     def prepare(self) -> Step:
-        """Piece by piece."""
         given = [index for index in range(len(self.input_blobs)) if index != self.gradient]
         rows, members = self.sizes(given[0])
         tensors = [self.x(index).reshape(rows, members) for index in given]

@@ -207,7 +207,6 @@ class InstanceNorm(_Standardize):
     """Instance normalization."""
 
     def grouping(self) -> Grouping:
-        """See `instance_grouping`."""
         return instance_grouping(self.call())
 
 
@@ -230,7 +229,6 @@ class GroupNorm(_Standardize):
     """Group normalization."""
 
     def grouping(self) -> Grouping:
-        """See `group_grouping`."""
         return group_grouping(self.call())
 
 
@@ -259,5 +257,4 @@ class LayerNorm(_Standardize):
     inverse = False
 
     def grouping(self) -> Grouping:
-        """See `layer_grouping`."""
         return layer_grouping(self.call())

@@ -289,11 +289,9 @@ class InstanceNormGradient(_StandardizeGradient):
     """The gradient of instance normalization."""
 
     def roles(self) -> GradientInputs:
-        """See `instance_inputs`."""
         return _found(instance_inputs(len(self.input_blobs)))
 
     def grouping(self, call: OperatorCall) -> Grouping:
-        """See `instance_grouping`."""
         return instance_grouping(call)
 
 
@@ -302,11 +300,9 @@ class GroupNormGradient(_StandardizeGradient):
     """The gradient of group normalization."""
 
     def roles(self) -> GradientInputs:
-        """See `group_inputs`."""
         return _found(group_inputs(len(self.input_blobs)))
 
     def grouping(self, call: OperatorCall) -> Grouping:
-        """See `group_grouping`."""
         return group_grouping(call)
 
 
@@ -325,11 +321,9 @@ class LayerNormGradient(_StandardizeGradient):
     inverse = False
 
     def roles(self) -> GradientInputs:
-        """See `layer_inputs`."""
         return _found(layer_inputs(len(self.input_blobs)))
 
     def grouping(self, call: OperatorCall) -> Grouping:
-        """See `layer_grouping`."""
         return layer_grouping(call)
 
 

@@ -46,7 +46,6 @@ class _Vectors(Operator):
     """Base: pieces of whole vectors, members on axis 1, in float32 where they are of 16 bits."""
 
     def prepare(self) -> Step:
-        """Piece by piece."""
         view = vectors_view(self.call())
         tensors = [self.x(index).reshape(view) for index in range(len(self.input_blobs))]
         result = self.y(0).reshape(view)
@@ -105,7 +104,6 @@ class Normalize(_Vectors):
     """Vectors of Euclidean length 1."""
 
     def passes(self, sources: Sequence[Array], y: Array, scratch: Scratch) -> list[Step]:
-        """Lengths, then the quotient."""
         [x] = sources
         length = _length_memory(x, scratch, 0)
         return [*_length_passes(x, y, length), partial(np.divide, x, length, out=y)]
@@ -147,7 +145,6 @@ class NormalizeL1(_Vectors):
     """Vectors whose absolute values sum to 1."""
 
     def passes(self, sources: Sequence[Array], y: Array, scratch: Scratch) -> list[Step]:
-        """Sums, then the quotient."""
         [x] = sources
         length = _length_memory(x, scratch, 0)
         return [

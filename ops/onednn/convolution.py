@@ -155,15 +155,12 @@ class FusedForwardConvolution(ForwardConvolution, FusedConvolution):
     """FusedConv."""
 
     def post_ops(self, call: OperatorCall) -> tuple[PostOp, ...]:
-        """Argument `post_ops`."""
         return read_post_ops(call)
 
     def has_bias(self, call: OperatorCall) -> bool:
-        """Argument `bias`."""
         return first_operand(call) == 3
 
     def result_order(self, call: OperatorCall) -> str:
-        """Argument `output_order`."""
         return output_order(call)
 
 

@@ -106,7 +106,6 @@ class Chain(OneDNNOperator):
         """What the chain starts from, of the output's shape, its links, and the operands that they name."""
 
     def drops_nan(self) -> bool:
-        """See `post_ops.DROPS_NAN`."""
         return drops_nan(self.links()[1])
 
     def prepare_primitive(self) -> Step:
@@ -211,7 +210,6 @@ class FusedElementwise(Chain, fused_elementwise.FusedElementwise):
     """A chain as the definition says it."""
 
     def links(self) -> tuple[Array, list[PostOp], Operands]:
-        """Argument `post_ops`."""
         links = list(read_post_ops(self.call()))
         return self.x(0), links, {index: self.x(index) for index in _inputs(links)}
 
@@ -220,7 +218,6 @@ class DeclaredChain(Chain):
     """An operator that its schema says in post-ops: of one tensor, or of several that are stretched to the first."""
 
     def links(self) -> tuple[Array, list[PostOp], Operands]:
-        """The schema's."""
         rule = type(self).schema.post_ops
         entries = rule(self.arguments, self.input(0).meta, len(self.input_blobs)) if rule else None
         links = [parse_post_op(entry, self.label) for entry in entries or ()]

@@ -54,7 +54,6 @@ class SpatialBNGradient(OneDNNOperator, batch_norm_gradient.SpatialBNGradient):
     metas: ClassVar = (FLOAT32,)
 
     def prefers_default(self) -> bool:
-        """In inference and NCHW."""
         return self.arguments.bool("is_test") and image_order(self.call()) == NCHW
 
     def prepare_primitive(self) -> Step:

@@ -48,7 +48,6 @@ class Pooling(OneDNNOperator):
     """
 
     def prepare_primitive(self) -> Step:
-        """One primitive."""
         window, axes = pool_window(self.call())
         require_pixels(axes, self.label)
         x, y = self.x(0), self.y(0)
@@ -122,7 +121,6 @@ class MaximumPooling(Pooling, MaxPooling):
     metas = (FLOAT32, BFLOAT16, FLOAT16, INT8, UINT8, INT32)
 
     def drops_nan(self) -> bool:
-        """Always."""
         return True
 
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, None]:
@@ -134,7 +132,6 @@ class MeanPooling(Pooling, AveragePooling):
     """The mean of each window."""
 
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
-        """See `mean_algorithm`."""
         return mean_algorithm(axes, self.arguments.bool("count_include_pad"))
 
 
@@ -144,7 +141,6 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
     orders = (NCHW, NHWC)
 
     def prepare_primitive(self) -> Step:
-        """See `sums`."""
         return MaxPoolingGradient.prepare(self)
 
     def needs_onednn(self) -> bool:
@@ -190,7 +186,6 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
     """Each pixel gets its share of dY of every window that it is in."""
 
     def prepare_primitive(self) -> Step:
-        """One primitive."""
         window, axes = pool_window(self.call())
         algorithm, factor = mean_algorithm(axes, self.arguments.bool("count_include_pad"))
         if factor is not None:

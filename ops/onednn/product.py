@@ -46,7 +46,6 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
     metas = (FLOAT32, BFLOAT16, FLOAT16)
 
     def prepare_primitive(self) -> Step:
-        """One inner product."""
         (rows, inner), w_matrix, _ = product.fc_matrices(self.call(), self.transposed)
         x, w = self.x(0).reshape(rows, inner), self.x(1).reshape(w_matrix)
         weights = w.T if self.transposed else w
@@ -173,7 +172,6 @@ class MatMul(Product, product.MatMul):
     """Product of two matrices."""
 
     def prepare_primitive(self) -> Step:
-        """One matmul."""
         a_matrix, b_matrix = product.matmul_matrices(self.call())
         a, b = self.x(0).reshape(a_matrix), self.x(1).reshape(b_matrix)
         a = a.T if self.arguments.bool("trans_a") else a

@@ -246,7 +246,6 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
     metas: ClassVar = BYTES
 
     def drops_nan(self) -> bool:
-        """As in QuantizedProduct."""
         return _drops_nan(self)
 
     def prepare_primitive(self) -> Step:
@@ -331,7 +330,6 @@ class QuantizeLinear(_LinearCopy, linear.QuantizeLinear):
     metas: ClassVar = (FLOAT32,)
 
     def prepare_primitive(self) -> Step:
-        """One reorder."""
         if self.output(0).meta not in BYTES:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no {self.output(0).meta}")
         return self.copied(DST)
@@ -344,5 +342,4 @@ class DequantizeLinear(_LinearCopy, linear.DequantizeLinear):
     metas: ClassVar = BYTES
 
     def prepare_primitive(self) -> Step:
-        """One reorder."""
         return self.copied(SRC)

@@ -32,7 +32,6 @@ class Reducing(OneDNNOperator):
     """Base of the reductions."""
 
     def drops_nan(self) -> bool:
-        """Extremes do."""
         return self._algorithm() in (_MAX, _MIN)
 
     def _algorithm(self) -> int:

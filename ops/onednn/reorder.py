@@ -16,7 +16,6 @@ class Reorder(OneDNNOperator, reorder.Reorder):
     metas = DTYPES
 
     def needs_onednn(self) -> bool:
-        """NumPy knows all orders."""
         return False
 
     def prepare_primitive(self) -> Step:

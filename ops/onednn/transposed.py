@@ -29,7 +29,6 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
     """Y = the transposed convolution of X, + bias."""
 
     def prepare_primitive(self) -> Step:
-        """One primitive."""
         call = self.call()
         window, axes = transposed_window(call)
         require_window(axes, self.label)

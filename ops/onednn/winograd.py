@@ -171,7 +171,6 @@ class Tiling:
 
     @property
     def image_rows(self) -> int:
-        """Rows of tiles in an image."""
         return -(-self.layer.result[0] // self.outputs)
 
     @property

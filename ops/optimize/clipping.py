@@ -48,7 +48,6 @@ class GlobalNorm(Operator):
     """The norm of several tensors from the sums of their squares."""
 
     def prepare(self) -> Step:
-        """One sum."""
         squares = [self.x(index).reshape(-1) for index in range(len(self.input_blobs))]
         norm = self.y(0)
 

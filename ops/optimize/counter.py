@@ -105,7 +105,6 @@ class Iter(Operator):
             self.output(0).feed(np.zeros(1, np.int64))
 
     def prepare(self) -> Step:
-        """One increment."""
         return partial(increment, self.y(0).reshape(-1), self.label)
 
 

@@ -88,5 +88,4 @@ class Ftrl(DenseUpdate):
 
     @classmethod
     def state_shapes(cls, param: Shape) -> Sequence[Shape]:
-        """One of pairs."""
         return ftrl_state(param)

@@ -150,7 +150,6 @@ class Alter(Policy):
         self._require(min(periods) >= 0 and sum(periods) > 0, "the periods must be at least 0, and one more than that")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """1 or 0."""
         first = self.active_period if self.active_first else self.inactive_period
         in_first = iteration % (self.active_period + self.inactive_period) < first
         return float(in_first == self.active_first)
@@ -192,7 +191,6 @@ class Gate(Policy):
     num_iter: int = 0
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """One of the two."""
         return self.multiplier_1 if iteration < self.num_iter else self.multiplier_2
 
 
@@ -260,7 +258,6 @@ class ConstantWarmup(Policy):
         return cls(arguments.float(f"{prefix}multiplier", 0.5), arguments.int(f"{prefix}num_iter", 0))
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """`factor` or 1."""
         return self.factor if iteration < self.num_iter else 1.0
 
 
@@ -275,7 +272,6 @@ class PieceWarmup(Policy):
     m3: float = 0.5
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
-        """One of the three."""
         return self.m1 if iteration < self.n1 else self.m2 if iteration < self.n2 else self.m3
 
 
@@ -505,7 +501,6 @@ class Composite(Policy):
 
     @classmethod
     def read(cls, arguments: Arguments, label: str, prefix: str) -> Policy:
-        """The policy that the arguments say. Raises ArgumentError."""
         stages = []
         for index, count in enumerate(arguments.ints(f"{prefix}sub_policy_num_iters")):
             start = f"{prefix}sub_policy_{index}_"

@@ -55,7 +55,6 @@ class RowWiseSparseAdagrad(SparseUpdate):
 
     @classmethod
     def state_shapes(cls, param: Shape) -> Sequence[Shape]:
-        """One number a row."""
         return [param[:1]]
 
 
@@ -72,7 +71,6 @@ class RowWiseAdamRule(AdamRule):
         np.add(first, work, out=first)
 
     def step(self, piece: Piece) -> None:
-        """Put the step into scratch 0."""
         (first, second), (work,) = piece.state, piece.scratch
         np.multiply(first, self._correction / (np.sqrt(second) + self._epsilon), out=work)
 

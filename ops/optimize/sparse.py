@@ -266,5 +266,4 @@ class SparseFtrl(SparseUpdate):
 
     @classmethod
     def state_shapes(cls, param: Shape) -> Sequence[Shape]:
-        """One of pairs."""
         return ftrl_state(param)

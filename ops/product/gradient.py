@@ -248,7 +248,6 @@ class MatMulGradient(ProductGradient):
     """dA = dY B^T and dB = A^T dY, or the transposes."""
 
     def operands(self) -> Operands:
-        """Folded to matrices."""
         a_matrix, b_matrix = matmul_matrices(self.call())
         trans_a, trans_b = self.arguments.bool("trans_a"), self.arguments.bool("trans_b")
         dy = self.x(2).reshape(a_matrix[1 if trans_a else 0], b_matrix[0 if trans_b else 1])

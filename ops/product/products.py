@@ -209,7 +209,6 @@ class MatMul(Operator):
     """Product of two matrices."""
 
     def prepare(self) -> Step:
-        """One product."""
         a_matrix, b_matrix = matmul_matrices(self.call())
         a, b = self.x(0).reshape(a_matrix), self.x(1).reshape(b_matrix)
         a = a.T if self.arguments.bool("trans_a") else a

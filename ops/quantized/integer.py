@@ -46,7 +46,6 @@ class ConvInteger(ImageOperator):
     """Convolution of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        """The sums, as integers."""
         call = self.call()
         window, axes = quant_window(call)
         if not self.y(0).size:

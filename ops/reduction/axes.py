@@ -156,7 +156,6 @@ class SumReduction(Reduction):
     """Sum."""
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
-        """One sum."""
         return [reduce_pass(np.add, x, total, axes)]
 
 
@@ -174,7 +173,6 @@ class MaxReduction(Reduction):
     """Maximum; NaN where there is one."""
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
-        """One maximum."""
         return [reduce_pass(np.maximum, x, total, axes)]
 
 
@@ -182,7 +180,6 @@ class MinReduction(Reduction):
     """Minimum; NaN where there is one."""
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
-        """One minimum."""
         return [reduce_pass(np.minimum, x, total, axes)]
 
 
@@ -250,7 +247,6 @@ class PrefixMax(PrefixReduction, MaxReduction):
     """Maximum, also of the first elements only."""
 
     def neutral(self, dtype: np.dtype[Any]) -> float:
-        """The least number."""
         return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
@@ -258,7 +254,6 @@ class ProductReduction(Reduction):
     """Product."""
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
-        """One product."""
         return [reduce_pass(np.multiply, x, total, axes)]
 
 

@@ -113,11 +113,9 @@ class SumGradient(ReductionGradient):
     """dX = dY."""
 
     def read(self) -> tuple[str, ...]:
-        """The values of dY."""
         return ("dY",)
 
     def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """One copy that broadcasts."""
         return [partial(np.copyto, dx, arrays["dY"])]
 
 
@@ -125,7 +123,6 @@ class MeanGradient(SumGradient):
     """dX = dY / the number of elements."""
 
     def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """One division that broadcasts."""
         return [partial(np.divide, arrays["dY"], np.asarray(count, dx.dtype), out=dx)]
 
 
@@ -133,7 +130,6 @@ class ElementSumGradient(MeanGradient):
     """dX = dY, divided by the number of elements where argument `average` says so."""
 
     def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """One pass."""
         return super().passes(arrays, dx, axes, count if self.arguments.bool("average") else 1)
 
 
@@ -192,7 +188,6 @@ class ProductGradient(ReductionGradient):
     """
 
     def read(self) -> tuple[str, ...]:
-        """X and dY."""
         return ("X", "dY")
 
     def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:

@@ -99,7 +99,6 @@ class Free(Operator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """Nothing to do."""
         return nothing_to_do
 
 
@@ -121,7 +120,6 @@ class ZeroGradient(Operator):
     reads_strided = True
 
     def prepare(self) -> Step:
-        """Nothing to do."""
         return nothing_to_do
 
 

@@ -320,7 +320,6 @@ class Transpose(Operator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """One strided copy."""
         return partial(np.copyto, self.y(0), self.x(0).transpose(permutation(self.call())))
 
 
@@ -351,7 +350,6 @@ class NCHW2NHWC(Operator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """One strided copy."""
         return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), 1, -1))
 
 
@@ -362,7 +360,6 @@ class NHWC2NCHW(Operator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """One strided copy."""
         return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), -1, 1))
 
 
@@ -457,7 +454,6 @@ class Copy(Operator):
         return self.input(index).runtime.host_view(super().x(index))
 
     def prepare(self) -> Step:
-        """One copy."""
         return partial(np.copyto, self.y(0), self.x(0))
 
 

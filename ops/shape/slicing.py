@@ -212,5 +212,4 @@ class Expand(Operator):
     """A tensor broadcast to a larger shape."""
 
     def prepare(self) -> Step:
-        """One copy that broadcasts."""
         return partial(np.copyto, self.y(0), self.x(0))

@@ -121,7 +121,6 @@ class TileGradient(Operator):
     """The sum over the repetitions."""
 
     def prepare(self) -> Step:
-        """One sum."""
         tiles, axis = tile_plan(self.call())
         dx = self.y(0)
         outer, inner = math.prod(dx.shape[:axis]), math.prod(dx.shape[axis:])

@@ -128,7 +128,6 @@ class DBExists(StorageOperator):
     """Whether a database is there."""
 
     def prepare(self) -> Step:
-        """Look."""
         kind, found = db_type(self.arguments, self.label), self.y(0)
         path = self.place(self.arguments.string("db_name", ""))
 

@@ -131,7 +131,6 @@ class Save(_Save):
     """Blobs to a file."""
 
     def prepare(self) -> Step:
-        """Write, every run."""
         return self._writer()
 
 

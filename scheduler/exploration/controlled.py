@@ -84,7 +84,6 @@ class ControlledThread(threading.Thread):
         self._world.wait(lambda: self.ended, timeout, self, f"join {self.name}")
 
     def is_alive(self) -> bool:
-        """True until it ends."""
         return not self.ended
 
     def join_really(self, timeout: float) -> None:

@@ -39,7 +39,6 @@ class ControlledDriver(Driver):
         )
 
     def detach(self, stream: SimStream) -> None:
-        """Its thread ends."""
         self._detached.add(stream)
 
     def notify(self, stream: SimStream) -> None:

@@ -49,7 +49,6 @@ class RandomStrategy(Strategy):
         self._random = random.Random(seed)
 
     def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
-        """Any of them."""
         return int(self._random.random() * len(candidates))
 
 

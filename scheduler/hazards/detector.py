@@ -218,7 +218,6 @@ class Detector(Observer):
     def chain_stopped(
         self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
-        """Its children may begin."""
         with self._lock:
             self._runs[run].ended[chain] = True
             self._working.clocks = None

@@ -201,7 +201,6 @@ class _OnCaptureStreams(NetStreams):
         self._streams = streams
 
     def on(self, device: Device, group: str = "") -> DeviceStreams:
-        """Those of the captures."""
         return self._streams
 
 

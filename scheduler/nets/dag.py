@@ -50,7 +50,6 @@ class DAGNet(BaseNet):
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
-        """What `Workspace.create_net` calls."""
         return cls(definition, workspace, num_workers=num_workers)
 
     def close(self) -> None:

@@ -342,12 +342,10 @@ class RunCountObserver(Observer):
             return RunCounts(self._started, self._stopped, self._failed, self._operators)
 
     def run_started(self, run: ObservedRun) -> None:
-        """One more."""
         with self._lock:
             self._started += 1
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """One more."""
         with self._lock:
             self._stopped += 1
             self._failed += error is not None

@@ -245,23 +245,19 @@ class Trace(Observer):
     def chain_stopped(
         self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
-        """Keep the chain's span."""
         self.chains.append(ChainSpan(chain, worker, run.ready(chain), start, end, self._numbers[run]))
 
     def event_waited(self, run: ObservedRun, chain: int, worker: str, start: int, end: int) -> None:
-        """Keep the wait."""
         self.event_waits.append(EventWait(chain, worker, start, end, self._numbers[run]))
 
     def converted(
         self, run: ObservedRun, operator: int, worker: str, conversion: Conversion, start: int, end: int
     ) -> None:
-        """Keep the conversion."""
         self.spans.append(Span(operator, worker, start, end, conversion, self._numbers[run]))
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
-        """Keep the operator's span."""
         name = None if error is None else type(error).__name__
         self.spans.append(Span(operator, worker, start, end, None, self._numbers[run], name))
 
@@ -270,7 +266,6 @@ class Trace(Observer):
         self._track(stream).launched.append(kernel)
 
     def recorded(self, stream: Stream, event: Event) -> None:
-        """Keep after which kernel."""
         track = self._track(stream)
         self._records[id(event)] = (event, track, len(track.launched) - 1)
 
@@ -282,13 +277,11 @@ class Trace(Observer):
             self.arrows.append(Arrow(event.owner, record[1], record[2], track, len(track.launched)))
 
     def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
-        """Keep the kernel's span."""
         found = self._under_way.find(kernel)
         run, operator = (None, None) if found is None else (self._numbers.get(found[0]), found[1])
         self._track(stream).add(kernel, KernelSpan(kernel.label, start, end, operator, run))
 
     def waited(self, stream: Stream, event: Event, start: float, end: float) -> None:
-        """Keep the wait."""
         self._track(stream).waits.append(StreamWait(event.owner, start, end))
 
     def _track(self, stream: Stream) -> StreamTrack:

@@ -243,7 +243,6 @@ class _Groups:
         return set(self._parents)
 
     def by_scale(self) -> list[list[str]]:
-        """The groups."""
         groups: dict[str, list[str]] = {}
         for name in self._parents:
             groups.setdefault(self._root(name), []).append(name)

@@ -133,7 +133,6 @@ class CudaEvent(Event):
         return self._done
 
     def query(self) -> EventState:
-        """The state now."""
         if not self._recorded:
             return EventState.INITIALIZED
         if not self.is_done:
@@ -170,7 +169,6 @@ class CudaEvent(Event):
 
     @property
     def error(self) -> BaseException | None:
-        """What failed before the event, None unless it is FAILED."""
         return self.failure.error if self.failure is not None and self.is_done else None
 
     def when_done(self, callback: Callable[[], object]) -> None:
@@ -184,7 +182,6 @@ class CudaEvent(Event):
             self.runtime.completions.add(self, self.native, callback)
 
     def reset(self) -> None:
-        """Back to INITIALIZED."""
         self._recorded = self._done = False
         self.stream = self.native = self.failure = None
 

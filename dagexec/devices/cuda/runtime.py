@@ -156,7 +156,6 @@ class CudaRuntime(DeviceRuntime):
         return self._streams.all()
 
     def event(self, owner: str) -> CudaEvent:
-        """A new event."""
         return CudaEvent(owner, self)
 
     def library_handle(self, name: str) -> AbstractContextManager[object]:
@@ -324,7 +323,6 @@ class CudaRuntime(DeviceRuntime):
     # The whole device
 
     def statistics(self) -> RuntimeStatistics:
-        """Counts at this moment."""
         return self._streams.statistics(self.memory)
 
     def close(self) -> None:

@@ -155,7 +155,6 @@ class ThreadDriver(Driver):
             call()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, subscribe: Subscribe) -> bool:
-        """Sleep until called."""
         return _wait_at_gate(ready, timeout, subscribe)
 
     def wanted(self) -> None:
@@ -279,7 +278,6 @@ class SeededDriver(Driver):
         self._thread, self._sleeps, self._waiting = None, False, 0
 
     def attach(self, stream: SimStream) -> None:
-        """Choose among one more."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{stream.name}: the device was closed")

@@ -124,7 +124,6 @@ class SimEvent(Event):
         self.position = mark.position
 
     def query(self) -> EventState:
-        """The state now."""
         position, stream = self.position, self.stream
         if position < 0:
             return _INITIALIZED
@@ -148,7 +147,6 @@ class SimEvent(Event):
 
     @property
     def error(self) -> BaseException | None:
-        """What failed before the event, None unless it is FAILED."""
         failure = self.failure
         return None if failure is None else failure.error
 
@@ -167,7 +165,6 @@ class SimEvent(Event):
             mark.stream.want(mark.position, callback)
 
     def reset(self) -> None:
-        """Back to INITIALIZED."""
         self.position = -1
         self.stream = self._mark = None
         self.outcome = _HOST

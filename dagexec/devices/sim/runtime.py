@@ -72,7 +72,6 @@ class SimRuntime(DeviceRuntime):
         return stream
 
     def event(self, owner: str) -> SimEvent:
-        """A new event."""
         return SimEvent(owner)
 
     def allocate(self, nbytes: int) -> Array:
@@ -137,7 +136,6 @@ class SimRuntime(DeviceRuntime):
             capture.end()
 
     def statistics(self) -> RuntimeStatistics:
-        """Counts at this moment."""
         return self._streams.statistics(self._memory)
 
     def abandon_all(self, error: BaseException | None = None) -> None:

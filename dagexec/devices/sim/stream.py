@@ -137,7 +137,6 @@ class SimStream(Stream):
     # The host's side
 
     def launch(self, kernel: Kernel) -> None:
-        """Append `kernel`."""
         if self._route is not None:
             self._route.launch(self, kernel)
             return

@@ -113,7 +113,6 @@ class AllReduceModel(ParallelModel):
         return {loss: total / (len(self.places) * self.iter_size) for loss, total in totals.items()}
 
     def workspace_of(self, place: ReplicaDevice) -> Workspace:
-        """The one workspace."""
         return self.workspace
 
     def nets(self) -> tuple[BaseNet, ...]:
@@ -121,7 +120,6 @@ class AllReduceModel(ParallelModel):
         return tuple(self._nets.values())
 
     def close(self) -> None:
-        """Close the nets."""
         self.closed = True
         for net in self._nets.values():
             net.close()

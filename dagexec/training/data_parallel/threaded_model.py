@@ -111,7 +111,6 @@ class ThreadedModel(ParallelModel):
         return {loss: total / parts for loss, total in totals.items()}
 
     def workspace_of(self, place: ReplicaDevice) -> Workspace:
-        """The replica's own."""
         return self._workspaces[place]
 
     def nets(self) -> tuple[Net, ...]:

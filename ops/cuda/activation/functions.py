@@ -24,7 +24,6 @@ class Clip(PointwiseExpression):
     code = "y = clipped(x, low, high);"
 
     def scalars(self) -> dict[str, float]:
-        """The limits."""
         low, high = clip_limits(self.arguments, self.label, self.input(0).meta)
         return {"low": low, "high": high}
 
@@ -35,7 +34,6 @@ class Gelu(PointwiseExpression):
     code = ""
 
     def expression(self) -> str:
-        """As `fast_gelu` says."""
         return f"y = {'gelu_tanh' if self.arguments.bool('fast_gelu') else 'gelu_erf'}(x);"
 
 
@@ -43,7 +41,6 @@ class CudaPRelu(CudaOperator):
     """PRelu; the slope is broadcast."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         x, call = self.x(0), self.call()
         view = slope_view(x.shape, self.x(1).shape, channel_axis(call), call)
         inputs = {"x": x, "slope": self.x(1).reshape(view)}
@@ -82,7 +79,6 @@ class GeluGradient(GradientExpression):
     code = ""
 
     def expression(self) -> str:
-        """As `fast_gelu` says."""
         return f"dx = {'gelu_tanh_slope' if self.arguments.bool('fast_gelu') else 'gelu_erf_slope'}(x) * dy;"
 
 

@@ -14,7 +14,6 @@ class _CudaGlu(CudaOperator):
     """Values and gates in one tensor."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         values, gates = halves(self.call(), self.x(0))
         inputs = {"values": values, "gates": gates}
         return elementwise(self, "glu", inputs, {"y": self.y(0).reshape(gates.shape)}, "y = values * logistic(gates);")

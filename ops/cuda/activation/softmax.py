@@ -21,7 +21,6 @@ class _CudaSoftmax(CudaOperator):
     """Softmax, or its logarithm."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         shape = grouping(self.call())
         name, each = "softmax", "y = exp(A(x - top)) / sum;"
         if isinstance(self, LogSoftmax):
@@ -36,7 +35,6 @@ class _CudaSoftmaxGradient(CudaOperator):
     """The gradient of either."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         shape = grouping(self.call())
         if isinstance(self, LogSoftmaxGradient):
             name, absorb, each = "log_softmax", "s.add((W)dy);", "dx = dy - exp(y) * (A)total0.total;"

@@ -155,7 +155,6 @@ class _CudaIm2Col(CudaOperator):
     """A thread for every channel and window."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         window, axes = columns_window(self.call(), 0)
         last = window.channels_last
         columns: Any = columns_view(self.y(0), axes, last)
@@ -167,7 +166,6 @@ class _CudaCol2Im(CudaOperator):
     """A thread for every channel and pixel, which gathers."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         window, axes = columns_window(self.call(), 1)
         last = window.channels_last
         columns: Any = columns_view(self.x(0), axes, last)

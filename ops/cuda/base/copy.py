@@ -40,7 +40,6 @@ class CudaCopy(CudaOperator):
     crosses_devices = True
 
     def prepare(self) -> Step:
-        """One copy."""
         return copy_step(self.y(0), self.x(0))
 
 
@@ -48,7 +47,6 @@ class CudaCopyToHost(CudaCopy):
     """A copy to the host."""
 
     def output(self, index: int) -> Tensor:
-        """The output, on the host."""
         return self.output_blobs[index].tensor()
 
 

@@ -43,7 +43,6 @@ class CudaOperator(Operator):
         placed: Collection[int] = (),
         memory: MemorySource | None = None,
     ) -> Prepared:
-        """See Operator."""
         assert isinstance(self.runtime, CudaRuntime)
         with self.runtime.guard():
             return super().bind(types, as_view=as_view, placed=placed, memory=memory)

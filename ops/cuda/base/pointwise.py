@@ -33,7 +33,6 @@ class ExpressionOperator(CudaOperator):
     result: ClassVar[str] = "y"
 
     def prepare(self) -> Step:
-        """One kernel."""
         inputs = {name: self.x(index) for name, index in self.roles().items()}
         outputs = {self.result: self.y(0)}
         first = next(iter(inputs.values()))
@@ -65,11 +64,9 @@ class PointwiseExpression(ExpressionOperator):
     code: ClassVar[str]
 
     def roles(self) -> dict[str, int]:
-        """x."""
         return {"x": 0}
 
     def expression(self) -> str:
-        """That of the class."""
         return self.code
 
 
@@ -90,7 +87,6 @@ class GradientExpression(ExpressionOperator):
         return {name.lower(): index for index, name in enumerate(self.reads) if _reads(self.expression(), name.lower())}
 
     def expression(self) -> str:
-        """That of the class."""
         return self.code
 
 

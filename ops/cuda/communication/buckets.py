@@ -15,7 +15,6 @@ class CudaPackBucket(CudaOperator):
     """Tensors into a bucket."""
 
     def prepare(self) -> Step:
-        """Each into its part."""
         tensors = [self.x(index).reshape(-1) for index in range(len(self.input_blobs))]
         return joining(self, self.y(0), tensors, 0)
 

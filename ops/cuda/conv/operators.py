@@ -136,7 +136,6 @@ class CudaGradientOperator(CudaConvOperator, GradientOperator):
     """dfilter, dbias and dX of X, filter and dY, as far as they are wanted."""
 
     def prepare(self) -> Step:
-        """One gradient after the other."""
         call = self.call()
         steps: list[Step] = []
         for index, name in enumerate(wanted_gradients(call)):
@@ -161,11 +160,9 @@ class CudaConvGradient(CudaGradientOperator, ConvolutionGradient):
     """The gradients of a convolution."""
 
     def filter_step(self, call: OperatorCall, result: Array) -> Step:
-        """The filter gradient for output dY."""
         return self.filter_of(self.arrays(self.x(0), result, self.x(2), conv_window(call)[1]))
 
     def input_step(self, call: OperatorCall, result: Array) -> Step:
-        """The data gradient for output dY."""
         return self.input_of(self.arrays(result, self.x(1), self.x(2), conv_window(call)[1]))
 
 
@@ -173,11 +170,9 @@ class CudaConvTransposeGradient(CudaGradientOperator, TransposedConvolutionGradi
     """The gradients of a transposed convolution: of the convolution whose input is dY and whose output is X."""
 
     def filter_step(self, call: OperatorCall, result: Array) -> Step:
-        """The filter gradient for input dY and output X."""
         return self.filter_of(self.arrays(self.x(2), result, self.x(0), transposed_window(call)[1]))
 
     def input_step(self, call: OperatorCall, result: Array) -> Step:
-        """That convolution of dY."""
         return self.output_of(self.arrays(self.x(2), self.x(1), result, transposed_window(call)[1]))
 
 

@@ -74,15 +74,12 @@ class CudnnConvOperator(CudaConvOperator):
         )
 
     def output_of(self, problem: ConvProblem) -> Step:
-        """See CudaConvOperator."""
         return self._product(FORWARD, problem) or super().output_of(problem)
 
     def input_of(self, problem: ConvProblem) -> Step:
-        """See CudaConvOperator."""
         return self._product(DATA_GRADIENT, problem) or super().input_of(problem)
 
     def filter_of(self, problem: ConvProblem) -> Step:
-        """See CudaConvOperator."""
         return self._product(FILTER_GRADIENT, problem) or super().filter_of(problem)
 
     def _product(self, operation: str, problem: ConvProblem) -> Step | None:

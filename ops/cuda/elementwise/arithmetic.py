@@ -32,7 +32,6 @@ class BinaryExpression(CudaOperator):
     code: ClassVar[str]
 
     def prepare(self) -> Step:
-        """One kernel."""
         _, view = operand_views(self.call())
         inputs = {"a": self.x(0), "b": self.x(1).reshape(view)}
         return elementwise(self, type(self).schema.type.lower(), inputs, {"c": self.y(0)}, self.code)
@@ -136,7 +135,6 @@ class Where(CudaOperator):
     """Selection."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         condition = self.x(0).reshape(where_condition_view(self.call()))
         inputs = {"x": self.x(1), "y": self.x(2), "chosen": condition}
         return elementwise(self, "where", inputs, {"z": self.y(0)}, "z = chosen ? x : y;")

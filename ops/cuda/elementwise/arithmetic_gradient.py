@@ -88,7 +88,6 @@ class MeanGradient(CudaOperandGradients):
     expressions = {"": (("dY",), "dy / count")}
 
     def cuda_form(self, name: str) -> tuple[tuple[str, ...], str, Mapping[str, np.generic]]:
-        """dY / n."""
         assert isinstance(self, OperandGradients)
         count = computed_scalar(self.y(0), len(self.operands(self.call())))
         return (*super().cuda_form(name)[:2], {"count": count})
@@ -122,7 +121,6 @@ class SumReduceLike(CudaOperator):
     """Sum to the shape of another tensor."""
 
     def prepare(self) -> Step:
-        """One sum."""
         a, view = self.x(0), reduced_view(self.call())
         target = self.y(0).reshape(stretched_views({"B": view}, a.shape)["B"])
         return reduced(self, "sum", a.shape, {"a": a}, target)

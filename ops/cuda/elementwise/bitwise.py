@@ -39,7 +39,6 @@ class _CudaMod(CudaOperator):
     """Remainder."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         inputs, scalars = {"x": self.x(0)}, {}
         if len(self.input_blobs) == 2:
             inputs["divisor"] = self.x(1)

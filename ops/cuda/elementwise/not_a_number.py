@@ -14,5 +14,4 @@ class _CudaIsNaN(CudaOperator):
     """Where there are no numbers."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         return elementwise(self, "is_nan", {"x": self.x(0)}, {"y": self.y(0)}, "y = is_nan(x) ? 1 : 0;")

@@ -51,7 +51,6 @@ class CudaConstantFill(CudaOperator):
     """One value everywhere."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         return filled(self, self.y(0), fill_value(self.call()))
 
 
@@ -73,7 +72,6 @@ class CudaRangeFill(CudaOperator):
     """Consecutive numbers."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         return elementwise(self, "range", {}, {"y": self.y(0)}, "y = (A)i;")
 
 

@@ -76,7 +76,6 @@ class _CudaSparseToDense(CheckedOperator):
     inputs_checked = (0,)
 
     def prepare(self) -> Step:
-        """See `adding_at`."""
         return adding_at(self, self.x(0), self.x(1), self.y(0), 0)
 
 
@@ -87,7 +86,6 @@ class _CudaGatherGradient(CheckedOperator):
     inputs_checked = (1,)
 
     def prepare(self) -> Step:
-        """See `adding_at`."""
         call, indices, values, result = self.call(), self.x(1), self.x(2), self.y(0)
         axis = gathered_axis(call)
         size, wrap = result.shape[axis], wraps(call, axis)

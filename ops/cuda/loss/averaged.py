@@ -17,7 +17,6 @@ class _CudaAveragedLoss(CudaOperator):
     """The mean of all elements."""
 
     def prepare(self) -> Step:
-        """One sum."""
         x = self.x(0).reshape(-1)
         last = "y = w.length ? (A)(total0.total / (W)w.length) : A(0);"
         groups = Groups([Phase("sum_of<W>", "s.add((W)x);")], last=last)
@@ -29,7 +28,6 @@ class _CudaAveragedLossGradient(CudaOperator):
     """The gradient of the mean of all elements."""
 
     def prepare(self) -> Step:
-        """One fill."""
         dx = self.y(0).reshape(-1)
         return elementwise(
             self,

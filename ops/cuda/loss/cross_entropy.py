@@ -25,7 +25,6 @@ class _CudaLabelCrossEntropy(LabeledOperator):
     """Minus the logarithm of the probability of the label; NaN for a label that is out of range."""
 
     def prepare(self) -> Step:
-        """A thread a row."""
         y = self.y(0).reshape(-1, 1)
         rows = y.shape[0]
         x = self.x(0).reshape(rows, -1) if rows else self.x(0)
@@ -73,7 +72,6 @@ class _CudaMakeTwoClass(CudaOperator):
     """Probabilities of two classes."""
 
     def prepare(self) -> Step:
-        """Two columns."""
         x, y = self.x(0).reshape(-1), self.y(0).reshape(-1, 2)
         outputs = {"no": y[:, 0], "yes": y[:, 1]}
         return elementwise(self, "two_class", {"x": x}, outputs, "no = A(1) - x; yes = x;")
@@ -84,7 +82,6 @@ class _CudaMakeTwoClassGradient(CudaOperator):
     """The gradient of MakeTwoClass."""
 
     def prepare(self) -> Step:
-        """A difference of columns."""
         dy = self.x(0).reshape(-1, 2)
         inputs = {"no": dy[:, 0], "yes": dy[:, 1]}
         return elementwise(self, "two_class_gradient", inputs, {"dx": self.y(0).reshape(-1)}, "dx = yes - no;")

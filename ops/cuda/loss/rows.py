@@ -99,7 +99,6 @@ class _CudaRowLoss(CudaOperator):
     """A number a row."""
 
     def prepare(self) -> Step:
-        """One reduction."""
         shape = _rows(self, self.x(0).shape)
         given = [self.x(index).reshape(shape) for index in range(len(self.input_blobs))]
         name = type(self).schema.type
@@ -123,7 +122,6 @@ class _CudaRowGradient(CudaOperator):
     """The gradients of some inputs of a loss of rows."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         gradient = next(kind.gradient for kind in type(self).__mro__ if issubclass(kind, RowGradient))
         tensors = [self.x(index) for index in range(len(self.input_blobs)) if index != gradient]
         shape = _rows(self, tensors[0].shape)

@@ -132,7 +132,6 @@ class _CudaChannelStats(_ChannelOperator):
     """Sums over each channel."""
 
     def prepare(self) -> Step:
-        """One reduction."""
         groups = Groups(
             [Phase("two_sums<double>", "s.add((double)x, (double)x * (double)x);")],
             last="total = total0.one; square = total0.other;",
@@ -148,7 +147,6 @@ class _CudaChannelBackpropStats(_ChannelOperator):
     """The gradients of scale and bias of one batch."""
 
     def prepare(self) -> Step:
-        """One reduction."""
         groups = Groups([_GRADIENT_SUMS], last="dscale = total0.other * (double)inverse; dbias = total0.one;")
         inputs = dict(zip(("x", "mean", "inverse", "dy"), map(self.x, range(4)), strict=True))
         return self.by_channels("channel_gradients", groups, inputs, {"dscale": self.y(0), "dbias": self.y(1)})

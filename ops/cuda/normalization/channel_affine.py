@@ -15,7 +15,6 @@ class _CudaChannelAffine(CudaOperator):
     """A line for each channel."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         assert isinstance(self, ChannelAffine)
         view = type(self).view(self.call())
         inputs = {"x": self.x(0).reshape(view), "scale": self.x(1).reshape(1, view[1], 1)}

@@ -73,7 +73,6 @@ class _CudaLRN(_CudaWindows):
     """Local response normalization across channels."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         view = self.view()
         outputs = {"y": self.y(0).reshape(view)}
         each = f"const A {_SCALE} y = {self.over_power('x')};"

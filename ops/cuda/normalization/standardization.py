@@ -30,7 +30,6 @@ class _CudaStandardize(CudaOperator):
     """Y = (X - mean) / sqrt(variance + epsilon) * scale + bias, a mean and variance a group."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         assert isinstance(self, _Standardize)
         x, groups = self.x(0), self.grouping()
         statistics = [self.y(index) for index in range(1, len(self.output_blobs))]

@@ -22,7 +22,6 @@ class _CudaVectors(CudaOperator):
     """Vectors along an axis, divided by their length."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         view = vectors_view(self.call())
         inputs = {"x": self.x(0).reshape(view)}
         if isinstance(self, NormalizeGradient):

@@ -164,7 +164,6 @@ class _CudaMaxPoolingGradient(ImagesOperator):
     """Each pixel gets dY of every window whose maximum it equals, one of several or not, as Caffe2's."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         if not self.y(0).size:
             return nothing_to_do
         extra = [self.x(0), self.x(1)]
@@ -176,7 +175,6 @@ class _CudaNormPoolingGradient(ImagesOperator):
     """dX = sign(x) |x|^(p-1) * the sum over the pixel's windows of dY / Y^(p-1)."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         if not self.y(0).size:
             return nothing_to_do
         exponent = computed_scalar(self.x(0), read_exponent(self.call()))

@@ -204,7 +204,6 @@ class _CudaMaxPooling(ImagesOperator):
     """The maximum of each window; padding never wins."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         if not self.y(0).size:
             return nothing_to_do
         images = Images.of(self)
@@ -219,7 +218,6 @@ class _CudaAveragePooling(ImagesOperator):
     """The mean of each window, over the pixels inside the image or (count_include_pad=1) inside the padded image."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         if not self.y(0).size:
             return nothing_to_do
         images = Images.of(self)
@@ -234,7 +232,6 @@ class _CudaNormPooling(ImagesOperator):
     """The p-norm of each window; padding counts as zeros."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         if not self.y(0).size:
             return nothing_to_do
         images = Images.of(self)
@@ -251,7 +248,6 @@ class _CudaIndexedMaxPooling(ImagesOperator):
     """The maximum of each window, and where it is."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         if not self.y(0).size:
             return nothing_to_do
         images, mask = Images.of(self), self.y(1)

@@ -81,7 +81,6 @@ class CudaMatMul(CudaOperator, MatMul):
     """Product of two matrices."""
 
     def prepare(self) -> Step:
-        """One product."""
         a_matrix, b_matrix = matmul_matrices(self.call())
         a, b = self.x(0).reshape(a_matrix), self.x(1).reshape(b_matrix)
         a = a.swapaxes(0, 1) if self.arguments.bool("trans_a") else a
@@ -140,7 +139,6 @@ class CudaFullyConnectedGradient(CudaOperator, FullyConnectedGradient):
     """Gradients of a fully connected layer."""
 
     def prepare(self) -> Step:
-        """One product for W, one for X, and a sum of the rows of dY for the bias, as far as they are wanted."""
         call = self.call()
         (rows, inner), w_matrix, _ = fc_matrices(call, self.transposed)
         units = w_matrix[1] if self.transposed else w_matrix[0]

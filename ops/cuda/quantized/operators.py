@@ -166,7 +166,6 @@ class CudaQuantConv(CudaQuantized, QuantConv):
     inputs_checked = (FILTER_SCALE,)
 
     def prepare(self) -> Step:
-        """The sums, then what makes them the output."""
         call, y = self.call(), self.y(0)
         _, what = read_conv(call)
         window, axes = quant_window(call)
@@ -188,7 +187,6 @@ class CudaQuantFC(CudaQuantized, QuantFC):
     inputs_checked = (2,)
 
     def prepare(self) -> Step:
-        """The product, then what makes it the output."""
         call, y = self.call(), self.y(0)
         _, what = read_fc(call)
         if not y.size:
@@ -209,7 +207,6 @@ class CudaQuantAdd(CudaQuantized, QuantAdd):
     """Sum of two tensors of 8-bit integers."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         call = self.call()
         _, what = read_add(call)
         scalars: dict[str, np.generic] = {
@@ -224,7 +221,6 @@ class CudaConvInteger(CudaOperator, ConvInteger):
     """Convolution of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         call, y = self.call(), self.y(0)
         window, axes = quant_window(call)
         if not y.size:
@@ -236,7 +232,6 @@ class CudaMatMulInteger(CudaOperator, MatMulInteger):
     """Product of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         zero_points = [self.x(index) if index < len(self.input_blobs) else None for index in (2, 3)]
         return tiled_product(self, self.x(0), self.x(1), self.y(0), *zero_points)
 
@@ -259,7 +254,6 @@ class CudaQuantizeLinear(_CudaLinear, QuantizeLinear):
     """Floats to integers."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         parameters = self.scale_and_zero(self.x(0))
         zero = "(float)zero" if "zero" in parameters else "0.0f"
         formula = f"y = (decltype(y))saturated((float)x / (float)scale, {zero}, least, most);"

@@ -38,7 +38,6 @@ class RecurrentOperator(CheckedOperator):
 
     @property
     def inputs_checked(self) -> Sequence[int]:
-        """The sequence lengths."""
         return (3 + self.arguments.bool("bias"),) if self.arguments.bool("sequence_lengths") else ()
 
     def lengths_check(self, lengths: Array, steps: int) -> Step:

@@ -76,7 +76,6 @@ class CudaLSTMUnit(CudaUnit):
     """One step of long short-term memory."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         inputs = {"hidden_prev": 0, "cell_prev": 1}
         outputs = {"hidden": self.y(0)[0], "cell": self.y(1)[0]}
         return self.of_batch(inputs, "ifog", outputs, _LSTM_GATES + _LSTM, "lstm_unit")
@@ -100,7 +99,6 @@ class CudaGRUUnit(CudaUnit):
     """One step of gated recurrent units."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         return self.of_batch({"hidden_prev": 0}, "-uo", {"hidden": self.y(0)[0]}, _GRU_GATES + _GRU, "gru_unit")
 
 

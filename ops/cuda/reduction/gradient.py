@@ -87,7 +87,6 @@ class _CudaReductionGradient(PrefixOperator):
     names: ClassVar[Sequence[str]]
 
     def prepare(self) -> Step:
-        """One kernel."""
         dx, call = self.y(0), self.call()
         if not dx.size:
             return nothing_to_do

@@ -16,7 +16,6 @@ class _CudaLpNorm(CudaOperator):
     """Sum of powers."""
 
     def prepare(self) -> Step:
-        """One reduction."""
         x, y = self.x(0), self.y(0)
         if not x.size:
             return zero_step(y)
@@ -32,7 +31,6 @@ class _CudaLpNormGradient(CudaOperator):
     """Gradient of LpNorm."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         x, dx = self.x(0).reshape(-1), self.y(0).reshape(-1)
         power = norm_power(self.call())
         inputs = {"x": x, "dz": self.x(1).reshape(1)}

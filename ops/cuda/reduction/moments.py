@@ -43,7 +43,6 @@ class _CudaMomentsGradient(CudaOperator):
     """Gradient of Moments."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         dx = self.y(0)
         if not dx.size:
             return nothing_to_do

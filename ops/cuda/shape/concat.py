@@ -35,7 +35,6 @@ class _CudaCut(CudaOperator):
     """One tensor cut along an axis."""
 
     def prepare(self) -> Step:
-        """One kernel."""
         whole, axis = self.x(0), joint_axis(self.call(), self.x(0).ndim)
         parts = [self.y(index) for index in range(len(self.output_blobs))]
         return Prepared(cutting(self, whole, parts, axis), outputs_in_place=in_place(whole, parts, axis))

@@ -55,7 +55,6 @@ class _CudaReshape(CudaOperator, Reshape):
     """New shape, same elements."""
 
     def prepare(self) -> Step:
-        """A view, and the old shape written out when it is asked for."""
         move = view_step(self, self.x(0), self.y(0))
         if len(self.output_blobs) == 1:
             return move
@@ -69,7 +68,6 @@ class _CudaTranspose(CudaOperator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """One strided copy."""
         x = self.x(0)
         return strided_copy(self, self.y(0), x.transpose(permutation(self.call())) if x.ndim else x)
 
@@ -87,7 +85,6 @@ class _CudaNCHW2NHWC(CudaOperator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """One strided copy."""
         return strided_copy(self, self.y(0), channels_moved(self.x(0), last=True))
 
 
@@ -98,7 +95,6 @@ class _CudaNHWC2NCHW(CudaOperator):
     reads_strided = writes_strided = True
 
     def prepare(self) -> Step:
-        """One strided copy."""
         return strided_copy(self, self.y(0), channels_moved(self.x(0), last=False))
 
 

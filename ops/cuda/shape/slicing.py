@@ -58,7 +58,6 @@ class _CudaExpand(CudaOperator):
     """A tensor broadcast to a larger shape."""
 
     def prepare(self) -> Step:
-        """One copy that broadcasts."""
         return strided_copy(self, self.y(0), self.x(0))
 
 
@@ -206,7 +205,6 @@ class _CudaTileGradient(CudaOperator):
     """The sum over the repetitions."""
 
     def prepare(self) -> Step:
-        """One sum."""
         tiles, axis = tile_plan(self.call())
         dx = self.y(0)
         outer, inner = prod(dx.shape[:axis]), prod(dx.shape[axis:])
