@@ -186,7 +186,6 @@ class Softsign(Pointwise):
     """Softsign."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """The formula."""
         denominator = scratch(0, x.shape)
         return [
             partial(np.absolute, x, out=denominator),
@@ -294,7 +293,6 @@ class Clip(Pointwise):
     """Clip to an interval."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """One clip."""
         low, high = clip_limits(self.arguments, self.label, self.input(0).meta)
         return [clip_pass(x, low, high, y)]
 

@@ -285,7 +285,6 @@ class PostOpFunction(Pointwise):
     """Base of the functions that NumPy computes as their schemas say them in post-ops."""
 
     def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """One post-op after another."""
         rule = type(self).schema.post_ops
         assert rule is not None
         steps: list[Step] = []
