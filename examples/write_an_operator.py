@@ -24,8 +24,6 @@ def infer_hypotenuse(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Hypotenuse",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_hypotenuse,
         doc="C = sqrt(A^2 + B^2), element by element.",
         input_names=("A", "B"),

@@ -194,10 +194,10 @@ def acts() -> Iterator[Acts]:
     control = Acts()
     schema = OpSchema(
         "Acting",
-        (1, 1),
-        (1, 1),
-        same_as_input,
-        "A copy. For a test.",
+        inputs=(1, 1),
+        outputs=(1, 1),
+        infer=same_as_input,
+        doc="A copy. For a test.",
         args={"number": "which"},
         required_args=("number",),
     )

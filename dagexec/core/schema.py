@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 
 UNBOUNDED = 1 << 30
+_AS_NAMED = (-1, -1)
 _MAX_BYTES = (1 << 63) - 1
 
 
@@ -194,7 +195,7 @@ class OpSchema:
 
     Attributes:
         type: the name in `OperatorDef.type`.
-        inputs, outputs: (least, most) counts; use UNBOUNDED for no limit.
+        inputs, outputs: (least, most) counts, by default as many as have names; use UNBOUNDED for no limit.
         infer: output types from an OperatorCall; None when only a run can tell.
         doc: help text: what is computed, with shapes.
         input_names, output_names: names for the documentation, in order.
@@ -241,10 +242,11 @@ class OpSchema:
     """
 
     type: str
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
+    _: KW_ONLY
     infer: InferFunction | None
     doc: str
+    inputs: tuple[int, int] = _AS_NAMED
+    outputs: tuple[int, int] = _AS_NAMED
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     args: Mapping[str, str] = field(default_factory=dict)
@@ -278,6 +280,11 @@ class OpSchema:
     has_weights: bool = False
     is_quantized: bool = False
     crossing: Crossing | None = None
+
+    def __post_init__(self) -> None:
+        for counts, names in (("inputs", self.input_names), ("outputs", self.output_names)):
+            if getattr(self, counts) == _AS_NAMED:
+                object.__setattr__(self, counts, (len(names), len(names)))
 
     def verify(self, definition: OperatorDef) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""

@@ -57,8 +57,6 @@ def _infer(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         FAILING_OPERATOR,
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=_infer,
         doc="Y = X, unless element `number` of SWITCHES (int32) asks for a failure. For stress tests only.",
         input_names=("X", "SWITCHES"),

@@ -327,8 +327,6 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
 @operator(
     OpSchema(
         "PRelu",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_prelu,
         doc="Y = X where X > 0, else slope * X; the slope is shared, or one a channel, or any shape of several axes "
         "that broadcasts to X. He et al., 2015, arXiv:1502.01852.",

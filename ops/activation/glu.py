@@ -35,8 +35,6 @@ def halves(call: OperatorCall, x: Array) -> tuple[Array, Array]:
 @operator(
     OpSchema(
         "Glu",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_glu,
         doc="Y = A * Sigmoid(B), where A is the first half of X along `dim` and B the second.",
         input_names=("X",),

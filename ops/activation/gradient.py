@@ -345,7 +345,6 @@ def infer_prelu_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "PReluGradient",
-        inputs=(4, 4),
         outputs=(1, 2),
         infer=infer_prelu_gradient,
         doc="dX = dY where X > 0, else slope * dY; dslope = the sum of X * dY where X <= 0, over what shares a slope. "

@@ -41,8 +41,6 @@ def softmax_schema(name: str, formula: str) -> OpSchema:
     """The schema that Softmax and LogSoftmax share."""
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_softmax,
         doc=f"{formula} The sum is over the axes from `axis` on, or with single_axis over `axis` alone. "
         "The maximum is subtracted first, so nothing overflows.",

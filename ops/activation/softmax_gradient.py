@@ -35,8 +35,6 @@ def softmax_gradient_schema(name: str, formula: str) -> OpSchema:
     """The schema that both gradients share."""
     return OpSchema(
         name,
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_softmax_gradient,
         doc=f"{formula} The sum is over what the forward operator normalizes together.",
         input_names=("Y", "dY"),

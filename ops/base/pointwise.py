@@ -115,8 +115,6 @@ def pointwise(
 
         schema = OpSchema(
             name,
-            inputs=(1, 1),
-            outputs=(1, 1),
             infer=infer,
             doc=doc,
             input_names=("X",),

@@ -100,7 +100,6 @@ def pointwise_gradient(
         schema = OpSchema(
             f"{forward}Gradient",
             inputs=(len(reads), len(reads)),
-            outputs=(1, 1),
             infer=infer,
             doc=doc,
             input_names=reads,

@@ -62,7 +62,6 @@ def _segments(bucket: Array, tensors: Sequence[Array]) -> list[Array]:
     OpSchema(
         "PackBucket",
         inputs=(1, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_pack,
         doc="All elements of the inputs, one tensor behind the other.",
         input_names=("X0, X1, ...",),
@@ -105,7 +104,6 @@ class UnpackBucket(Operator):
     OpSchema(
         "BucketSum",
         inputs=(1, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_sum,
         doc="Y = (X0 + X1 + ...) / divisor, added from left to right, element by element.",
         input_names=("X0, X1, ...",),

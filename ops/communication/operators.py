@@ -65,8 +65,6 @@ def _collective(op_type: str, doc: str, args: dict[str, str]) -> OpSchema:
 @operator(
     OpSchema(
         "CreateCommonWorld",
-        inputs=(0, 0),
-        outputs=(1, 1),
         infer=None,
         doc="Joins a group of ranks that work together; ranks that give one name find each other. To be run once.",
         output_names=("comm_world",),
@@ -189,8 +187,6 @@ class Reduce(_WorldOperator):
 @operator(
     OpSchema(
         "Allgather",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=None,
         doc="Y[r] = the X of rank r, which has the same shape on all ranks.",
         input_names=("comm_world", "X"),
@@ -214,8 +210,6 @@ class Allgather(_WorldOperator):
 def _world_only(op_type: str, doc: str) -> OpSchema:
     return OpSchema(
         op_type,
-        inputs=(1, 1),
-        outputs=(0, 0),
         infer=lambda _call: [],
         doc=doc,
         input_names=("comm_world",),

@@ -21,9 +21,7 @@ def _schema(name: str, metas: tuple[TypeMeta, ...], doc: str, args: dict[str, st
         call.require_types(0, *metas)
         return []
 
-    return OpSchema(
-        name, inputs=(1, 1), outputs=(0, 0), infer=infer, doc=doc, input_names=("X",), args=args, effects=True
-    )
+    return OpSchema(name, infer=infer, doc=doc, input_names=("X",), args=args, effects=True)
 
 
 class ValueCheck(Operator):

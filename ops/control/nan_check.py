@@ -29,7 +29,6 @@ def infer_nan_check(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "NanCheck",
         inputs=(1, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_nan_check,
         doc="Y = X; an error when X has a NaN or an infinity, that names those of the other inputs that have one, too. "
         "Tensors of other than floats pass.",

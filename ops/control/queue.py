@@ -32,8 +32,6 @@ _TIMEOUT = "seconds to wait before it is an error; 0: as long as it takes"
 @operator(
     OpSchema(
         "CreateBlobsQueue",
-        inputs=(0, 0),
-        outputs=(1, 1),
         infer=None,
         doc="Makes a bounded queue of records, each of `num_blobs` tensors. Every run makes a new one.",
         output_names=("queue",),
@@ -221,7 +219,6 @@ class _Dequeue(Operator):
 @operator(
     OpSchema(
         "DequeueBlobs",
-        inputs=(1, 1),
         outputs=(1, UNBOUNDED),
         infer=infer_dequeue,
         doc="Takes the first record from the queue, waiting while it is empty. A queue that is closed and empty is an "
@@ -249,7 +246,6 @@ class DequeueBlobs(_Dequeue):
 @operator(
     OpSchema(
         "SafeDequeueBlobs",
-        inputs=(1, 1),
         outputs=(2, UNBOUNDED),
         infer=infer_dequeue,
         doc="As DequeueBlobs; that the queue is closed and empty is no error but the last output, `status`, and the "
@@ -330,8 +326,6 @@ class SafeDequeueBlobs(_Dequeue):
 @operator(
     OpSchema(
         "CloseBlobsQueue",
-        inputs=(1, 1),
-        outputs=(0, 0),
         infer=lambda _call: [],
         doc="Closes the queue: it takes no more records, and who waits for one that will not come goes on.",
         input_names=("queue",),

@@ -53,8 +53,6 @@ def infer_print(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Print",
-        inputs=(1, 1),
-        outputs=(0, 0),
         infer=infer_print,
         doc="Logs the type, the shape and the elements of X, in one line.",
         input_names=("X",),
@@ -99,7 +97,6 @@ def infer_summarize(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Summarize",
-        inputs=(1, 1),
         outputs=(0, 1),
         infer=infer_summarize,
         doc=(

@@ -200,7 +200,6 @@ for _suffix in SPATIAL_AXES:
         OpSchema(
             f"Conv{_suffix}",
             inputs=(2, 3),
-            outputs=(1, 1),
             infer=infer_conv,
             doc="Convolution (cross-correlation, without flipping the filter) over 1, 2 or 3 spatial axes: X is N, C, "
             "spatial, filter M, C/group, kernel, bias M, Y is N, M, out. With order NHWC channels come last, in the "

@@ -92,7 +92,6 @@ class FusedConvolution(Convolution):
 FUSED_CONV = OpSchema(
     "FusedConv",
     inputs=(2, UNBOUNDED),
-    outputs=(1, 1),
     infer=infer_fused_conv,
     doc="Y = post_ops(X * filter + bias): Conv over 1, 2 or 3 spatial axes, and what is done to its result at once. "
     "Inputs from number 3 on (2 without a bias) are operands of post_ops, in Y's order. (Made by passes.)",

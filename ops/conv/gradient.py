@@ -181,7 +181,6 @@ for _suffix in SPATIAL_AXES:
     register_engines(
         OpSchema(
             f"Conv{_suffix}Gradient",
-            inputs=(3, 3),
             outputs=(1, 3),
             infer=_infer,
             doc="The gradients of a convolution for the gradient dY of its output. The outputs are dfilter, dbias and "

@@ -350,7 +350,6 @@ def _layer_schema(name: str) -> OpSchema:
     return OpSchema(
         name,
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_layer,
         doc="A convolution whose every output position has filters and a bias of its own. X is N, C, spatial, filter "
         "out, M, C/group, kernel, bias out, M, Y is N, M, out. With order NHWC, X is N, spatial, C, filter out, M, "
@@ -365,7 +364,6 @@ def _layer_schema(name: str) -> OpSchema:
 def _gradient_schema(name: str) -> OpSchema:
     return OpSchema(
         name,
-        inputs=(3, 3),
         outputs=(1, 3),
         infer=infer_gradient,
         doc=f"The gradients of {name.removesuffix('Gradient')}, whose arguments it takes, from that of its output: "

@@ -117,7 +117,6 @@ for _suffix in SPATIAL_AXES:
         OpSchema(
             f"ConvTranspose{_suffix}",
             inputs=(2, 3),
-            outputs=(1, 1),
             infer=_infer,
             doc="Transposed convolution over 1, 2 or 3 spatial axes: X is N, C, spatial, filter C, M/group, kernel, "
             "bias M, Y is N, M, out with out = (in - 1) * stride + dilation * (kernel - 1) + 1 + adj - head - tail. "
@@ -135,7 +134,6 @@ for _suffix in SPATIAL_AXES:
     register_engines(
         OpSchema(
             f"ConvTranspose{_suffix}Gradient",
-            inputs=(3, 3),
             outputs=(1, 3),
             infer=_infer_gradient,
             doc="The gradients of a transposed convolution for the gradient dY of its output. The outputs are "

@@ -158,8 +158,6 @@ def _col2im_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 @operator(
     OpSchema(
         "Im2Col",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=_infer_im2col,
         doc="The pixels that each window of X reads, with 0 for padding. X is N, C, spatial, Y is N, C * kernel, out; "
         "with order NHWC, X is N, spatial, C and Y is N, out, kernel * C. 1, 2 or 3 spatial axes. The gradient "
@@ -190,8 +188,6 @@ class Im2Col(Operator):
 @operator(
     OpSchema(
         "Col2Im",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=_infer_col2im,
         doc="The sum, for every pixel, of the columns that read it: the transpose of Im2Col, not its inverse. X has "
         "the columns as Im2Col gives them, image the shape of the output; its values are not read. Integers wrap "

@@ -81,8 +81,6 @@ def binary_schema(
 
     return OpSchema(
         name,
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer,
         doc=f"{doc} The operands broadcast as in NumPy, or by Caffe2's older rule with broadcast=1.",
         input_names=("A", "B"),
@@ -190,7 +188,6 @@ def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
     OpSchema(
         "Pow",
         inputs=(1, 2),
-        outputs=(1, 1),
         infer=infer_pow,
         doc="Y = X to the power of `exponent`, an argument or an input; that input may be of another numeric type.",
         input_names=("X", "exponent"),
@@ -278,7 +275,6 @@ def variadic_schema(
     return OpSchema(
         name,
         inputs=(1, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer,
         doc=f"{doc} Inputs of different shapes broadcast as in NumPy.",
         input_names=("X1", "X2", "..."),
@@ -385,8 +381,6 @@ def infer_where(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Where",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_where,
         doc="Z = X where C is true, else Y. All three broadcast as in NumPy.",
         input_names=("C", "X", "Y"),

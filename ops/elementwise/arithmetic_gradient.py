@@ -268,8 +268,6 @@ def infer_sum_reduce_like(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "SumReduceLike",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_sum_reduce_like,
         doc="C = the sum of A over the axes along which B is stretched to A's shape, as in NumPy or, with broadcast=1 "
         "or an axis, by Caffe2's older rule; C has the shape of B.",

@@ -74,7 +74,6 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
     OpSchema(
         "Mod",
         inputs=(1, 2),
-        outputs=(1, 1),
         infer=infer_mod,
         doc=(
             "The remainder of X / divisor, an argument or an input that broadcasts as in NumPy. It has the sign of X "

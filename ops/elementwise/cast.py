@@ -83,8 +83,6 @@ class Conversion(Operator):
 @operator(
     OpSchema(
         "Cast",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_cast,
         doc="X with its elements converted to the type `to`: floats are cut towards zero, non-zero becomes true, "
         "strings have the number in decimal, floats with six digits behind the point.",
@@ -109,7 +107,7 @@ def half_schema(name: str, source: TypeMeta, target: TypeMeta, doc: str) -> OpSc
         call.require_types(0, source)
         return [TensorType(call.inputs[0].shape, target)]
 
-    return OpSchema(name, inputs=(1, 1), outputs=(1, 1), infer=infer, doc=doc, input_names=("X",), output_names=("Y",))
+    return OpSchema(name, infer=infer, doc=doc, input_names=("X",), output_names=("Y",))
 
 
 @operator(half_schema("FloatToHalf", FLOAT32, FLOAT16, "float32 rounded to float16; beyond 65504 becomes infinite."))
@@ -131,8 +129,6 @@ def infer_cast_like(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "CastLike",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_cast_like,
         doc="X with its elements converted to the type of `like`, as Cast does it.",
         input_names=("X", "like"),

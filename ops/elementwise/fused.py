@@ -45,7 +45,6 @@ def _of_one_input(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
     OpSchema(
         "FusedElementwise",
         inputs=(1, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_fused_elementwise,
         doc="Y = X with `post_ops` applied one after another. Further inputs are their operands and broadcast to X. "
         "(dagexec's own; passes make it of chains of element-wise operators.)",

@@ -25,8 +25,6 @@ def infer_is_nan(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "IsNaN",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_is_nan,
         doc="Y = 1 where X is NaN, else 0, as uint8.",
         input_names=("X",),

@@ -36,7 +36,6 @@ def infer_byte_fill(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "GivenTensorByteStringToUInt8Fill",
         inputs=(0, 1),
-        outputs=(1, 1),
         infer=infer_byte_fill,
         doc="A tensor of uint8 from a string of bytes.",
         input_names=("input",),

@@ -196,7 +196,6 @@ def infer_dropout_gradient(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "DropoutGrad",
         inputs=(1, 2),
-        outputs=(1, 1),
         infer=infer_dropout_gradient,
         doc="dX = dY * mask / (1 - ratio); with is_test=1, dX = dY.",
         input_names=("dY", "mask"),

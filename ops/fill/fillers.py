@@ -81,7 +81,6 @@ def filler_schema(
     return OpSchema(
         name,
         inputs=inputs,
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=("input",) if inputs[1] == 1 else ("shape", "min", "max"),

@@ -49,7 +49,6 @@ def infer_range(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "Range",
         inputs=(1, 3),
-        outputs=(1, 1),
         infer=infer_range,
         doc=(
             "start, start + step, start + 2 step and so on, up to stop, which is not one of them. One input is the "
@@ -92,8 +91,6 @@ def infer_lengths_range(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LengthsRangeFill",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_lengths_range,
         doc="0, 1, ... up to each length less one, for all lengths one after another: [2, 3] gives [0, 1, 0, 1, 2].",
         input_names=("lengths",),

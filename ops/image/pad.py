@@ -158,8 +158,6 @@ class Padded(Operator):
 def _gradient_schema(of: str, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         f"{of}Gradient",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_pad_gradient,
         doc=f"Gradient of {of}: dX = for each pixel the sum of dY over the places that show it; constant padding "
         "shows none.",
@@ -299,8 +297,6 @@ def _pieces(size: int, head: int, tail: int, mode: str) -> list[_Piece]:
 def _pad_schema(name: str, doc: str, args: dict[str, str], role: ImageRole | None = None) -> OpSchema:
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_pad,
         doc=doc,
         input_names=("X",),

@@ -55,8 +55,6 @@ def infer_space_to_batch(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "SpaceToBatch",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_space_to_batch,
         doc="Pixel (i, j) of all blocks of an image becomes image (i, j) of the batch, after a padding with zeros.",
         input_names=("X",),
@@ -89,8 +87,6 @@ def infer_batch_to_space(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BatchToSpace",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_batch_to_space,
         doc="Images of the batch become pixels of blocks, and the padding goes: undoes SpaceToBatch.",
         input_names=("X",),

@@ -73,7 +73,6 @@ RESIZE_ARGS = {
     OpSchema(
         "ResizeNearest",
         inputs=(1, 2),
-        outputs=(1, 1),
         infer=infer_resize,
         doc="Y = X with rows and columns repeated or left out: output pixel i is input pixel int(i / scale).",
         input_names=("X", "scales"),
@@ -134,8 +133,6 @@ def infer_shuffle(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "ChannelShuffle",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_shuffle,
         doc="Deals the channels of the groups out in turn: output channel k * group + g is input channel "
         "g * (C / group) + k. Zhang et al. 2017, arXiv:1707.01083.",

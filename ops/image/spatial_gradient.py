@@ -37,7 +37,6 @@ def _infer_resize(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "ResizeNearestGradient",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=_infer_resize,
         doc="Gradient of ResizeNearest, whose arguments it takes: dX = for each pixel the sum of dY over those that "
         "show it. The values of X are not read.",
@@ -99,8 +98,6 @@ def resize_gradient(request: GradientRequest) -> GradientOperators:
 @operator(
     OpSchema(
         "ChannelShuffleGradient",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_shuffle,
         doc="Gradient of ChannelShuffle, whose arguments it takes: dX = dY with its channels put back in the groups.",
         input_names=("dY",),

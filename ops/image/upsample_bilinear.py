@@ -57,7 +57,6 @@ def infer_upsample(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "UpsampleBilinear",
         inputs=(1, 2),
-        outputs=(1, 1),
         infer=infer_upsample,
         doc="Images (N, C, H, W) enlarged by linear interpolation along rows and columns, corners on corners.",
         input_names=("X", "scales"),
@@ -87,7 +86,6 @@ def infer_upsample_gradient(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "UpsampleBilinearGradient",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_upsample_gradient,
         doc="Gradient of UpsampleBilinear: to each pixel of X what its weights are of dY.",
         input_names=("dY", "X", "scales"),

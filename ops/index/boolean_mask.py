@@ -29,7 +29,6 @@ def infer_boolean_mask(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BooleanMask",
-        inputs=(2, 2),
         outputs=(1, 2),
         infer=infer_boolean_mask,
         doc="The rows of the data where the mask is true, and their numbers.",
@@ -56,8 +55,6 @@ def infer_boolean_mask_gradient(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BooleanMaskGradient",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_boolean_mask_gradient,
         doc="Gradient of BooleanMask: the rows of dY where the mask is true, zeros elsewhere.",
         input_names=("mask", "dY"),
@@ -101,7 +98,6 @@ def infer_boolean_unmask(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "BooleanUnmask",
         inputs=(2, _MAX_PAIRS * 2),
-        outputs=(1, 1),
         infer=infer_boolean_unmask,
         doc="Values put where their mask is true; where several masks are, the first.",
         input_names=("mask_0", "values_0", "..."),
@@ -129,8 +125,6 @@ def infer_find(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "Find",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_find,
         doc="Where each element of X is in the vector `index`, the last place of several; `missing_value` where not.",
         input_names=("index", "X"),

@@ -123,8 +123,6 @@ def gather_schema(
 
     return OpSchema(
         name,
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=("DATA", "INDICES"),
@@ -186,8 +184,6 @@ def infer_one_hot(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "OneHot",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_one_hot,
         doc="A row per index, of the size in input 1, with a 1 at the index and 0 elsewhere (float32).",
         input_names=("indices", "index_size_tensor"),

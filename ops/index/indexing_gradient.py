@@ -74,8 +74,6 @@ def _infer_sparse_to_dense(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "SparseToDense",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=_infer_sparse_to_dense,
         doc="Zeros, with row i of the values added to row indices[i]; an index may occur more than once. The output "
         "has as many rows as the third input, whose values are not read.",
@@ -135,8 +133,6 @@ for _name, _default in (("GatherGradient", 0), ("BatchGatherGradient", 1)):
     operator(
         OpSchema(
             _name,
-            inputs=(3, 3),
-            outputs=(1, 1),
             infer=_infer_gather,
             doc=f"The dense gradient of {_name.removesuffix('Gradient')}: for each slice of DATA the sum of dY over "
             "the indices that picked it.",
@@ -159,8 +155,6 @@ def infer_index_rows(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "IndexRows",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_index_rows,
         doc="The values, which begin with the axes of the indices, with one axis in their place: a row an index. "
         "(dagexec's own, for the sparse gradient of a Gather with indices of several axes.)",
@@ -233,8 +227,6 @@ def _infer_topk(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "TopKGradient",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=_infer_topk,
         doc="Gradient of TopK: dX = dValues where the values were found, 0 elsewhere. The values of X are not read.",
         input_names=("dValues", "Indices", "X"),

@@ -36,8 +36,6 @@ def infer_gather_ranges(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "GatherRanges",
-        inputs=(2, 2),
-        outputs=(2, 2),
         infer=infer_gather_ranges,
         doc="The elements of ranges one after another, and how many each row of ranges has.",
         input_names=("data", "ranges"),

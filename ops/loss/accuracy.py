@@ -38,8 +38,6 @@ def infer_accuracy(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Accuracy",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_accuracy,
         doc="The fraction of rows whose label is among the `top_k` classes of the largest scores, a float32 scalar. "
         "Of equal scores the lower class comes first. A row whose score is NaN at its label, or at another class that "
@@ -110,8 +108,6 @@ def infer_multi_class_accuracy(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "MultiClassAccuracy",
-        inputs=(2, 2),
-        outputs=(2, 2),
         infer=infer_multi_class_accuracy,
         doc="For each class, the fraction of the rows with that label whose largest score is that class's (the first "
         "of equal ones), 0 without such rows; and their number.",

@@ -28,8 +28,6 @@ def infer_averaged_loss(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "AveragedLoss",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_averaged_loss,
         doc="The mean of all elements, a scalar; 0 when there are none.",
         input_names=("X",),
@@ -60,8 +58,6 @@ def infer_averaged_loss_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "AveragedLossGradient",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_averaged_loss_gradient,
         doc="dX = dloss / (number of elements), everywhere.",
         input_names=("X", "dloss"),

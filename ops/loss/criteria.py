@@ -205,8 +205,6 @@ def infer_padded_dot(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "DotProductWithPadding",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_padded_dot,
         doc="The dot product of each row of X with that of Y, the shorter rows filled up.",
         input_names=("X", "Y"),
@@ -230,8 +228,6 @@ def infer_padded_dot_gradient(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "DotProductWithPaddingGradient",
-        inputs=(3, 3),
-        outputs=(2, 2),
         infer=infer_padded_dot_gradient,
         doc="Gradient of DotProductWithPadding: dZ times the other row, of a repeated one summed.",
         input_names=("X", "Y", "dZ"),

@@ -68,8 +68,6 @@ def infer_label_cross_entropy(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LabelCrossEntropy",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_label_cross_entropy,
         doc="Y = -ln max(X[label], 1e-20) for each row of X, probabilities of the classes.",
         input_names=("X", "label"),
@@ -98,8 +96,6 @@ def infer_label_cross_entropy_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LabelCrossEntropyGradient",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_label_cross_entropy_gradient,
         doc="dX = -dY / max(X, 1e-20) at the label of each row, else 0.",
         input_names=("X", "label", "dY"),
@@ -179,8 +175,6 @@ def infer_make_two_class(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "MakeTwoClass",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_make_two_class,
         doc="Y[i] = (1 - X[i], X[i]): the probabilities of both classes, from that of the second. Y has one more axis "
         "than X, of size 2.",
@@ -207,8 +201,6 @@ def infer_make_two_class_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "MakeTwoClassGradient",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_make_two_class_gradient,
         doc="dX[i] = dY[i, 1] - dY[i, 0].",
         input_names=("dY",),

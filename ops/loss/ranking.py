@@ -47,7 +47,6 @@ def _sessions(x: Array, label: Array, lengths: Array | None) -> Iterator[tuple[s
     OpSchema(
         "PairWiseLoss",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_pairwise,
         doc="For each session the mean of ln(1 + exp(b - a)) of pairs of scores a and b where a has the greater label.",
         input_names=("X", "label", "lengths"),
@@ -76,7 +75,6 @@ def infer_pairwise_gradient(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "PairWiseLossGradient",
         inputs=(3, 4),
-        outputs=(1, 1),
         infer=infer_pairwise_gradient,
         doc="Gradient of PairWiseLoss by the scores.",
         input_names=("X", "label", "dLoss", "lengths"),

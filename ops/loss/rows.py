@@ -160,7 +160,6 @@ def row_loss_schema(
     return OpSchema(
         name,
         inputs=(len(inputs), len(inputs)),
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=tuple(inputs),

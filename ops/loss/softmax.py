@@ -339,7 +339,6 @@ def _loss_schema(name: str, view: View, doc: str, args: dict[str, str]) -> OpSch
     return OpSchema(
         name,
         inputs=(2, 3),
-        outputs=(2, 2),
         infer=infer_loss(view),
         doc=doc,
         input_names=("logits", "labels", "weights"),
@@ -353,7 +352,6 @@ def _gradient_schema(name: str, view: View, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         name,
         inputs=(4, 5),
-        outputs=(1, 1),
         infer=infer_loss_gradient(view),
         doc="dX = (softmax - label) * weight * scale * dloss / (sum of weights), 0 when the weights sum to 0.",
         input_names=("logits", "labels", "weights (may be left out)", "softmax", "dloss"),

@@ -35,8 +35,6 @@ def infer_batch_moments(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BatchMoments",
-        inputs=(1, 1),
-        outputs=(2, 2),
         infer=infer_batch_moments,
         doc="Of each channel the mean of X, and that of X^2 (not the variance).",
         input_names=("X",),
@@ -68,8 +66,6 @@ def infer_batch_moments_gradient(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BatchMomentsGradient",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_batch_moments_gradient,
         doc="dX = (dmu + 2 X dsquares) / elements of a channel.",
         input_names=("dmu", "dsquares", "X"),

@@ -38,8 +38,6 @@ def infer_channel_stats(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "ChannelStats",
-        inputs=(1, 1),
-        outputs=(2, 2),
         infer=infer_channel_stats,
         doc="The sum of all elements of each channel, and of their squares, for the statistics of several batches: "
         "inputs 5 and 6 of SpatialBN, once they are summed over the devices. float32 for 16-bit floats.",
@@ -162,8 +160,6 @@ class GradientMemory:
 @operator(
     OpSchema(
         "ChannelBackpropStats",
-        inputs=(4, 4),
-        outputs=(2, 2),
         infer=infer_channel_backprop_stats,
         doc="The gradients of SpatialBN's scale and bias for one batch: for each channel the sum of "
         "dY * (X - mean) * inv_std, and of dY. Summed over the devices, they are inputs 5 and 6 of SpatialBNGradient.",
@@ -217,7 +213,6 @@ def infer_spatial_bn_gradient(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "SpatialBNGradient",
         inputs=(5, 7),
-        outputs=(3, 3),
         infer=infer_spatial_bn_gradient,
         doc="The gradients of SpatialBN. In training inputs 3 and 4 are the saved mean and inverse deviation; with "
         "is_test=1 they are the mean and variance that were given, and dX = dY * scale / sqrt(var + epsilon). With "

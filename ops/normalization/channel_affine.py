@@ -99,7 +99,6 @@ def affine_schema(name: str, view: ViewReader, names: tuple[str, ...], doc: str,
     return OpSchema(
         name,
         inputs=(len(names), len(names)),
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=names,

@@ -62,7 +62,6 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LRN",
-        inputs=(1, 1),
         outputs=(1, 2),
         infer=infer_lrn,
         doc="Y = X * scale^(-beta), scale = bias + alpha / size * (sum of X^2 over the `size` channels around each, "

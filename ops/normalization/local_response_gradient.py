@@ -30,8 +30,6 @@ def infer_lrn_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LRNGradient",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_lrn_gradient,
         doc="dX = dY * scale^(-beta) - 2 alpha beta / size * X * (sum of dY * Y / scale over the `size` channels "
         "around each), with the scale of LRN, computed again.",

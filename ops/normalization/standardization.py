@@ -189,7 +189,6 @@ class _Standardize(Operator):
 @operator(
     OpSchema(
         "InstanceNorm",
-        inputs=(3, 3),
         outputs=(1, 3),
         infer=infer_channel_affine(instance_grouping),
         doc="Normalizes each channel of each image by its own mean and variance over the pixels. Ulyanov et al., 2016, "
@@ -213,7 +212,6 @@ class InstanceNorm(_Standardize):
 @operator(
     OpSchema(
         "GroupNorm",
-        inputs=(3, 3),
         outputs=(1, 3),
         infer=infer_channel_affine(group_grouping),
         doc="Normalizes groups of neighboring channels of each image. Wu and He, 2018, arXiv:1803.08494.",

@@ -75,7 +75,6 @@ def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSche
     return OpSchema(
         name,
         inputs=(len(inputs), len(inputs)),
-        outputs=(1, 1),
         infer=infer_same,
         doc=doc,
         input_names=inputs,

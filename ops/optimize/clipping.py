@@ -36,7 +36,6 @@ def infer_global_norm(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "GlobalNorm",
         inputs=(1, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_global_norm,
         doc="The root of the sum of its inputs, added in that order in float64. Of the sums of squares of several "
         "tensors (SumSqrElements) that is the norm of all of them together.",
@@ -73,7 +72,6 @@ def infer_clip_tensor(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "ClipTensorByScaling",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_clip_tensor,
         doc="Y = X * limit / norm where norm exceeds the limit, else X; the limit is the threshold, times the third "
         "input if there is one. May be in place, and costs nothing then while nothing is clipped.",
@@ -141,7 +139,6 @@ def norm_of(array: Array, work: Array) -> Callable[[], float]:
     OpSchema(
         "Lars",
         inputs=(2, 5),
-        outputs=(1, 1),
         infer=infer_lars,
         doc="A factor of the learning rate of one parameter: trust / (norm(dX) / norm(X) + wd + offset), and 1 where X "
         "is 0; within [lr_min, lr_max]. Without the last two inputs trust is 1 and there are no limits, without the "

@@ -37,8 +37,6 @@ class Mutex:
 @operator(
     OpSchema(
         "CreateMutex",
-        inputs=(0, 0),
-        outputs=(1, 1),
         infer=None,
         doc="A mutex for operators that take turns. A mutex that already exists stays.",
         output_names=("mutex",),
@@ -83,7 +81,6 @@ def infer_iter(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "Iter",
         inputs=(0, 1),
-        outputs=(1, 1),
         infer=infer_iter,
         doc="Adds 1 to an iteration counter (one int64), in place. Without input the output itself is the counter, and "
         "begins at 0, so that the first run leaves 1.",
@@ -111,8 +108,6 @@ class Iter(Operator):
 @operator(
     OpSchema(
         "AtomicIter",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_iter,
         doc="Adds 1 to an iteration counter (one int64), in place, while it holds the mutex: several nets may share a "
         "counter.",

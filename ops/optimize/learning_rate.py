@@ -24,8 +24,6 @@ def infer_learning_rate(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LearningRate",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_learning_rate,
         doc="The learning rate at an iteration: base_lr times the multiplier of the policy.",
         input_names=("iteration",),

@@ -27,8 +27,6 @@ def infer_rate_adaption(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "LearningRateAdaption",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_rate_adaption,
         doc=(
             "lr (1 - lr_alpha c), where c is the cosine between the gradient and the direction of the step; or, not "

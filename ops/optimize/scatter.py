@@ -48,7 +48,6 @@ def infer_scatter_weighted_sum(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "ScatterWeightedSum",
         inputs=(3, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_scatter_weighted_sum,
         doc="For each index k, row INDICES[k] of X_0 becomes w_0 times itself, and then w_1 X_1[k], w_2 X_2[k], ... "
         "are added, in place. An index that occurs more than once is scaled and added to as often, in order. With "
@@ -117,8 +116,6 @@ def infer_scatter_assign(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "ScatterAssign",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_scatter_assign,
         doc="For each index k, row INDICES[k] of DATA becomes SLICES[k], in place; the last one where an index occurs "
         "more than once.",

@@ -38,7 +38,6 @@ def infer_weighted_sum(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "WeightedSum",
         inputs=(2, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_weighted_sum,
         doc="Y = w_0 X_0 + w_1 X_1 + ..., added in that order; may overwrite X_0. The weights are blobs of one float. "
         "With w_0 = 1 and w_1 = -rate this is a step of gradient descent.",

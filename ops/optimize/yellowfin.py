@@ -47,8 +47,6 @@ def infer_yellowfin(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "YellowFin",
-        inputs=(10, 10),
-        outputs=(8, 8),
         infer=infer_yellowfin,
         doc="Momentum with a rate and a factor tuned for the parameter: m' = mu m + lr g; param' = param - m', "
         "with nesterov param - (1 + mu) m' + mu m; then lr and mu for the next run. The iteration counts from 1. "

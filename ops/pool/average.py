@@ -78,8 +78,6 @@ register_pooling(
     [
         OpSchema(
             f"AveragePool{rank}",
-            inputs=(1, 1),
-            outputs=(1, 1),
             infer=_infer,
             doc="Y = the mean of each window of X (N, C, spatial, or N, spatial, C with order NHWC); padding does not "
             "count, unless count_include_pad is 1; 0 for a window with nothing that counts.",
@@ -99,8 +97,6 @@ register_pooling(
     [
         OpSchema(
             f"AveragePool{rank}Gradient",
-            inputs=(3, 3),
-            outputs=(1, 1),
             infer=infer_gradient(_infer),
             doc=f"Gradient of AveragePool{rank}: dX = for each pixel the sum over its windows of dY / the number of "
             "pixels that the window's mean counts. Only the shape of X matters, and Y is not read.",

@@ -166,8 +166,6 @@ register_pooling(
     [
         OpSchema(
             f"MaxPool{rank}",
-            inputs=(1, 1),
-            outputs=(1, 1),
             infer=_infer,
             doc="Y = the maximum of each window of X (N, C, spatial, or N, spatial, C with order NHWC).",
             input_names=("X",),
@@ -186,8 +184,6 @@ register_pooling(
     [
         OpSchema(
             f"MaxPool{rank}Gradient",
-            inputs=(3, 3),
-            outputs=(1, 1),
             infer=infer_gradient(_infer),
             doc=f"Gradient of MaxPool{rank}, as Caffe2's: dX = for each pixel the sum of dY over those of its windows "
             "whose maximum Y it equals; several pixels of a window that equal it all get dY.",

@@ -329,8 +329,6 @@ register_pooling(
     [
         OpSchema(
             f"MaxPoolWithIndex{rank}",
-            inputs=(1, 1),
-            outputs=(2, 2),
             infer=_infer,
             doc="Y = the maximum of each window of X (N, C, spatial, or N, spatial, C with order NHWC); mask = the "
             "index of the first pixel of the window that has it (or is NaN, where Y is), -1 for a window with none.",
@@ -347,8 +345,6 @@ register_pooling(
     [
         OpSchema(
             f"MaxPoolWithIndex{rank}Gradient",
-            inputs=(3, 3),
-            outputs=(1, 1),
             infer=_infer_gradient,
             doc=f"Gradient of MaxPoolWithIndex{rank}: dX = for each pixel the sum of dY over the windows whose mask is "
             "its index; -1 is nowhere. The values of X are not read.",

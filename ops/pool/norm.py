@@ -158,8 +158,6 @@ register_pooling(
     [
         OpSchema(
             f"LpPool{rank}",
-            inputs=(1, 1),
-            outputs=(1, 1),
             infer=_infer,
             doc="Y = (sum |x|^p)^(1/p) over each window of X (N, C, spatial, or N, spatial, C with order NHWC); "
             "padding counts as zeros.",
@@ -177,8 +175,6 @@ register_pooling(
     [
         OpSchema(
             f"LpPool{rank}Gradient",
-            inputs=(3, 3),
-            outputs=(1, 1),
             infer=infer_gradient(_infer),
             doc=f"Gradient of LpPool{rank}: dX = sign(x) |x|^(p-1) * the sum over the pixel's windows of "
             "dY / Y^(p-1); 0 where Y or x is 0.",

@@ -46,7 +46,6 @@ def _operand_to_first(input_index: int, output_index: int) -> bool:
     OpSchema(
         "FusedFC",
         inputs=(OWN_INPUTS, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_fused_fc,
         doc="Y = post_ops(X W^T + b): FC, and what is done to its result at once. Inputs from number 3 on are operands "
         "of post_ops. (dagexec's own; passes make it.)",

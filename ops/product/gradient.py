@@ -74,7 +74,6 @@ def _layer_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 def _layer_schema(name: str, transposed: bool) -> OpSchema:
     return OpSchema(
         f"{name}Gradient",
-        inputs=(3, 3),
         outputs=(1, 3),
         infer=lambda call: _infer_layer(call, transposed),
         doc=f"The gradients of {name}, whose arguments it takes, from that of its output: dW, db and, if it has an "
@@ -226,7 +225,6 @@ def _product_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 def _product_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         f"{name}Gradient",
-        inputs=(3, 3),
         outputs=(1, 2),
         infer=_infer_product,
         doc=f"The gradients of {name}, whose arguments it takes, from that of its output. {doc}",

@@ -95,8 +95,6 @@ def fc_cost(call: OperatorCall, outputs: Sequence[TensorType], transposed: bool 
 def _fc_schema(name: str, doc: str, transposed: bool, **traits: Any) -> OpSchema:
     return OpSchema(
         name,
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=lambda call: [infer_fc(call, transposed)],
         doc=f"{doc} X is folded to M x K at `axis`, whose leading axes the output keeps; W is folded at `axis_w`.",
         input_names=("X", "W", "b"),
@@ -194,7 +192,6 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     OpSchema(
         "MatMul",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_matmul,
         doc="Y = A B. A is folded to a matrix at `axis_a`, B at `axis_b`, and then transposed where asked. "
         "The product is a matrix, or takes the shape of the third input.",
@@ -246,8 +243,6 @@ def _batch_matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
 @operator(
     OpSchema(
         "BatchMatMul",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_batch_matmul,
         doc="Y[i] = A[i] B[i]: a product for each index of the leading axes. With broadcast=1 operands of one axis, "
         "and batch axes that differ, are treated as by `numpy.matmul`.",
@@ -297,7 +292,6 @@ def infer_gemm(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "Gemm",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_gemm,
         doc="Y = alpha A B + beta C, for matrices A and B, and a C that broadcasts to the product. C is not read when "
         "beta is 0, as in BLAS. (dagexec's own, for ONNX.)",

@@ -33,8 +33,6 @@ def read_add(call: OperatorCall) -> tuple[TensorType, Requantization]:
 
 QUANT_ADD = OpSchema(
     "QuantAdd",
-    inputs=(2, 2),
-    outputs=(1, 1),
     infer=lambda call: [read_add(call)[0]],
     doc="v = (X - x_zero_point) * (x_scale / y_scale) in float32; post_ops on v, which must add input 1, of X's shape; "
     "Y = saturate(round(v) + y_zero_point), ties to even, or v itself as float32. X is uint8 or int8.",

@@ -94,7 +94,6 @@ def _conv_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 QUANT_CONV = OpSchema(
     "QuantConv",
     inputs=(3, 5),
-    outputs=(1, 1),
     infer=lambda call: [read_conv(call)[0]],
     doc="Convolution of integers: sum = bias + (X - x_zero_point) * filter, exactly, where padding counts as "
     "x_zero_point; v = float32(sum) * ((x_scale * filter_scale) / y_scale) in float32; post_ops on v; Y = "

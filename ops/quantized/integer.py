@@ -32,8 +32,6 @@ def infer_conv_integer(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "ConvInteger",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_conv_integer,
         doc="Y = (X - x_zero_point) * filter as int32, where padding counts as x_zero_point. X is uint8 or int8, the "
         "filter int8; shapes as Conv's.",
@@ -81,7 +79,6 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     OpSchema(
         "MatMulInteger",
         inputs=(2, 4),
-        outputs=(1, 1),
         infer=infer_matmul_integer,
         doc="Y = (A - a_zero_point)(B - b_zero_point) as int32, for stacks of matrices as in numpy.matmul. A and B are "
         "uint8 or int8; a zero point has one entry, or one for each row of A or column of B.",
@@ -125,8 +122,6 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "DynamicQuantizeLinear",
-        inputs=(1, 1),
-        outputs=(3, 3),
         infer=infer_dynamic,
         doc="Y = X quantized to uint8 by its own range, 0 included: scale = (max - min) / 255, zero_point = "
         "round(-min / scale). As ONNX's DynamicQuantizeLinear; where X is 0 everywhere the scale is 1.",

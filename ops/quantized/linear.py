@@ -92,7 +92,6 @@ class _Linear(Operator):
     OpSchema(
         "QuantizeLinear",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_quantize,
         doc="Y = saturate(round(X / scale) + zero_point), rounded to the nearest integer, ties to even; computed in "
         "float32. NaN becomes the least integer. As ONNX's QuantizeLinear, without blocks.",
@@ -126,7 +125,6 @@ class QuantizeLinear(_Linear):
     OpSchema(
         "DequantizeLinear",
         inputs=(2, 3),
-        outputs=(1, 1),
         infer=infer_dequantize,
         doc="Y = (X - zero_point) * scale, in float32; Y has the scale's type. As ONNX's DequantizeLinear, without "
         "blocks.",

@@ -60,7 +60,6 @@ def _fc_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 QUANT_FC = OpSchema(
     "QuantFC",
     inputs=(3, 5),
-    outputs=(1, 1),
     infer=lambda call: [read_fc(call)[0]],
     doc="A fully connected layer on integers: sum = bias + (X - x_zero_point) W^T, exactly; then as QuantConv. X is "
     "uint8 or int8, folded to M x K at `axis`, W int8 of N x K, W_scale float32 of one entry or N, bias int32 of N.",

@@ -106,7 +106,6 @@ class Unit(Operator):
     OpSchema(
         "LSTMUnit",
         inputs=(4, 5),
-        outputs=(2, 2),
         infer=partial(infer_unit, states=LSTM_STATES, gates=4),
         doc="C = sigmoid(f + forget_bias) C_prev + sigmoid(i) tanh(g); H = sigmoid(o) tanh(C), for gates i, f, o, g "
         "side by side: 1 x batch x 4 hidden. From the step on that its length says, a sequence keeps its state.",
@@ -156,7 +155,6 @@ def lstm_unit_gradient(request: GradientRequest) -> GradientOperators:
     OpSchema(
         "LSTMUnitGradient",
         inputs=(8, 9),
-        outputs=(3, 3),
         infer=partial(infer_unit, states=LSTM_STATES, gates=4, gradient=True),
         doc="Gradient of LSTMUnit. Of a running sequence that of hidden_prev is 0: its part is in the gates.",
         input_names=(*_inputs(("hidden_prev", "cell_prev")), "hidden", "cell", "d_hidden", "d_cell"),
@@ -224,7 +222,6 @@ def _through_tanh(y: Array, gradient: Array, work: Array) -> list[Step]:
     OpSchema(
         "GRUUnit",
         inputs=(3, 4),
-        outputs=(1, 1),
         infer=partial(infer_unit, states=GRU_STATES, gates=3),
         doc="H = sigmoid(update) H_prev + (1 - sigmoid(update)) tanh(output), for gates reset, update, output side by "
         "side: 1 x batch x 3 hidden. The reset gate is not read: it is applied where the sums are computed. From the "
@@ -271,7 +268,6 @@ def gru_unit_gradient(request: GradientRequest) -> GradientOperators:
     OpSchema(
         "GRUUnitGradient",
         inputs=(5, 6),
-        outputs=(2, 2),
         infer=partial(infer_unit, states=GRU_STATES, gates=3, gradient=True),
         doc="Gradient of GRUUnit; that of the reset gate is 0.",
         input_names=(*_inputs(("hidden_prev",)), "hidden", "d_hidden"),

@@ -345,7 +345,6 @@ def reduction_schema(
     return OpSchema(
         name,
         inputs=(1, 2 if prefixes else 1),
-        outputs=(1, 1),
         infer=infer,
         doc=doc + (" With lengths it is over the first so many elements only." if prefixes else ""),
         input_names=("X", "lengths")[: 2 if prefixes else 1],
@@ -428,8 +427,6 @@ def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
 def _arg_schema(name: str, what: str) -> OpSchema:
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_arg_extreme,
         doc=f"Index of the {what} element along `axis`, int64; of several equal ones the first, and NaN before all.",
         input_names=("X",),

@@ -228,7 +228,6 @@ def _schema(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str,
     return OpSchema(
         name,
         inputs=(len(names), len(names) + prefixes),
-        outputs=(1, 1),
         infer=infer,
         doc=f"Gradient of {name.removesuffix('Gradient')}, whose arguments it takes: {doc}",
         input_names=(*names, "lengths") if prefixes else names,

@@ -50,8 +50,6 @@ def infer_lp_norm(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LpNorm",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_lp_norm,
         doc="The sum of |X|^p over all elements, a vector of one; for p = 2 it has no root, as in Caffe2.",
         input_names=("X",),
@@ -97,8 +95,6 @@ def infer_lp_norm_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "LpNormGradient",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_lp_norm_gradient,
         doc="dX = dZ sign(X) for p = 1, 2 dZ X for p = 2; divided by the number of elements where Z is an average.",
         input_names=("X", "dZ"),

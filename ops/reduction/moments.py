@@ -33,8 +33,6 @@ def infer_moments(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Moments",
-        inputs=(1, 1),
-        outputs=(2, 2),
         infer=infer_moments,
         doc="Mean of X over `axes`, and the mean of (X - mean)^2; both NaN over no elements.",
         input_names=("X",),
@@ -88,8 +86,6 @@ def infer_moments_gradient(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "MomentsGradient",
-        inputs=(4, 4),
-        outputs=(1, 1),
         infer=infer_moments_gradient,
         doc="dX = (dmean + 2 (X - mean) dvariance) / number of elements of a mean.",
         input_names=("dmean", "dvariance", "X", "mean"),

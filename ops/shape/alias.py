@@ -50,8 +50,6 @@ def infer_copy_on_device_like(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "CopyOnDeviceLike",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_copy_on_device_like,
         doc="A copy of X on the operator's device, where the second input is, too; that is not read.",
         input_names=("X", "like"),
@@ -105,8 +103,6 @@ class Free(Operator):
 @operator(
     OpSchema(
         "ZeroGradient",
-        inputs=(1, 1),
-        outputs=(0, 0),
         infer=lambda _call: [],
         doc="Computes nothing; the backward pass gives X a gradient of zeros here.",
         input_names=("X",),

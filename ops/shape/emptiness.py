@@ -17,7 +17,6 @@ def _schema(name: str, most: int, doc: str) -> OpSchema:
     return OpSchema(
         name,
         inputs=(1, most),
-        outputs=(1, 1),
         infer=lambda _call: [TensorType((), BOOL)],
         doc=doc,
         input_names=("X",) if most == 1 else ("X1", "X2", "..."),

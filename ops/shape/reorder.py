@@ -62,8 +62,6 @@ def _block(order: str, channels: int) -> int:
 @operator(
     OpSchema(
         "Reorder",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_reorder,
         doc="Y = X, an image tensor, with its axes in another order. Into blocks the channels must be a multiple of "
         "theirs. (dagexec's own; the layout pass puts it between operators of different orders.)",

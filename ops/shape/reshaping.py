@@ -103,8 +103,6 @@ def view_schema(
     """The schema of a view with one input and one output; in place is allowed. `traits` are further attributes."""
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=("X",),
@@ -302,8 +300,6 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
 @operator(
     OpSchema(
         "Transpose",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_transpose,
         doc="Axis i of the output is axis `axes[i]` of X.",
         input_names=("X",),
@@ -333,8 +329,6 @@ def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
 
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=("data",),
@@ -373,8 +367,6 @@ def infer_shape(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "Shape",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_shape,
         doc="The shape of X as an int64 vector, or its sizes at `axes`.",
         input_names=("X",),
@@ -398,8 +390,6 @@ class Shape(Operator):
 @operator(
     OpSchema(
         "Size",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=lambda _call: [TensorType((), INT64)],
         doc="The number of elements of X, an int64 scalar.",
         input_names=("X",),
@@ -422,8 +412,6 @@ def copy_schema(name: str, doc: str, crossing: Crossing, **traits: Any) -> OpSch
     """The schema of a copy, with further attributes."""
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=same_as_input,
         doc=doc,
         input_names=("input",),

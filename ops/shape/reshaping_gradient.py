@@ -23,8 +23,6 @@ def infer_resize_like(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "ResizeLike",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_resize_like,
         doc="The elements of the data, in order, in the shape of the second input, whose values are not read.",
         input_names=("data", "shape_tensor"),

@@ -91,7 +91,6 @@ SLICE_ARGS = {
     OpSchema(
         "Slice",
         inputs=(1, 3),
-        outputs=(1, 1),
         infer=lambda call: [TensorType(tuple(len(kept) for kept in slice_ranges(call)), call.inputs[0].meta)],
         doc=(
             "The part of X from `starts` up to and without `ends`, on the first axes or on `axes`. A negative bound "
@@ -157,7 +156,6 @@ TILE_ARGS = {"tiles": "how often (default 1)", "axis": "along which axis (defaul
     OpSchema(
         "Tile",
         inputs=(1, 3),
-        outputs=(1, 1),
         infer=infer_tile,
         doc="X repeated `tiles` times along `axis`. Inputs 1 and 2, where given, replace the arguments.",
         input_names=("X", "tiles", "axis"),
@@ -198,7 +196,6 @@ def infer_expand(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "Expand",
         inputs=(1, 2),
-        outputs=(1, 1),
         infer=infer_expand,
         doc="X repeated along axes of size 1, to the shape that X's and the given one broadcast to.",
         input_names=("X", "shape"),

@@ -37,7 +37,6 @@ def _infer_slice(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "SliceGradient",
         inputs=(2, 4),
-        outputs=(1, 1),
         infer=_infer_slice,
         doc="Gradient of Slice, whose arguments it takes: dX = dY where the slice is in X, and 0 elsewhere. dY is the "
         "last input.",
@@ -107,7 +106,6 @@ def _infer_tile(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "TileGradient",
         inputs=(1, 3),
-        outputs=(1, 1),
         infer=_infer_tile,
         doc="Gradient of Tile, whose arguments it takes: dX = the sum of the tiles of dY.",
         input_names=("dY", "tiles", "axis"),
@@ -153,8 +151,6 @@ def _infer_expand(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "ExpandGradient",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=_infer_expand,
         doc="Gradient of Expand: dX = the sum of dY over the axes along which X was repeated. The values of X are not "
         "read.",

@@ -30,8 +30,6 @@ def infer_box_cox(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BatchBoxCox",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_box_cox,
         doc=(
             "With x = max(X + lambda2, 1e-6), a column each: (x^lambda1 - 1) / lambda1, or ln(x) where lambda1 is 0 "
@@ -63,8 +61,6 @@ def infer_bucketize(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BatchBucketize",
-        inputs=(4, 4),
-        outputs=(1, 1),
         infer=infer_bucketize,
         doc="For columns `indices` of X, how many of their boundaries, sorted, are below each element.",
         input_names=("X", "indices", "boundaries", "lengths"),
@@ -93,8 +89,6 @@ def infer_stump(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "StumpFunc",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_stump,
         doc="low_value where X is at most the threshold, else high_value.",
         input_names=("X",),
@@ -119,7 +113,6 @@ def infer_unique(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "Unique",
-        inputs=(1, 1),
         outputs=(1, 2),
         infer=infer_unique,
         doc="The different elements of a vector, sorted, and for each element where in them it is.",
@@ -165,7 +158,6 @@ def infer_sparse_to_dense(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "BatchSparseToDense",
         inputs=(3, 4),
-        outputs=(1, 1),
         infer=infer_sparse_to_dense,
         doc="Rows with the values at their indices, of which `lengths` says how many are in each row.",
         input_names=("lengths", "indices", "values", "shape_like"),
@@ -194,8 +186,6 @@ def infer_dense_to_sparse(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "BatchDenseToSparse",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_dense_to_sparse,
         doc="The values of rows at their indices, of which `lengths` says how many are in each row.",
         input_names=("lengths", "indices", "dense"),

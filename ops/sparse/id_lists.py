@@ -26,8 +26,6 @@ def infer_dense_to_ids(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "DenseVectorToIdList",
-        inputs=(1, 1),
-        outputs=(2, 2),
         infer=infer_dense_to_ids,
         doc="The columns of the positive elements, row by row.",
         input_names=("X",),
@@ -71,7 +69,6 @@ def infer_merge(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "MergeIdLists",
         inputs=(2, 2 * _MAX_LISTS),
-        outputs=(2, 2),
         infer=infer_merge,
         doc="For each row the identifiers of all lists, each once, sorted.",
         input_names=("lengths_0", "values_0", "..."),
@@ -117,7 +114,6 @@ def infer_greedy_decoder(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "CTCGreedyDecoder",
         inputs=(1, 2),
-        outputs=(2, 2),
         infer=infer_greedy_decoder,
         doc="The best label of each time, without blanks (label 0), one sequence after another (Graves et al. 2006).",
         input_names=("scores", "lengths"),
@@ -143,8 +139,6 @@ def infer_perplexity(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "Perplexity",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_perplexity,
         doc="exp(-mean of ln P): of how many equal choices the probabilities P of what came are those.",
         input_names=("P",),

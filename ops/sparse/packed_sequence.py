@@ -35,8 +35,6 @@ def _places(lengths: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
 @array_function(
     OpSchema(
         "PackRNNSequence",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_pack,
         doc="Sequences that stand one after another, side by side: time, sequence, row; zeros behind their ends.",
         input_names=("values", "lengths"),
@@ -67,8 +65,6 @@ def infer_unpack(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "UnpackRNNSequence",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_unpack,
         doc="Sequences that stand side by side, one after another; undoes PackRNNSequence.",
         input_names=("values", "lengths"),
@@ -107,8 +103,6 @@ def infer_lengths_top_k(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "LengthsTopK",
-        inputs=(2, 2),
-        outputs=(2, 2),
         infer=infer_lengths_top_k,
         doc="The k largest of each segment, the largest first, and where in it they are; 0 and -1 where it is shorter.",
         input_names=("X", "lengths"),
@@ -144,8 +138,6 @@ def infer_lengths_top_k_gradient(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "LengthsTopKGradient",
-        inputs=(3, 3),
-        outputs=(1, 1),
         infer=infer_lengths_top_k_gradient,
         doc="Gradient of LengthsTopK: dValues where the values were, 0 elsewhere.",
         input_names=("lengths", "indices", "dValues"),

@@ -118,7 +118,6 @@ def infer_gather_by_key(call: OperatorCall) -> list[TensorType]:
     OpSchema(
         "GatherByKey",
         inputs=(2, UNBOUNDED),
-        outputs=(1, 1),
         infer=infer_gather_by_key,
         doc="The rows of parts put together again in the order of the keys; undoes Partition.",
         input_names=("keys", "part_0", "part_1", "..."),

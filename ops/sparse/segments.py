@@ -101,7 +101,6 @@ def _define(name: str, reduce: Reduce, what: str, *, weighted: bool = False) -> 
         schema = OpSchema(
             f"{'Sparse' * sparse}Lengths{name}",
             inputs=(len(inputs), len(inputs)),
-            outputs=(1, 1),
             infer=_infer(sparse, weighted),
             doc=f"{what} of each segment of {'rows `indices` of the data' if sparse else 'rows'}.",
             input_names=inputs,
@@ -148,7 +147,6 @@ def _define_gradient(name: str, sparse: bool, *, mean: bool = False, weighted: b
         OpSchema(
             f"{'Sparse' * sparse}LengthsIndicesInGradient{name}Gradient",
             inputs=(3 + weighted, 3 + weighted),
-            outputs=(1, 1),
             infer=infer,
             doc=f"Gradient of {'Sparse' * sparse}Lengths{name}: to each row the gradient of its segment.",
             input_names=("weights", *names) if weighted else names,
@@ -224,8 +222,6 @@ def _from_lengths(
 
     return OpSchema(
         name,
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer,
         doc=doc,
         input_names=("lengths",),
@@ -281,8 +277,6 @@ def infer_segment_lengths(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "SegmentIdsToLengths",
-        inputs=(1, 1),
-        outputs=(1, 1),
         infer=infer_segment_lengths,
         doc="The length of each segment, from the number of its segment for each row.",
         input_names=("segment_ids",),
@@ -311,8 +305,6 @@ def infer_lengths_pad(call: OperatorCall) -> list[TensorType]:
 @array_function(
     OpSchema(
         "LengthsPad",
-        inputs=(2, 2),
-        outputs=(1, 1),
         infer=infer_lengths_pad,
         doc="The segments with rows of `padding_value` behind each, so that all have `target_length` rows.",
         input_names=("data", "lengths"),

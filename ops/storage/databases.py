@@ -69,8 +69,6 @@ class StorageOperator(Operator):
 @operator(
     OpSchema(
         "CreateDB",
-        inputs=(0, 0),
-        outputs=(1, 1),
         infer=None,
         doc="Opens a database to read its records one after another, for ever. Every run begins at the first record.",
         output_names=("reader",),
@@ -112,8 +110,6 @@ def infer_exists(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "DBExists",
-        inputs=(0, 0),
-        outputs=(1, 1),
         infer=infer_exists,
         doc="True when there is such a database.",
         output_names=("exists",),

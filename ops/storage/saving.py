@@ -116,7 +116,6 @@ class _Save(StorageOperator):
     OpSchema(
         "Save",
         inputs=(1, UNBOUNDED),
-        outputs=(0, 0),
         infer=infer_save,
         doc="Writes the blobs to a new database at `db`, all of them or, when that fails, nothing.",
         input_names=("blobs...",),

@@ -63,7 +63,6 @@ _operators: weakref.WeakSet[TensorProtosDBInput] = weakref.WeakSet()
 @operator(
     OpSchema(
         "TensorProtosDBInput",
-        inputs=(1, 1),
         outputs=(1, UNBOUNDED),
         infer=infer_input,
         doc="The tensors of the next record, one output each; or with `batch_size` of so many records, stacked. The "

@@ -11,7 +11,7 @@ from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.schema import OpSchema
 from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 
-SCHEMA = OpSchema("Probe", (0, 0), (0, 1), lambda _call: [], "For tests.")
+SCHEMA = OpSchema("Probe", outputs=(0, 1), infer=lambda _call: [], doc="For tests.")
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_a_place_is_taken_once() -> None:
     with pytest.raises(SchemaError, match="operator 'Probe' on cpu with engine FAST exists already"):
         register("FAST")
     with pytest.raises(SchemaError, match="operator type 'Probe' already has a schema"):
-        registry.register_schema(OpSchema("Probe", (0, 0), (0, 1), lambda _call: [], "Another."))
+        registry.register_schema(OpSchema("Probe", outputs=(0, 1), infer=lambda _call: [], doc="Another."))
     register()
     with pytest.raises(SchemaError, match="with engine DEFAULT exists already"):
         register()

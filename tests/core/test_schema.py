@@ -181,3 +181,8 @@ def test_a_label_tells_type_name_place_and_net() -> None:
     assert operator_label(named, 3, "net") == "Op 'first' (operator 3) of net 'net'"
     assert operator_label(OperatorDef(type="Op", output=["y"]), -1) == "Op 'y'"
     assert operator_label(OperatorDef(type="Op"), 0) == "Op '' (operator 0)"
+
+
+def test_counts_are_by_default_those_of_the_names() -> None:
+    made = OpSchema("Op", infer=same_as_input, doc="d", input_names=("a", "b"))
+    assert (made.inputs, made.outputs) == ((2, 2), (0, 0))
