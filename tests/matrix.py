@@ -19,6 +19,7 @@ from tests.selection import ROOT, part_of_commit
 CHOSEN = (
     "tests/compiler/test_compiled_nets.py",
     "tests/ops/test_all_engines.py",
+    "tests/ops/test_formulas.py::test_onednn_computes_the_formula",
     "tests/ops/test_keeping_nan.py",
     "tests/ops/test_onednn_choice.py",
     "tests/ops/test_onednn_conv.py",
