@@ -7,6 +7,8 @@ for a net. The gradient of blob `x` is called `x_grad`.
     def relu_gradient(request: GradientRequest) -> GradientOperators:
         return request.single("ReluGradient", [request.y(0), request.dy(0)], [0])
 
+One that does no more than that is said in short: `gradient_by("Relu", "ReluGradient", ("Y", "dY"))`.
+
 Gradient operators get the arguments, the engine and the device of the forward operator. Those of an operator that may
 work in place must allow dX to overwrite dY, as both have one name then.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from string import digits
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.operator_def import op
@@ -194,6 +197,24 @@ def gradient_of(*op_types: str) -> Callable[[Maker], Maker]:
         return maker
 
     return register
+
+
+def gradient_by(
+    forward: str, op_type: str, reads: Sequence[str], *, of_inputs: Sequence[int] = (0,), **arguments: ArgumentValue
+) -> None:
+    """One operator of type `op_type` gives the gradients of the inputs `of_inputs` of `forward`, in that order.
+
+    `reads` are its inputs: of the forward operator inputs (X, or X0, X1, ...) and outputs (Y), and gradients of outputs
+    (dY). `arguments` replace those of the forward operator. Raises GradientError when `forward` has a maker already.
+    """
+    named = [(name.rstrip(digits), int(name.lstrip("dXY") or 0)) for name in reads]
+
+    def maker(request: GradientRequest) -> GradientOperators:
+        blobs = {"X": request.x, "Y": request.y, "dY": request.dy}
+        inputs = [blobs[kind](index) for kind, index in named]
+        return request.single(op_type, inputs, of_inputs, **arguments)
+
+    gradient_of(forward)(maker)
 
 
 def no_gradient(*op_types: str) -> None:

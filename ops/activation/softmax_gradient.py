@@ -12,14 +12,13 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.activation.softmax import SOFTMAX_ARGS, grouping
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcast_reduction import sum_passes
-from dagexec.ops.base.pointwise_gradient import pointwise_maker
 
 
 def infer_softmax_gradient(call: OperatorCall) -> list[TensorType]:
@@ -104,4 +103,4 @@ class LogSoftmaxGradient(NormalizationGradient):
 
 
 for _forward in ("Softmax", "LogSoftmax"):
-    gradient_of(_forward)(pointwise_maker(f"{_forward}Gradient", ("Y", "dY")))
+    gradient_by(_forward, f"{_forward}Gradient", ("Y", "dY"))

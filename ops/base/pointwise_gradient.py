@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator, operator_class
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
@@ -99,7 +99,6 @@ def pointwise_gradient(
 
         schema = OpSchema(
             f"{forward}Gradient",
-            inputs=(len(reads), len(reads)),
             infer=infer,
             doc=doc,
             input_names=reads,
@@ -110,17 +109,7 @@ def pointwise_gradient(
         )
         operator(schema)(cls)
         if has_maker:
-            gradient_of(forward)(pointwise_maker(f"{forward}Gradient", reads))
+            gradient_by(forward, f"{forward}Gradient", reads)
         return cls
 
     return register
-
-
-def pointwise_maker(op_type: str, reads: Sequence[str]) -> Callable[[GradientRequest], GradientOperators]:
-    """The maker that gives operator `op_type` on X, Y and dY, as `reads` lists them."""
-
-    def maker(request: GradientRequest) -> GradientOperators:
-        blobs = {"X": request.x, "Y": request.y, DY: request.dy}
-        return request.single(op_type, [blobs[name](0) for name in reads], [0])
-
-    return maker

@@ -5,7 +5,7 @@ The gradient operators are in `gradient`, `transposed` and `locally_connected`.
 
 from __future__ import annotations
 
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.ops.conv.convolution import SPATIAL_AXES
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT
 
@@ -29,10 +29,7 @@ def layer_gradient(request: GradientRequest) -> GradientOperators:
     return request.single(f"{request.definition.type}Gradient", inputs, found, **arguments)
 
 
-@gradient_of("Im2Col")
-def im2col_gradient(request: GradientRequest) -> GradientOperators:
-    """Each pixel gets the sum of the columns that read it."""
-    return request.single("Col2Im", [request.dy(0), request.x(0)], [0])
+gradient_by("Im2Col", "Col2Im", ("dY", "X"))
 
 
 @gradient_of("Col2Im")

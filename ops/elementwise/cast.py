@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dagexec.core import dtypes
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
@@ -168,13 +168,5 @@ def cast_like_maker(request: GradientRequest) -> GradientOperators:
     return request.single("CastLike", [request.dy(0), request.x(0)], [0])
 
 
-@gradient_of("FloatToHalf")
-def float_to_half_maker(request: GradientRequest) -> GradientOperators:
-    """The gradient widened."""
-    return request.single("HalfToFloat", [request.dy(0)], [0])
-
-
-@gradient_of("HalfToFloat")
-def half_to_float_maker(request: GradientRequest) -> GradientOperators:
-    """The gradient narrowed."""
-    return request.single("FloatToHalf", [request.dy(0)], [0])
+gradient_by("FloatToHalf", "HalfToFloat", ("dY",))
+gradient_by("HalfToFloat", "FloatToHalf", ("dY",))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
+from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.pointwise import scalar_pass
@@ -21,28 +21,10 @@ from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gra
 no_gradient("Sign", "Floor", "Ceil", "Round", "Not")
 
 
-@gradient_of("Exp")
-def exp_maker(request: GradientRequest) -> GradientOperators:
-    """dX = dY * Y."""
-    return request.single("Mul", [request.dy(0), request.y(0)], [0])
-
-
-@gradient_of("Log")
-def log_maker(request: GradientRequest) -> GradientOperators:
-    """dX = dY / X."""
-    return request.single("Div", [request.dy(0), request.x(0)], [0])
-
-
-@gradient_of("Negative")
-def negative_maker(request: GradientRequest) -> GradientOperators:
-    """dX = -dY."""
-    return request.single("Negative", [request.dy(0)], [0])
-
-
-@gradient_of("Scale")
-def scale_maker(request: GradientRequest) -> GradientOperators:
-    """dX = scale * dY."""
-    return request.single("Scale", [request.dy(0)], [0])
+gradient_by("Exp", "Mul", ("dY", "Y"))
+gradient_by("Log", "Div", ("dY", "X"))
+gradient_by("Negative", "Negative", ("dY",))
+gradient_by("Scale", "Scale", ("dY",))
 
 
 FactorPasses = Callable[[Array, Array, Array], list[Step]]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -219,10 +219,8 @@ class PadGradient(Operator):
         return in_sequence(steps)
 
 
-@gradient_of("PadImage", "Pad")
-def pad_gradient(request: GradientRequest) -> GradientOperators:
-    """dY -> dX, as Caffe2's."""
-    return request.single(f"{request.definition.type}Gradient", [request.dy(0)], [0])
+gradient_by("PadImage", "PadImageGradient", ("dY",))
+gradient_by("Pad", "PadGradient", ("dY",))
 
 
 def _planes(array: Array, last: bool) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -121,7 +121,4 @@ class ChannelShuffleGradient(ImageOperator):
         return partial(np.copyto, dx.reshape(*outer, group, width, *inner), source.swapaxes(axis, axis + 1))
 
 
-@gradient_of("ChannelShuffle")
-def shuffle_gradient(request: GradientRequest) -> GradientOperators:
-    """dY -> dX, as Caffe2's."""
-    return request.single("ChannelShuffleGradient", [request.dy(0)], [0])
+gradient_by("ChannelShuffle", "ChannelShuffleGradient", ("dY",))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, INT32, INT64
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
+from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -69,10 +69,7 @@ def boolean_mask_rows(_call: OperatorCall, mask: Array, dy: Array) -> Sequence[A
     return [dx]
 
 
-@gradient_of("BooleanMask")
-def boolean_mask_gradient(request: GradientRequest) -> GradientOperators:
-    """From the mask and dY."""
-    return request.single("BooleanMaskGradient", [request.x(1), request.dy(0)], [0])
+gradient_by("BooleanMask", "BooleanMaskGradient", ("X1", "dY"))
 
 
 def infer_boolean_unmask(call: OperatorCall) -> list[TensorType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -77,7 +77,4 @@ class AveragedLossGradient(Operator):
         return step
 
 
-@gradient_of("AveragedLoss")
-def averaged_loss_gradient(request: GradientRequest) -> GradientOperators:
-    """AveragedLossGradient(X, dloss) -> dX."""
-    return request.single("AveragedLossGradient", [request.x(0), request.dy(0)], [0])
+gradient_by("AveragedLoss", "AveragedLossGradient", ("X", "dY"))

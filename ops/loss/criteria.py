@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -15,10 +15,8 @@ from dagexec.ops.base.blocks import Array
 _MARGIN = {"margin": "how far apart is enough"}
 
 
-def _schema(
-    name: str, floats: int, names: tuple[str, ...], outputs: tuple[str, ...], doc: str, label: int = -1
-) -> OpSchema:
-    """`floats` is how many outputs there are of the type and shape of the first input; input `label` is int32."""
+def _schema(name: str, names: tuple[str, ...], outputs: tuple[str, ...], doc: str, label: int = -1) -> OpSchema:
+    """The outputs have the type and shape of the first input; input `label` is int32."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
         call.arguments.float("margin", 0.0)
@@ -26,12 +24,10 @@ def _schema(
             call.require_types(index, *((INT32,) if index == label else FLOAT_TYPES))
             call.require_shape(index, call.inputs[0].shape, f"that of {names[0]}")
         call.require_same_type(*(index for index in range(len(names)) if index != label))
-        return [call.inputs[0]] * floats
+        return [call.inputs[0]] * len(outputs)
 
     return OpSchema(
         name,
-        inputs=(len(names), len(names)),
-        outputs=(floats, floats),
         infer=infer,
         doc=doc,
         input_names=names,
@@ -43,7 +39,6 @@ def _schema(
 @array_function(
     _schema(
         "CosineEmbeddingCriterion",
-        1,
         ("S", "Y"),
         ("output",),
         "1 - S where Y is 1, else max(0, S - margin); margin 0 by default.",
@@ -58,7 +53,6 @@ def cosine_embedding(call: OperatorCall, s: Array, y: Array) -> Sequence[Array]:
 @array_function(
     _schema(
         "CosineEmbeddingCriterionGradient",
-        1,
         ("S", "Y", "dOutput"),
         ("dS",),
         "-dOutput where Y is 1, else dOutput where S is above the margin, else 0.",
@@ -71,17 +65,12 @@ def cosine_embedding_slope(call: OperatorCall, s: Array, y: Array, dy: Array) ->
     return [np.where(y == 1, -dy, np.where(s >= margin, dy, np.float32(0)))]
 
 
-@gradient_of("CosineEmbeddingCriterion")
-def cosine_embedding_gradient(request: GradientRequest) -> GradientOperators:
-    """From both inputs and the gradient of the output."""
-    inputs = [request.x(0), request.x(1), request.dy(0)]
-    return request.single("CosineEmbeddingCriterionGradient", inputs, [0])
+gradient_by("CosineEmbeddingCriterion", "CosineEmbeddingCriterionGradient", ("X0", "X1", "dY"))
 
 
 @array_function(
     _schema(
         "MarginRankingCriterion",
-        1,
         ("X1", "X2", "Y"),
         ("loss",),
         "max(0, margin - Y (X1 - X2)); margin 1 by default.",
@@ -96,7 +85,6 @@ def margin_ranking(call: OperatorCall, x1: Array, x2: Array, y: Array) -> Sequen
 @array_function(
     _schema(
         "MarginRankingCriterionGradient",
-        2,
         ("X1", "X2", "Y", "dLoss"),
         ("dX1", "dX2"),
         "-Y dLoss and Y dLoss where the loss is above 0, else 0.",
@@ -110,11 +98,7 @@ def margin_ranking_slope(call: OperatorCall, x1: Array, x2: Array, y: Array, dy:
     return [slope, -slope]
 
 
-@gradient_of("MarginRankingCriterion")
-def margin_ranking_gradient(request: GradientRequest) -> GradientOperators:
-    """From all inputs and the gradient of the loss."""
-    inputs = [request.x(0), request.x(1), request.x(2), request.dy(0)]
-    return request.single("MarginRankingCriterionGradient", inputs, [0, 1])
+gradient_by("MarginRankingCriterion", "MarginRankingCriterionGradient", ("X0", "X1", "X2", "dY"), of_inputs=(0, 1))
 
 
 _NEAR = 1e-20
@@ -135,7 +119,6 @@ def _log_odds(p: Array) -> Array:
 @array_function(
     _schema(
         "BernoulliJSD",
-        1,
         ("P", "Q"),
         ("L",),
         "The Jensen-Shannon divergence of truth values with probabilities P and Q: H((P + Q) / 2) - (H(P) + H(Q)) / 2.",
@@ -150,7 +133,6 @@ def bernoulli_jsd(_call: OperatorCall, p: Array, q: Array) -> Sequence[Array]:
 @array_function(
     _schema(
         "BernoulliJSDGradient",
-        1,
         ("dL", "P", "Q"),
         ("dP",),
         "dL / 2 times the log odds of P less those of (P + Q) / 2.",
@@ -162,10 +144,8 @@ def bernoulli_jsd_slope(_call: OperatorCall, dl: Array, p: Array, q: Array) -> S
     return [dl / 2 * (_log_odds(p) - _log_odds((p + q) / 2))]
 
 
-@gradient_of("BernoulliJSD")
-def bernoulli_jsd_gradient(request: GradientRequest) -> GradientOperators:
-    """Of P alone: Q is what was observed."""
-    return request.single("BernoulliJSDGradient", [request.dy(0), request.x(0), request.x(1)], [0])
+# Of P alone: Q is what was observed.
+gradient_by("BernoulliJSD", "BernoulliJSDGradient", ("dY", "X0", "X1"))
 
 
 def _padded(small: Array, columns: int, call: OperatorCall) -> Array:
@@ -246,7 +226,4 @@ def padded_dot_slope(call: OperatorCall, x: Array, y: Array, dz: Array) -> Seque
     ]
 
 
-@gradient_of("DotProductWithPadding")
-def padded_dot_gradient(request: GradientRequest) -> GradientOperators:
-    """Both at once."""
-    return request.single("DotProductWithPaddingGradient", [request.x(0), request.x(1), request.dy(0)], [0, 1])
+gradient_by("DotProductWithPadding", "DotProductWithPaddingGradient", ("X0", "X1", "dY"), of_inputs=(0, 1))

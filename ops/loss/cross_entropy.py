@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -120,10 +120,7 @@ class LabelCrossEntropyGradient(_Labeled):
         )
 
 
-@gradient_of("LabelCrossEntropy")
-def label_cross_entropy_gradient(request: GradientRequest) -> GradientOperators:
-    """LabelCrossEntropyGradient(X, label, dY) -> dX."""
-    return request.single("LabelCrossEntropyGradient", [*request.definition.input, request.dy(0)], [0])
+gradient_by("LabelCrossEntropy", "LabelCrossEntropyGradient", ("X0", "X1", "dY"))
 
 
 @operator(
@@ -215,7 +212,4 @@ class MakeTwoClassGradient(Operator):
         return partial(np.subtract, dy[:, 1], dy[:, 0], out=self.y(0).reshape(-1))
 
 
-@gradient_of("MakeTwoClass")
-def make_two_class_gradient(request: GradientRequest) -> GradientOperators:
-    """MakeTwoClassGradient(dY) -> dX."""
-    return request.single("MakeTwoClassGradient", [request.dy(0)], [0])
+gradient_by("MakeTwoClass", "MakeTwoClassGradient", ("dY",))

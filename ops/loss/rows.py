@@ -159,7 +159,6 @@ def row_loss_schema(
 
     return OpSchema(
         name,
-        inputs=(len(inputs), len(inputs)),
         infer=infer,
         doc=doc,
         input_names=tuple(inputs),
@@ -192,8 +191,6 @@ def row_gradient_schema(
 
     return OpSchema(
         name,
-        inputs=(len(inputs), len(inputs)),
-        outputs=(len(outputs), len(outputs)),
         infer=infer,
         doc=f"The gradient of {name.removesuffix('Gradient')}.",
         input_names=tuple(inputs),

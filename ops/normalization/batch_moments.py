@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -82,7 +82,4 @@ def batch_moments_slope(call: OperatorCall, dmu: Array, dsquares: Array, x: Arra
     return [slope / count]
 
 
-@gradient_of("BatchMoments")
-def batch_moments_gradient(request: GradientRequest) -> GradientOperators:
-    """From both gradients and X."""
-    return request.single("BatchMomentsGradient", [request.dy(0), request.dy(1), request.x(0)], [0])
+gradient_by("BatchMoments", "BatchMomentsGradient", ("dY0", "dY1", "X"))

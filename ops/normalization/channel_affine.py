@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
@@ -98,7 +98,6 @@ def affine_schema(name: str, view: ViewReader, names: tuple[str, ...], doc: str,
 
     return OpSchema(
         name,
-        inputs=(len(names), len(names)),
         infer=infer,
         doc=doc,
         input_names=names,
@@ -230,10 +229,7 @@ operator(_gradient_schema("AffineChannel", AffineChannelGradient, ("dY", "X", "s
 )
 
 
-@gradient_of("ElementwiseLinear")
-def elementwise_linear_gradient(request: GradientRequest) -> GradientOperators:
-    """All three at once."""
-    return request.single("ElementwiseLinearGradient", [request.dy(0), request.x(0), request.x(1)], [0, 1, 2])
+gradient_by("ElementwiseLinear", "ElementwiseLinearGradient", ("dY", "X0", "X1"), of_inputs=(0, 1, 2))
 
 
 @gradient_of("AffineChannel")

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
+from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
@@ -74,7 +74,6 @@ class _Vectors(Operator):
 def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSchema:
     return OpSchema(
         name,
-        inputs=(len(inputs), len(inputs)),
         infer=infer_same,
         doc=doc,
         input_names=inputs,
@@ -158,7 +157,4 @@ def _replace_zeros(lengths: Array) -> None:
     lengths[lengths == 0] = 1
 
 
-@gradient_of("Normalize")
-def normalize_gradient(request: GradientRequest) -> GradientOperators:
-    """NormalizeGradient(X, dY) -> dX."""
-    return request.single("NormalizeGradient", [request.x(0), request.dy(0)], [0])
+gradient_by("Normalize", "NormalizeGradient", ("X", "dY"))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.ops.pool.window import RANKS
 
-
-@gradient_of(*(f"{kind}Pool{rank}" for kind in ("Max", "Average", "Lp") for rank in RANKS))
-def pooling_gradient(request: GradientRequest) -> GradientOperators:
-    """(X, Y, dY) -> dX, as Caffe2's."""
-    inputs = [request.x(0), request.y(0), request.dy(0)]
-    return request.single(f"{request.definition.type}Gradient", inputs, [0])
+for _forward in (f"{kind}Pool{rank}" for kind in ("Max", "Average", "Lp") for rank in RANKS):
+    gradient_by(_forward, f"{_forward}Gradient", ("X", "Y", "dY"))
 
 
 @gradient_of(*(f"MaxPoolWithIndex{rank}" for rank in RANKS))

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
@@ -122,7 +122,4 @@ class LpNormGradient(Operator):
         return reduced(self, x.shape, [x, self.x(1).reshape(1)], dx, passes)
 
 
-@gradient_of("LpNorm")
-def lp_norm_gradient(request: GradientRequest) -> GradientOperators:
-    """From X and dZ."""
-    return request.single("LpNormGradient", [request.x(0), request.dy(0)], [0])
+gradient_by("LpNorm", "LpNormGradient", ("X", "dY"))

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
@@ -120,8 +120,4 @@ class MomentsGradient(Operator):
         return reduced(self, dx.shape, sources, dx, passes)
 
 
-@gradient_of("Moments")
-def moments_gradient(request: GradientRequest) -> GradientOperators:
-    """From the gradients of both outputs, X and the mean."""
-    inputs = [request.dy(0), request.dy(1), request.x(0), request.y(0)]
-    return request.single("MomentsGradient", inputs, [0])
+gradient_by("Moments", "MomentsGradient", ("dY0", "dY1", "X", "Y"))

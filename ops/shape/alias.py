@@ -6,7 +6,7 @@ other: where either is written, Y is a copy.
 
 from __future__ import annotations
 
-from dagexec.core.gradient import GradientOperators, GradientRequest, fill_like, gradient_of, no_gradient
+from dagexec.core.gradient import GradientOperators, GradientRequest, fill_like, gradient_by, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, one_to_one, same_as_input
@@ -36,10 +36,8 @@ class EnsureDense(View):
     """The identity, whose gradient is dense."""
 
 
-@gradient_of("Alias", "AliasWithName", "EnsureDense")
-def alias_gradient(request: GradientRequest) -> GradientOperators:
-    """dX is dY; a sparse dY has been made dense before it comes here."""
-    return request.single("Alias", [request.dy(0)], [0])
+for _forward in ("Alias", "AliasWithName", "EnsureDense"):
+    gradient_by(_forward, "Alias", ("dY",))
 
 
 def infer_copy_on_device_like(call: OperatorCall) -> list[TensorType]:
@@ -61,10 +59,8 @@ class CopyOnDeviceLike(Copy):
     """A copy to where another tensor is."""
 
 
-@gradient_of("CopyOnDeviceLike")
-def copy_on_device_like_gradient(request: GradientRequest) -> GradientOperators:
-    """dX is a copy of dY where X is."""
-    return request.single("CopyOnDeviceLike", [request.dy(0), request.x(0)], [0])
+# dX is a copy of dY where X is.
+gradient_by("CopyOnDeviceLike", "CopyOnDeviceLike", ("dY", "X"))
 
 
 def infer_free(call: OperatorCall) -> list[TensorType]:

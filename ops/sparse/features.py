@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
+from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -200,17 +200,8 @@ def dense_to_sparse(call: OperatorCall, lengths: Array, indices: Array, dense: A
     return [dense[np.repeat(np.arange(len(lengths)), lengths), indices]]
 
 
-@gradient_of("BatchSparseToDense")
-def sparse_to_dense_gradient(request: GradientRequest) -> GradientOperators:
-    """That of the values: dY at their indices."""
-    return request.single("BatchDenseToSparse", [request.x(0), request.x(1), request.dy(0)], [2])
-
-
-@gradient_of("BatchDenseToSparse")
-def dense_to_sparse_gradient(request: GradientRequest) -> GradientOperators:
-    """That of the rows: dY at the indices, 0 elsewhere."""
-    inputs = [request.x(0), request.x(1), request.dy(0), request.x(2)]
-    return request.single("BatchSparseToDense", inputs, [2], default_value=0.0)
+gradient_by("BatchSparseToDense", "BatchDenseToSparse", ("X0", "X1", "dY"), of_inputs=(2,))
+gradient_by("BatchDenseToSparse", "BatchSparseToDense", ("X0", "X1", "dY", "X2"), of_inputs=(2,), default_value=0.0)
 
 
 no_gradient("BatchBoxCox", "BatchBucketize", "StumpFunc", "Unique")

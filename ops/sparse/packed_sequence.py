@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
@@ -158,7 +158,4 @@ def lengths_top_k_slope(call: OperatorCall, lengths: Array, indices: Array, dy: 
     return [found]
 
 
-@gradient_of("LengthsTopK")
-def lengths_top_k_gradient(request: GradientRequest) -> GradientOperators:
-    """From the lengths, the places and the gradient of the values."""
-    return request.single("LengthsTopKGradient", [request.x(1), request.y(1), request.dy(0)], [0])
+gradient_by("LengthsTopK", "LengthsTopKGradient", ("X1", "Y1", "dY"))

@@ -129,8 +129,6 @@ def _register(
 ) -> None:
     schema = OpSchema(
         name,
-        inputs=(len(inputs), len(inputs)),
-        outputs=(len(outputs), len(outputs)),
         infer=infer,
         doc=doc,
         input_names=inputs,

@@ -100,7 +100,6 @@ def _define(name: str, reduce: Reduce, what: str, *, weighted: bool = False) -> 
         inputs = ("data", *(("weights",) if weighted else ()), *(("indices",) if sparse else ()), "lengths")
         schema = OpSchema(
             f"{'Sparse' * sparse}Lengths{name}",
-            inputs=(len(inputs), len(inputs)),
             infer=_infer(sparse, weighted),
             doc=f"{what} of each segment of {'rows `indices` of the data' if sparse else 'rows'}.",
             input_names=inputs,
