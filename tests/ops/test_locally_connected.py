@@ -430,7 +430,7 @@ K3: Named = {"kernel": 3}
 REFUSED: dict[str, tuple[str, Shapes, Named, type[DagexecError], str]] = {
     "kernel": ("LC", BOTH, {"kernel": 7}, ArgumentError, r"axis 0: kernel 7.* 7 pix.* 6 \+ 0 \+ 0"),
     "zero stride": ("LC", BOTH, K3 | {"stride": 0}, ArgumentError, r"strides must be at least 1.*\[0, 0\]"),
-    "two forms": ("LC", BOTH, K3 | {"kernels": [3, 3]}, ArgumentError, "same thing"),
+    "two forms": ("LC", BOTH, K3 | {"kernels": [3, 3]}, ArgumentError, "mean the same"),
     "global": ("LC", BOTH, {"global_pooling": 1}, ArgumentError, "global_pooling"),
     "channels": ("LC", BOTH, K3 | {"group": 3}, ArgumentError, "divide the 4 input channels, found 3"),
     "filters": ("LC", (IMAGE, (4, 3, 5, 2, 3, 3)), K3 | {"group": 2}, ArgumentError, "2 must divide the 5 filters"),

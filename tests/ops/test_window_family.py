@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[Named, str]] = {
     "huge kernel": ({"kernel": 1 << 40}, "kernels must be .*1099511627776"),
     "huge extent": ({"kernel": HUGE, "dilation": HUGE}, f"spans {(HUGE - 1) * HUGE + 1} pixels"),
     "pads of three": ({"kernel": 3, "pads": [1, 1, 1]}, r"pads needs 4 entries .*found \[1, 1, 1\]"),
-    "two forms": ({"kernel": 3, "stride": 1, "strides": [1, 1]}, "'strides', 'stride'.* say the same thing"),
+    "two forms": ({"kernel": 3, "stride": 1, "strides": [1, 1]}, "'strides', 'stride'.* mean the same"),
 }
 TOO_LARGE = ("kernel", "dilated kernel", "huge extent")  # no window of a transposed convolution is
 
