@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -154,6 +154,7 @@ class PostOp:
         return ":".join([self.kind, *(repr(float(x)) for x in (self.a, self.b)[: FUNCTIONS[self.kind].numbers])])
 
 
+@lru_cache(maxsize=1024)
 def parse_post_op(text: str, label: str) -> PostOp:
     """An entry of `post_ops`. Raises ArgumentError, naming the operator `label`, for what is none."""
     kind, *given = text.split(":")

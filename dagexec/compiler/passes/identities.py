@@ -45,8 +45,10 @@ def _is_identity(draft: Draft, number: int, types: Types) -> bool:
 
 
 def _keeps_elements(definition: OperatorDef) -> bool:
-    """True for an operator whose output has the elements of its input, perhaps of another type or shape."""
-    return definition.type == "Cast" or definition.type == "Transpose" or schema_of(definition.type).is_view(definition)
+    """True for an operator that gives its input back where the types, shapes included, are the same."""
+    if definition.type == "Cast" or definition.type == "Transpose":
+        return True
+    return schema_of(definition.type).is_view(definition) and as_post_ops(definition) is None
 
 
 def _moves_nothing(arguments: Arguments, kind: BlobType) -> bool:
