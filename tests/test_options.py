@@ -57,7 +57,7 @@ def test_a_keyword_that_is_no_option_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"streams_per_worker": 0}, SettingError, "at least 1 stream a worker is needed, not 0"),
+        ({"streams_per_worker": 0}, SettingError, "at least 1 stream per worker is needed, found 0"),
         ({"stream_priority": "urgent"}, SettingError, "stream_priority is 'normal' or 'high', not 'urgent'"),
         ({"device": "gpu"}, DeviceError, "device 'gpu' is unknown"),
         ({"capture": True}, DeviceError, "on cpu there is nothing to capture"),

@@ -131,7 +131,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
         with garbage_collection_paused():
             return compilation.result()
     except MemoryError as error:
-        raise ResourceError(f"net {model.name!r}: compilation: the system refuses memory: {error}") from error
+        raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
     finally:
         teams.leave()
 

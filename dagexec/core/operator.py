@@ -193,7 +193,7 @@ class Operator(ABC):
         """Input tensor `index`. Raises MissingBlobError, naming operator and blob, when it holds nothing."""
         blob = self.input_blobs[index]
         if blob.value is None:
-            raise MissingBlobError(f"{self.label}: input blob {blob.name!r} holds nothing yet")
+            raise MissingBlobError(f"{self.label}: input blob {blob.name!r} is empty")
         return blob.get(Tensor)
 
     def handle(self, index: int, kind: type[T]) -> T:
@@ -214,7 +214,7 @@ class Operator(ABC):
         """The array of input `index`; while `prepare` is called, a packed copy of it unless `reads_strided`."""
         tensor = self.input(index)
         if tensor.is_empty:
-            raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} holds nothing yet")
+            raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} is empty")
         array, preparing = tensor.array, self._preparing
         if preparing is not None and preparing.packed_inputs:
             array = preparing.packed_inputs.get(id(tensor), array)

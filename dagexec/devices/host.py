@@ -19,7 +19,7 @@ class HostRuntime(DeviceRuntime):
     in_host_memory = True
 
     def allocate(self, nbytes: int) -> Array:
-        """Bytes on a cache line. Raises ResourceError when the system refuses them."""
+        """Bytes on a cache line. Raises ResourceError when the system has no memory left."""
         return aligned_bytes(nbytes, "an allocation")
 
     def copy_now(self, destination: Array, source: Array) -> None:

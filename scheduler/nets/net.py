@@ -173,7 +173,7 @@ class BaseNet(ABC, Closing):
         if self.would_wait_for_its_device():
             raise DagexecError(
                 f"net {self.name!r}: a kernel cannot {doing} a net that needs its stream, or its device "
-                "where that does one thing at a time; it would wait for itself"
+                "if the device does one thing at a time; it would wait for itself"
             )
 
     def would_wait_for_its_device(self) -> bool:

@@ -51,11 +51,11 @@ class RunOptions:
         counts = (("replica", self.replicas), ("intra-op thread", self.intra_op_threads), ("worker", self.num_workers))
         for what, count in counts:
             if count is not None and (not isinstance(count, Integral) or count < 1):
-                raise SettingError(f"at least 1 {what} is needed, not {count!r:.80}")
+                raise SettingError(f"at least 1 {what} is needed, found {count!r:.80}")
             if count is not None and count > MAX_WORKERS:
                 raise SettingError(f"at most {MAX_WORKERS} {what}s are made, not {count}")
         if not isinstance(self.streams_per_worker, Integral) or self.streams_per_worker < 1:
-            raise SettingError(f"at least 1 stream a worker is needed, not {self.streams_per_worker}")
+            raise SettingError(f"at least 1 stream per worker is needed, found {self.streams_per_worker}")
         if self.stream_priority not in STREAM_PRIORITIES:
             raise SettingError(f"stream_priority is 'normal' or 'high', not {self.stream_priority!r}")
         if self.capture and self.default_device == CPU:

@@ -230,7 +230,7 @@ def _naming(net: str) -> Iterator[_UnderWay]:
     except DagexecError:
         raise
     except MemoryError as error:
-        raise ResourceError(f"{under_way.operator.label}: the system refuses memory: {error}") from error
+        raise ResourceError(f"{under_way.operator.label}: the system is out of memory: {error}") from error
     except Exception as error:
         raise operator_failure(net, under_way.operator.label, error) from error
 

@@ -27,7 +27,7 @@ class BlasThreadLimit:
 
     def __init__(self, threads: int) -> None:
         if threads < 1:
-            raise ValueError(f"at least 1 intra-op thread is needed, not {threads}")
+            raise ValueError(f"at least 1 intra-op thread is needed, found {threads}")
         with without_fork(), _lock:
             self._ticket = next(_tickets)
             _demands[self._ticket] = threads

@@ -122,7 +122,7 @@ class WorkerPool:
         except RuntimeError as error:
             self.close()
             raise ResourceError(
-                f"{name}: {num_workers} workers asked for; the system starts {len(self._threads)}: {error}"
+                f"{name}: {num_workers} workers requested; the system could only start {len(self._threads)}: {error}"
             ) from None
         reset_after_fork(self, WorkerPool._forked)
         if self._source.concurrent:
@@ -402,7 +402,7 @@ class WorkerPool:
 
     def _replace(self, worker: _Worker, error: BaseException) -> None:
         """End the run that `worker` died in, and start another worker in its place."""
-        logger.error("pool %s: worker %s died and is replaced", self.name, worker.name, exc_info=error)
+        logger.error("pool %s: worker %s died and was replaced", self.name, worker.name, exc_info=error)
         with suppress(RuntimeError):
             self.lock.release()  # in case it died with it
         with self.lock:

@@ -158,5 +158,5 @@ def waiting_time(timeout: float | None) -> float:
     if not isinstance(timeout, Real):
         raise TypeError(f"a timeout must be a number of seconds or None, found {timeout!r:.80}")
     if not timeout >= 0:
-        raise ValueError(f"a timeout must be 0 or more seconds, not {timeout}")
+        raise ValueError(f"a timeout must be at least 0 seconds, found {timeout}")
     return min(timeout, threading.TIMEOUT_MAX)

@@ -109,16 +109,16 @@ def test_operators_are_told_with_what_they_read_and_wrote() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_is_an_error_that_names_the_blob(value: float) -> None:
     sample = {"x": np.full((1, 3), value, np.float32)}
-    with pytest.raises(FeedError, match="blob 'x' is not finite in a run of the calibration"):
+    with pytest.raises(FeedError, match="blob 'x' is not finite in a calibration run"):
         calibrate(MODEL, [sample], {"x"})
 
 
 def test_what_is_missing_is_an_error() -> None:
-    with pytest.raises(FeedError, match="int8 needs sample inputs to calibrate with; found none"):
+    with pytest.raises(FeedError, match="int8 needs sample inputs for calibration; found none"):
         calibrate(MODEL, [], {"h"})
-    with pytest.raises(FeedError, match="no run of the calibration has 'nothing'"):
+    with pytest.raises(FeedError, match="no calibration run produced 'nothing'"):
         calibrate(MODEL, SAMPLES, {"nothing"})
     with pytest.raises(FeedError, match=r"missing input\(s\) \['x'\]"):
         calibrate(MODEL, [{}], {"h"})
-    with pytest.raises(ValueError, match="calibration method is one of min-max, percentile, not 'mean'"):
+    with pytest.raises(ValueError, match="calibration method must be one of min-max, percentile, found 'mean'"):
         calibrate(MODEL, SAMPLES, {"h"}, "mean")  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def test_an_old_cupy_is_one_message_with_the_command_that_replaces_it(
     with installed():
         _loaded.clear()
         message = refused(cli, command)
-    assert "CuPy 13.6.0 is too old, 14.0 is the oldest that serves" in message
+    assert "CuPy 13.6.0 is too old, 14.0 or newer is needed" in message
     assert "pip install 'cupy-cuda12x>=14'" in message
 
 

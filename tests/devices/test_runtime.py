@@ -175,7 +175,7 @@ def test_a_capture_is_replayed(runtime: DeviceRuntime) -> None:
         runtime.copy(last, between, other)
         with pytest.raises(DeviceError, match="which the capture did not record"):
             other.wait(outside)
-        with pytest.raises(DeviceError, match="captured already"), runtime.capture([other]):
+        with pytest.raises(DeviceError, match="already being captured"), runtime.capture([other]):
             pass
     put(first, 2)
     assert last_value() == 1

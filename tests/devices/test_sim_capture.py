@@ -103,9 +103,12 @@ def test_captures_do_not_nest_and_are_not_replayed_inside() -> None:
     with simulated("sim:0") as runtime:
         stream = runtime.lease()
         with runtime.capture([stream]) as capture:
-            with pytest.raises(DeviceError, match="sim:0 stream 0 is captured already"), runtime.capture([stream]):
+            with (
+                pytest.raises(DeviceError, match="sim:0 stream 0 is already being captured"),
+                runtime.capture([stream]),
+            ):
                 pass
-            with pytest.raises(DeviceError, match="a capture is replayed after its end"):
+            with pytest.raises(DeviceError, match="a capture can only be replayed after it has ended"):
                 capture.replay()
             with pytest.raises(DeviceError, match="sim:0 stream 0 is captured: it cannot be given back"):
                 runtime.give_back(stream)
@@ -122,7 +125,7 @@ def test_an_event_of_a_capture_must_be_reset_before_the_next_replay() -> None:
             event.record(stream)
         capture.replay()
         assert event.finish(30)
-        with pytest.raises(DeviceError, match="event of the end is to be recorded by a replay: reset it first"):
+        with pytest.raises(DeviceError, match="event of the end must be reset before a replay records it"):
             capture.replay()
         assert runtime.statistics().launches == 1
 

@@ -293,7 +293,7 @@ def test_an_input_that_was_never_fed_is_named_when_the_net_runs(kind: str) -> No
     workspace = Workspace()
     workspace.create_blob("x")
     definition = NetDef(name="n", op=[operator_def("Relu", ["x"], ["y"])])
-    expected = "'x' holds nothing"
+    expected = "'x' is empty"
     with make_net(kind, definition, workspace=workspace) as net, pytest.raises(MissingBlobError, match=expected):
         net.run()
 
@@ -365,7 +365,7 @@ def test_timeouts_may_be_infinite_but_not_negative(kind: str) -> None:
     with make_net(kind, net_of(DIAMOND)) as net:
         net.run(timeout=float("inf"))
         for timeout in (-1, float("nan")):
-            with pytest.raises(ValueError, match="0 or more seconds"):
+            with pytest.raises(ValueError, match="at least 0 seconds"):
                 net.run(timeout=timeout)
 
 

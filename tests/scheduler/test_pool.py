@@ -175,7 +175,7 @@ def test_threads_that_do_not_start_are_a_resource_error_and_the_others_end(monke
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_two)
-    with pytest.raises(ResourceError, match=r"mine: 5 workers asked for; the system starts 2: can't start"):
+    with pytest.raises(ResourceError, match=r"mine: 5 workers requested; the system could only start 2: can't start"):
         WorkerPool(5, name="mine")
     assert len(started) == 2
     assert not any(thread.is_alive() for thread in started)

@@ -4,7 +4,7 @@ A function of each element commutes with joining, and so does a map of channels 
 
     f(Concat(a, b)) = Concat(f(a), f(b))
 
-That is worth it where the layers, sums and activations that make a and b can take f in, where f(a) is there already, or
+That is worth it where the layers, sums and activations that make a and b can take f in, where f(a) already exists, or
 where it is a itself: rectified means of what is not negative. One input may cost an operator of its own, which is
 smaller than the one that goes. ReLU also commutes with max pooling, so it goes to a layer before that.
 """

@@ -69,14 +69,14 @@ def calibrate(
     and for a blob that no run has, ValueError for an unknown method, and what running the model raises.
     """
     if method not in get_args(Method):
-        raise ValueError(f"calibration method is one of {', '.join(get_args(Method))}, not {method!r}")
+        raise ValueError(f"calibration method must be one of {', '.join(get_args(Method))}, found {method!r}")
     if not feeds:
-        raise FeedError(f"model {model.name!r}: int8 needs sample inputs to calibrate with; found none")
+        raise FeedError(f"model {model.name!r}: int8 needs sample inputs for calibration; found none")
     wanted = frozenset(names)
     ranges = _extremes(model, feeds, wanted)
     missing = sorted(wanted - ranges.keys())
     if missing:
-        raise FeedError(f"model {model.name!r}: no run of the calibration has {', '.join(map(repr, missing))}")
+        raise FeedError(f"model {model.name!r}: no calibration run produced {', '.join(map(repr, missing))}")
     if method == "min-max":
         return ranges
     histograms = _histograms(model, feeds, ranges)
@@ -180,7 +180,7 @@ def _extremes(model: Model, feeds: Sequence[Feeds], names: Collection[str]) -> d
     def see(name: str, array: Array) -> None:
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         if not (np.isfinite(low) and np.isfinite(high)):
-            raise FeedError(f"model {model.name!r}: blob {name!r} is not finite in a run of the calibration")
+            raise FeedError(f"model {model.name!r}: blob {name!r} is not finite in a calibration run")
         found = ValueRange(min(low, 0.0), max(high, 0.0))
         ranges[name] = found.union(ranges[name]) if name in ranges else found
 

@@ -87,7 +87,7 @@ def _load(name: str, oldest: tuple[int, int], called: str) -> Any:
     version = tuple(int(part) for part in module.__version__.split(".")[:2])
     if version < oldest:
         needed = ".".join(map(str, oldest))
-        raise DeviceError(f"{called} {module.__version__} is too old, {needed} is the oldest that serves; {INSTALL}")
+        raise DeviceError(f"{called} {module.__version__} is too old, {needed} or newer is needed; {INSTALL}")
     _loaded[name] = module
     return module
 

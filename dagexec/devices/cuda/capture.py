@@ -42,7 +42,7 @@ class CudaCapture:
             raise DeviceError(f"{runtime.device}: a capture needs a stream")
         for stream in streams:
             if stream.capture is not None:
-                raise DeviceError(f"{stream.name} is captured already; captures do not nest")
+                raise DeviceError(f"{stream.name} is already being captured; captures cannot be nested")
             if stream.failure is not None:
                 raise DeviceError(f"{stream.name} cannot be captured: {stream.failure.label} has failed on it")
         self._runtime = runtime
@@ -164,12 +164,12 @@ class CudaCapture:
     def replay(self) -> None:
         """Launch it again. Raises DeviceError inside the capture, and for an event of a replay that is not done."""
         if self._is_open:
-            raise DeviceError("a capture is replayed after its end, not inside")
+            raise DeviceError("a capture can only be replayed after it has ended")
         if not self._executable:
-            raise DeviceError(f"{self._runtime.device}: there is nothing to replay: the capture was given up")
+            raise DeviceError(f"{self._runtime.device}: there is nothing to replay: the capture was abandoned")
         for event, _stream, _native in self._events.values():
             if event.query() is EventState.SCHEDULED:
-                raise DeviceError(f"event of {event.owner} is to be recorded by a replay: reset it first")
+                raise DeviceError(f"event of {event.owner} must be reset before a replay records it")
         first, *others = self._streams
         for stream in others:
             if stream.failure is not None:

@@ -74,7 +74,7 @@ def compiled_binary(code: str, target: str) -> bytes:
         found = nvrtc.getCUBIN(program) if "sm_" in target else nvrtc.getPTX(program)
         return cast(bytes, found)
     except nvrtc.NVRTCError as error:
-        raise DeviceError(f"NVRTC says {error}: {nvrtc.getProgramLog(program)}") from error
+        raise DeviceError(f"NVRTC reported {error}: {nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
 

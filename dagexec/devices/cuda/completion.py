@@ -79,7 +79,7 @@ class Completions:
         except RuntimeError as error:
             if not self._threads:
                 device = self._runtime.device
-                raise ResourceError(f"{device}: the system starts no thread for its events: {error}") from None
+                raise ResourceError(f"{device}: the system cannot start a thread for its events: {error}") from None
 
     def _watch(self) -> None:
         with contextlib.suppress(Exception):  # of a device that is lost: waiting for its events says so

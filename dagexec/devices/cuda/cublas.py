@@ -78,7 +78,7 @@ def current_handle() -> int:
     """The handle of the calling thread's current stream, made at its first use. Raises DeviceError without a stream."""
     stream = current.stream
     if stream is None:
-        raise DeviceError("a matrix product is asked for outside of any CUDA stream")
+        raise DeviceError("a matrix product was requested outside any CUDA stream")
     return _handle_of(stream).pointer
 
 

@@ -44,7 +44,7 @@ class CudnnHandle:
             with runtime.guard():
                 self.native: Any = cudnn().create_handle()
         except Exception as error:
-            raise DeviceError(f"{name}: cuDNN gives no handle: {error}") from error
+            raise DeviceError(f"{name}: cuDNN cannot create a handle: {error}") from error
         _open.add(self)
 
     def __enter__(self) -> CudnnHandle:
@@ -142,7 +142,7 @@ def require_library() -> int:
     except Exception as error:
         raise DeviceError(f"cuDNN cannot be loaded ({error}); {INSTALL}") from error
     if version < OLDEST_CUDNN:
-        raise DeviceError(f"cuDNN {version} is too old, {OLDEST_CUDNN} (9.0.0) is the oldest that serves; {INSTALL}")
+        raise DeviceError(f"cuDNN {version} is too old, {OLDEST_CUDNN} (9.0.0) or newer is needed; {INSTALL}")
     return version
 
 

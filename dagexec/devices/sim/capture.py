@@ -62,7 +62,7 @@ class SimCapture:
         """Take the commands of the streams. Raises DeviceError when one of them is captured already."""
         for stream in self._streams:
             if stream.capture is not None:
-                raise DeviceError(f"{stream.name} is captured already; captures do not nest")
+                raise DeviceError(f"{stream.name} is already being captured; captures cannot be nested")
         for stream in self._streams:
             stream.capture = self
         self._is_open = True
@@ -106,10 +106,10 @@ class SimCapture:
     def replay(self) -> None:
         """Launch it again, at the cost of one launch. Raises DeviceError inside the capture, or for a used event."""
         if self._is_open:
-            raise DeviceError("a capture is replayed after its end, not inside")
+            raise DeviceError("a capture can only be replayed after it has ended")
         for event in self._recorded.values():
             if event.position >= 0:
-                raise DeviceError(f"event of {event.owner} is to be recorded by a replay: reset it first")
+                raise DeviceError(f"event of {event.owner} must be reset before a replay records it")
         first = self._commands[0].stream if self._commands else None
         if first is not None and first.model is not None:
             first.model.pay_launch(first, f"a capture of {len(self)} launches")

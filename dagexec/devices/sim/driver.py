@@ -191,7 +191,7 @@ class ThreadDriver(Driver):
             with self._lock:
                 self._waking = False
             if not self._threads:
-                raise ResourceError(f"{self._name}: the system starts no thread for the device: {error}") from None
+                raise ResourceError(f"{self._name}: the system cannot start a thread for the device: {error}") from None
             return
         self._threads.append(thread)
 
@@ -340,7 +340,7 @@ class SeededDriver(Driver):
             try:
                 self._thread = threads().start(self._serve, f"sim: seed {self.seed}")
             except RuntimeError as error:
-                raise ResourceError(f"sim: the system starts no thread for the device: {error}") from None
+                raise ResourceError(f"sim: the system cannot start a thread for the device: {error}") from None
             return False
         sleeps, self._sleeps = self._sleeps, False
         return sleeps

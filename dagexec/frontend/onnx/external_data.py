@@ -136,7 +136,7 @@ def _memory(nbytes: int, what: str) -> _Bytes:
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, MemoryError, OverflowError):
-        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refuses it") from None
+        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refused the allocation") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -315,7 +315,7 @@ def converts(**newest: int) -> Callable[[Converter], Converter]:
     def register(function: Converter) -> Converter:
         for op_type, version in newest.items():
             if op_type in _converters:
-                raise ValueError(f"ONNX operator {op_type} has a converter already")
+                raise ValueError(f"ONNX operator {op_type} already has a converter")
             _converters[op_type] = function, version
         return function
 
