@@ -141,6 +141,7 @@ def _forward(
         transform: Callable[..., Array] = np.fft.rfft if last else np.fft.fft
         for some, pixels in _full_and_rest(x.shape[place], block):
             source = x[(*(_ALL,) * place, pixels)]
+            # the axis as blocks, pixels of a block
             split = source.reshape(*x.shape[:place], some.stop - some.start, -1, *x.shape[place + 1 :])
             target = result[(*(_ALL,) * place, some)]
             calls.append(partial(transform, split, n=size, axis=place + 1, norm="forward", out=target))
@@ -158,8 +159,8 @@ def _full_and_rest(count: int, block: int) -> list[tuple[slice, slice]]:
 def _multiply(problem: ConvProblem, filters: Array, x: Array, y: Array) -> Step:
     """y = W x at every frequency; x and y are frequencies, channels, images, blocks."""
     frequencies, groups = filters.shape[:2]
-    source = x.reshape(frequencies, groups, problem.channels // groups, -1)
-    target = y.reshape(frequencies, groups, problem.filters // groups, -1)
+    source = x.reshape(frequencies, groups, problem.channels // groups, -1)  # f, G, C/G, images * blocks
+    target = y.reshape(frequencies, groups, problem.filters // groups, -1)  # f, G, M/G, images * blocks
     return partial(np.multiply if source.shape[2] == 1 else np.matmul, filters, source, out=target)
 
 
@@ -233,7 +234,7 @@ def _filter_steps(problem: ConvProblem, cuts: Sequence[Cut], workspace: _Workspa
     spread = workspace.array((*turned.shape[:2], *(cut.axis.extent for cut in cuts)), real=True)
     taps = spread[(_ALL, _ALL, *(slice(None, None, cut.axis.dilation) for cut in cuts))]
     rank = len(cuts)
-    into = array.transpose(rank, rank + 1, *range(rank))[(_ALL, _ALL, *(None, _ALL) * rank)]
+    into = array.transpose(rank, rank + 1, *range(rank))[(_ALL, _ALL, *(None, _ALL) * rank)]  # M, C/G, (1, f) an axis
     _, transforms = _forward(workspace, [(cut.axis.extent, cut.size) for cut in cuts], spread, into)
     return [
         partial(spread.fill, 0),

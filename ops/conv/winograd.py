@@ -81,7 +81,7 @@ def _block_steps(problem: ConvProblem, block: Block, filters: Array, buffers: Se
     axes = len(problem.axes)
     staged, flat_pixels, d, *transformed = written[: axes + 3]
     z, *partly, flat = written[axes + 3 :]
-    pixels = flat_pixels.reshape(*block.pixels, problem.channels)
+    pixels = flat_pixels.reshape(*block.pixels, problem.channels)  # images, rows, ..., C
     return [
         *load(problem, block, pixels, staged),
         gather(block, pixels, d),
@@ -96,6 +96,7 @@ def _transform_data(problem: ConvProblem, block: Block, arrays: Sequence[Array])
     """The steps of v = B^T d, from the last axis to the first; `arrays` are d and what each axis gives."""
     filters, counts, spans = block.tiling.filters, block.counts[1:], block.pixels[1:]
     last, lines = filters[-1], math.prod(block.pixels[:-1])
+    # t along the last axis, lines of pixels, tiles * C -> lines, t, tiles * C
     source, target = (array.reshape(last.tile, lines, -1).swapaxes(0, 1) for array in arrays[:2])
     calls = [_small_product(_matrix(last.data, problem.work), source, target, counts[-1])]
     for number in reversed(range(len(filters) - 1)):
@@ -109,6 +110,7 @@ def _transform_data(problem: ConvProblem, block: Block, arrays: Sequence[Array])
             (source.strides[-2], spans[number] * line, one.outputs * line, line, source.itemsize),
             writeable=False,
         )
+        # t, rows, outer, tiles, width -> rows, outer, tiles, t, width
         values = np.moveaxis(target.reshape(one.tile, *tiles.shape[:3], width), 0, -2)
         calls.append(_small_product(_matrix(one.data, problem.work), tiles, values, counts[-1]))
     return calls
@@ -121,7 +123,7 @@ def _small_product(matrix: Array, source: Array, target: Array, lead: int, *, tr
     """
     width = source.shape[-1]
     parts = next(n for n in range(1, lead + 1) if lead % n == 0 and (width // n <= _COLUMNS or n == lead))
-    source = source.reshape(*source.shape[:-1], parts, -1).swapaxes(-3, -2)
+    source = source.reshape(*source.shape[:-1], parts, -1).swapaxes(-3, -2)  # ..., parts, rows, columns
     if transposed:
         target = target.reshape(*target.shape[:-2], parts, -1, target.shape[-1])
         return partial(np.matmul, source.swapaxes(-2, -1), matrix.T, out=target)
@@ -132,11 +134,12 @@ def _small_product(matrix: Array, source: Array, target: Array, lead: int, *, tr
 def _multiply(problem: ConvProblem, block: Block, filters: Array, v: Array, z: Array) -> Step:
     """The step of z = u^T v^T for every frequency, group and part, or z = v u for NHWC."""
     frequencies, groups, parts, channels, part = filters.shape
-    data = v.reshape(frequencies, block.size, groups, 1, channels)
+    data = v.reshape(frequencies, block.size, groups, 1, channels)  # f, tiles, G, 1, C/G
     if problem.channels_last:
+        # f, G, parts, tiles, M/G/parts
         out = np.moveaxis(z.reshape(frequencies, block.size, groups, parts, part), 1, 3)
         return partial(np.matmul, np.moveaxis(data, 1, 3), filters, out=out)
-    out = z.reshape(frequencies, groups, parts, part, block.size)
+    out = z.reshape(frequencies, groups, parts, part, block.size)  # f, G, parts, M/G/parts, tiles
     return partial(np.matmul, filters.swapaxes(-2, -1), np.moveaxis(data, 1, -1), out=out)
 
 
@@ -161,12 +164,12 @@ def _finish(problem: ConvProblem, block: Block, source: Array, flat: Array) -> l
     axes, filters = len(problem.axes), problem.filters
     if problem.channels_last:
         transform = _small_product(matrix, source, flat.reshape(*outputs, last, -1), block.size)
-        results = flat.reshape(*outputs, last, *block.counts, filters)
+        results = flat.reshape(*outputs, last, *block.counts, filters)  # m, ..., m, images, tiles, ..., M
         results = np.moveaxis(results, range(axes), range(axes + 1, 2 * axes + 1))
         pixels: Array = flat.reshape(-1, filters)
     else:
         transform = _small_product(matrix, source, flat.reshape(*outputs, -1, last), filters, transposed=True)
-        results = flat.reshape(*outputs, filters, *block.counts, last)
+        results = flat.reshape(*outputs, filters, *block.counts, last)  # m, ..., M, images, tiles, ..., m
         results = results.transpose(*range(axes, 2 * axes + 1), *range(axes - 1), 2 * axes + 1, axes - 1)
         pixels = flat.reshape(math.prod(outputs), filters, -1)
     return [transform, *add_bias(pixels, problem.bias, problem.channels_last), *store(problem, block, results)]
@@ -191,6 +194,7 @@ def _transform_filters(problem: ConvProblem, tiling: Tiling, allocate: Allocate)
     """u = G w along every axis, and the steps that compute it from the weights as taps, G, parts, C/G, M/G/parts."""
     part, channels = _part(problem), problem.channels // problem.group
     weights = problem.weights if problem.channels_last else np.moveaxis(problem.weights, 1, -1)
+    # G * parts, M/G/parts, taps, C/G -> taps, G * parts, C/G, M/G/parts
     ordered = np.moveaxis(weights.reshape(-1, part, *weights.shape[1:]), (0, -1, 1), (-3, -2, -1))
     matrix = kronecker([one.filter for one in tiling.filters], problem.work)
     width = problem.filters * channels

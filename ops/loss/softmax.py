@@ -172,7 +172,7 @@ class _SoftmaxLoss(Operator):
     def places(self, outer: slice, target: Array) -> list[Step]:
         """The steps that write, for the rows of images `outer`, where the label's class is in the flat piece."""
         sizes = self.sizes()
-        labels = self.x(1).reshape(sizes.outer, sizes.inner)[outer]
+        labels = self.x(1).reshape(sizes.outer, sizes.inner)[outer]  # outer, inner
         count = len(labels)
         base = np.arange(count)[:, None] * (sizes.classes * sizes.inner) + np.arange(sizes.inner)
         return [
@@ -192,7 +192,7 @@ class _Forward(_SoftmaxLoss):
         steps, ignored = self.row_weights(2 if len(self.input_blobs) == 3 else None, weights)
         if sizes.rows == 0:
             return in_sequence([*steps, partial(loss.fill, 0)])
-        x, y = self.x(0).reshape(sizes.shape), self.y(0).reshape(sizes.shape)
+        x, y = self.x(0).reshape(sizes.shape), self.y(0).reshape(sizes.shape)  # outer, classes, inner
         work = compute_dtype(x.dtype)
         count = min(sizes.outer, max(1, BLOCK // (sizes.classes * sizes.inner)))
         piece_shape = (count, sizes.classes, sizes.inner)

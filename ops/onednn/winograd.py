@@ -393,7 +393,7 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
     except UnsupportedFeatureError:  # the library has no such copy
         np.copyto(values.reshape(array.shape), array)
     matrix = kronecker([tiling.filter.filter] * 2, np.float32)
-    transformed = matrix @ values.reshape(-1, TAPS * TAPS).T
+    transformed = matrix @ values.reshape(-1, TAPS * TAPS).T  # t * t, M * C/G
     source = Descriptor.of(library, transformed.reshape(tiling.filter_shape), FLOAT32)
     packed = packed_memory.take(wanted.nbytes)
     reorder(library, 1, label, source, wanted, transformed, packed, aligned_empty).step()

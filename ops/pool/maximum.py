@@ -116,7 +116,7 @@ class MaxPoolingGradient(ImageOperator):
         steps: list[Step] = []
         for piece in blocks:
             some = slice(0, len(x[piece]))
-            rows = pixels[:, some].reshape(number, -1)
+            rows = pixels[:, some].reshape(number, -1)  # phases, elements of the piece
             totals = sums[:, some].reshape(number, -1)
             tops, weights = maxima[some].reshape(-1), gradients[some].reshape(-1)
             for index, phase in enumerate(phases.phases):

@@ -71,7 +71,7 @@ class Pooling(ImageOperator):
         rank = len(pool_window(self.call())[1])
         found = self.scratch(targets.shape, work)
         pixels = images.reshape(len(images), math.prod(images.shape[1 : 1 + rank]), *images.shape[1 + rank :])
-        totals = found.reshape(len(found), *pixels.shape[2:])
+        totals = found.reshape(len(found), *pixels.shape[2:])  # pixels: N, pixels of an image, then C with NHWC
         if load is None:
             return in_sequence([partial(combine.reduce, pixels, axis=1, out=totals), finish(found, targets)])
         blocks = image_blocks(len(images), math.prod(pixels.shape[1:]))

@@ -206,10 +206,11 @@ class GRUGradient(Operator):
         sizes, target = arrays.sizes, arrays.wanted(2)
         if target is None:
             return []
-        states = earlier.reshape(sizes.rows, sizes.hidden)
+        states = earlier.reshape(sizes.rows, sizes.hidden)  # steps * batch, hidden
         if behind is not None:
             return [partial(np.matmul, behind.reshape(sizes.rows, sizes.width).T, states, out=target[number])]
         sums = arrays.sums.reshape(sizes.rows, sizes.directions, sizes.width)[:, number]
+        # steps * batch, gates: update and reset; candidate
         opened, candidate = sums[:, : 2 * sizes.hidden], sums[:, 2 * sizes.hidden :]
         reset = arrays.scratch(earlier.shape)
         return [
@@ -226,7 +227,7 @@ class GRUGradient(Operator):
         target = None if sizes.bias is None else arrays.wanted(sizes.bias)
         if target is None:
             return []
-        of_input, of_state = target[number].reshape(2, sizes.width)
+        of_input, of_state = target[number].reshape(2, sizes.width)  # biases of W, of R
         sums = arrays.sums.reshape(sizes.rows, sizes.directions, sizes.width)[:, number]
         steps = [arrays.bias_gradient(sums, of_input)]
         if behind is None:

@@ -310,11 +310,12 @@ class Weights:
         """
         sizes, arrays = self._sizes, self._arrays
         columns = sizes.directions * sizes.width
+        # steps * batch, features; steps * batch, directions * gates
         x, rows = arrays.x(0).reshape(sizes.rows, sizes.features), sums.reshape(sizes.rows, columns)
         fill, weights = self._scaled(1, np.s_[:], turned=False)
         steps: list[Step] = [fill, partial(np.matmul, x, weights.reshape(columns, sizes.features).T, out=rows)]
         if sizes.bias is not None:
-            biases = arrays.x(sizes.bias).reshape(sizes.directions, 2, sizes.width)
+            biases = arrays.x(sizes.bias).reshape(sizes.directions, 2, sizes.width)  # those of W, of R
             total, both = arrays.scratch((sizes.directions, sizes.width)), np.s_[:, : joined * sizes.hidden]
             steps += [
                 partial(np.copyto, total, biases[:, 0]),

@@ -214,18 +214,18 @@ class BackwardArrays(WorkArrays):
         """The steps that compute the gradients of X and W, as far as wanted, from those of the sums."""
         sizes = self.sizes
         columns = sizes.directions * sizes.width
-        sums = self.sums.reshape(sizes.rows, columns)
+        sums = self.sums.reshape(sizes.rows, columns)  # steps * batch, directions * gates
         steps: list[Step] = []
         dx, dw = self.wanted(0), self.wanted(1)
         if dx is not None:
-            weights = self.x(1).reshape(columns, sizes.features)
+            weights = self.x(1).reshape(columns, sizes.features)  # directions * gates, features
             steps.append(partial(np.matmul, sums, weights, out=dx.reshape(sizes.rows, sizes.features)))
         if dw is not None:
             x = self.x(0)
             if self.padding.is_possible:
                 x = self.scratch(x.shape)
                 steps += [partial(np.copyto, x, self.x(0)), *self.zeros_where_ended(x)]
-            rows = x.reshape(sizes.rows, sizes.features)
+            rows = x.reshape(sizes.rows, sizes.features)  # steps * batch, features
             steps.append(partial(np.matmul, sums.T, rows, out=dw.reshape(columns, sizes.features)))
         return steps
 

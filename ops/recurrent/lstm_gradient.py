@@ -160,8 +160,8 @@ class LSTMGradient(Operator):
     def _recurrent_gradient(arrays: BackwardArrays, number: int, earlier: Array) -> list[Step]:
         sizes, target = arrays.sizes, arrays.wanted(2)
         assert target is not None
-        sums = arrays.sums.reshape(sizes.rows, sizes.directions, sizes.width)[:, number]
-        states = earlier.reshape(sizes.rows, sizes.hidden)
+        sums = arrays.sums.reshape(sizes.rows, sizes.directions, sizes.width)[:, number]  # steps * batch, gates
+        states = earlier.reshape(sizes.rows, sizes.hidden)  # steps * batch, hidden
         return [*arrays.earlier_states(number, earlier), partial(np.matmul, sums.T, states, out=target[number])]
 
     @staticmethod
@@ -173,6 +173,6 @@ class LSTMGradient(Operator):
             return []
         columns = sizes.directions * sizes.width
         total = arrays.scratch((sizes.directions, 1, sizes.width))
-        both = target.reshape(sizes.directions, 2, sizes.width)
+        both = target.reshape(sizes.directions, 2, sizes.width)  # directions, (W, R), gates
         found = arrays.bias_gradient(arrays.sums.reshape(sizes.rows, columns), total.reshape(columns))
         return [found, partial(np.copyto, both, total)]
