@@ -1,6 +1,6 @@
 """What operators compute: a package a family, and packages of the engines `onednn` and `cuda`.
 
-Importing this package registers all operators, except those of CUDA, which are registered when one is asked for. It
+Importing this package registers all operators, except those of CUDA, which are registered when one is requested. It
 finds their modules in its folders, so that a new one is listed nowhere.
 """
 

@@ -77,7 +77,7 @@ class RuntimeResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows for one model, what the predictions started from, and those for other machines that were asked for.
+    """All rows for one model, what the predictions started from, and those for other machines that were requested.
 
     Attributes:
         choices: where layout and kernels come from, in words.

@@ -1,6 +1,6 @@
 """What a model loses and gains in bfloat16 or int8: its outputs against those of float32, and the times of both.
 
-`precision_report` compiles the model twice and runs both on the same inputs, in turns.
+`precision_report` compiles the model twice and runs both on the same inputs, alternately.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def precision_report(
 
 
 def _times(executors: Sequence[Executor], feeds: Feeds, repeat: int) -> list[float]:
-    """The median milliseconds of each, run in turns."""
+    """The median milliseconds of each, run alternately."""
     seconds: list[list[float]] = [[] for _ in executors]
     for number in range(repeat):
         order = range(len(executors)) if number % 2 == 0 else reversed(range(len(executors)))

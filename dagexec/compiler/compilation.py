@@ -159,7 +159,7 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
 
 
 def _with_kept(model: Model, options: CompileOptions) -> Model:
-    """The model with all blobs as outputs that may be asked for: passes leave those alone."""
+    """The model with all blobs as outputs that may be requested: passes leave those alone."""
     return replace(model, outputs=(*model.outputs, *sorted(set(options.keep).difference(model.outputs))))
 
 
@@ -241,7 +241,7 @@ class _Compilation:
         if bench is None:
             return first
         self._origin = "measured"
-        plain = len(model.net.op) <= _SMALL  # in larger nets NCHW is out of the question, and slow to find that of
+        plain = len(model.net.op) <= _SMALL  # larger nets are faster in another order, and NCHW is slow to measure
         names = [name for name in layouts() if plain or name != NCHW]
         seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
 

@@ -215,7 +215,7 @@ class BlobsQueue:
 
 
 def _fill(record: Record, arrays: Sequence[Array]) -> None:
-    """Copy `arrays` into those of `record`, which are made anew where they do not fit."""
+    """Copy `arrays` into those of `record`, which are made again where they do not fit."""
     if len(record) != len(arrays):
         record[:] = [np.empty(0, np.uint8)] * len(arrays)
     for index, array in enumerate(arrays):

@@ -72,7 +72,7 @@ class Choices:
             return kept
 
     def forget(self) -> None:
-        """Drop all choices; the cache file is left alone, and is read again when something is asked for."""
+        """Drop all choices; the cache file is left alone, and is read again when something is requested."""
         with self._lock.own:
             self._given, self._known, self._new, self._looked = {}, {}, {}, False
 
@@ -227,7 +227,7 @@ def _end_if_over() -> None:
 
 
 def _in_child() -> None:
-    """After `os.fork`: only the thread that forked goes on measuring."""
+    """After `os.fork`: only the thread that forked continues measuring."""
     global _turn
     if _turn.acquire(blocking=False):
         _turn.release()
@@ -262,7 +262,7 @@ _postponed: ContextVar[dict[str, tuple[float, Measure]] | None] = ContextVar("_p
 
 @contextmanager
 def postponed() -> Iterator[Callable[[], bool]]:
-    """Within the block, `choose` measures nothing in this thread, but notes what it is asked for.
+    """Within the block, `choose` measures nothing in this thread, but notes what it would measure.
 
     The function that it gives measures what was noted, what has the largest weight first, as long as seconds are left;
     it says whether they sufficed.

@@ -1,6 +1,6 @@
 """Arguments that every operator may have: those that nets, passes and devices read, and those that nothing reads.
 
-All others must be in the schema of the operator, as an argument that nobody reads is most often one misspelled.
+All others must be in the schema of the operator, as an argument that nothing reads is most often one misspelled.
 """
 
 from __future__ import annotations

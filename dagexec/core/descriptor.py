@@ -85,7 +85,7 @@ class TensorDescriptor:
 
     @staticmethod
     def packed(shape: Sequence[int]) -> TensorDescriptor:
-        """Fully packed in the logical order, as tensors are unless something else is asked for."""
+        """Fully packed in the logical order, as tensors are unless something else is requested."""
         return TensorDescriptor.ordered(shape, range(len(shape)))
 
     @staticmethod

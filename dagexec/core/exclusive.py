@@ -70,7 +70,7 @@ class TurnLock:
         self._lock.release()
 
     def locked(self) -> bool:
-        """True while somebody holds it."""
+        """True while it is held."""
         return self._lock.locked()
 
 
@@ -259,7 +259,7 @@ class LibraryState:
         return line[0] if line else None
 
     def _forget(self, outcome: _Outcome) -> None:
-        """The turn of `outcome` has no end that could be waited for: what it has launched is passed over."""
+        """The turn of `outcome` has no end that could be waited for: what it has launched is skipped."""
         with self._table:
             outcome.given_up = True
             self._line.remove(outcome)
@@ -291,7 +291,7 @@ class _Outcome:
         self._state = state
 
     def watching(self, kernel: Kernel) -> Kernel:
-        """`kernel`, passed over when the user's stream has failed, its error kept for `report`."""
+        """`kernel`, skipped when the user's stream has failed, its error kept for `report`."""
 
         def step() -> None:
             if not self._state._begin(self):

@@ -64,7 +64,7 @@ class GradientRequest:
     Attributes:
         definition: the forward operator.
         outputs: the gradient of each output; None where there is none: nothing depends on that output.
-        wanted: the inputs whose gradients are asked for. A maker may give others, too.
+        wanted: the inputs whose gradients are requested. A maker may give others, too.
         label: how messages name the forward operator.
         arguments: the forward operator's arguments.
     """
@@ -87,7 +87,7 @@ class GradientRequest:
     def shape_of_x(self, index: int) -> str:
         """A blob of the shape of input `index`, of an operator whose outputs in place have the shape of the input.
 
-        It is the input, or the output that overwrites it; so no gradient fails for want of a value that nobody reads.
+        It is the input, or the output that overwrites it; so no gradient fails for want of a value that nothing reads.
         """
         name = self.x(index)
         overwriting = (y for y in self.definition.output if name in (y, f"{y}{OLD_VALUE}"))
@@ -255,7 +255,7 @@ def gradient(
 ) -> GradientOperators:
     """The gradient operators of `definition`, given the gradients of its outputs, one entry an output.
 
-    `wanted` are the inputs whose gradients are asked for, by default all. Raises GradientError for an operator that has
+    `wanted` are the inputs whose gradients are requested, by default all. Raises GradientError for an operator that has
     no maker or no gradient, and for a number of gradients that is not that of the outputs.
     """
     label = label or operator_label(definition, -1)

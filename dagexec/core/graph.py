@@ -52,8 +52,8 @@ class Graph:
         schemas: the schema of each operator.
         parents, children: all hazard edges, per operator, ascending.
         reduced_parents, reduced_children: the transitive reduction of them.
-        views: operators whose output 0 may be a view of input 0: nobody else writes the output or reads it before, as
-            the run before left it, and nobody writes the input afterwards.
+        views: operators whose output 0 may be a view of input 0: nothing else writes the output or reads it before, as
+            the run before left it, and nothing writes the input afterwards.
         external_inputs, external_outputs: as the NetDef lists them.
     """
 
@@ -231,7 +231,7 @@ _MIN_RECYCLED = 512
 
 
 class AncestorBits:
-    """Sets of ancestors as integers, in a walk over a graph, of nodes that have a bit as long as somebody asks for it.
+    """Sets of ancestors as integers, in a walk over a graph, of nodes that have a bit as long as something needs it.
 
     Bits are given to other nodes later, so the sets are as long as there are nodes to ask for at one time.
     """

@@ -1,7 +1,7 @@
 """Registries: operator schemas by type, operator classes by device kind, type and engine, net types by name.
 
 An operator is found by trying the engines that its def asks for, then the preferences set here, then the default
-engine; one that raises UnsupportedFeatureError while it is built is passed over, and the log says why.
+engine; one that raises UnsupportedFeatureError while it is built is skipped, and the log says why.
 """
 
 from __future__ import annotations

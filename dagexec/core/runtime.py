@@ -76,7 +76,7 @@ class DeviceRuntime(ABC):
         """Copy, and return when it is done: within the device, from or to the host or another device of this kind.
 
         The dtypes are the same, and `source` broadcasts to the shape of `destination`. On a device with streams the
-        copy comes after what the calling thread's current stream has been asked for; where the thread has none, nothing
+        copy comes after what the calling thread's current stream has been requested; where the thread has none, nothing
         orders it after other work. Within the step of a kernel it is part of the kernel.
         """
 
@@ -102,7 +102,7 @@ class DeviceRuntime(ABC):
     # Streams
 
     def lease(self, priority: Priority = Priority.NORMAL) -> Stream:
-        """An idle stream nobody else uses, from the pool of that priority; a new one when the pool has none."""
+        """An idle stream nothing else uses, from the pool of that priority; a new one when the pool has none."""
         raise self._has_none("streams")
 
     def give_back(self, stream: Stream) -> None:

@@ -218,7 +218,7 @@ class OpSchema:
         handles: inputs that hold another object than a tensor, a queue or a mutex, say; inference sees NO_TENSOR there.
         mutates: inputs whose object the operator changes without naming it as an output, such as a reader that it moves
             on; for the order of operators that counts as a write.
-        effects: it does more than write its outputs (files, queues, messages), so it stays when nobody reads them.
+        effects: it does more than write its outputs (files, queues, messages), so it stays when nothing reads them.
         does_io: what it reaches beside the blobs of its workspace; it is only made where that is allowed.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
         onnx: the ONNX operators that it computes as it is.

@@ -71,7 +71,7 @@ class SharedBuffer:
         return self._use.locked()
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """Announce that a coming use needs `nbytes`. Nothing is allocated before that use, and nobody is waited for.
+        """Announce that a coming use needs `nbytes`. Nothing is allocated before that use, and nothing is waited for.
 
         Raises ResourceError, naming `what`, when the machine cannot hold it.
         """
@@ -85,7 +85,7 @@ class SharedBuffer:
 
         When it has to grow, the steps that `keep` was told of let go of the old memory before there is new one; what a
         stream of CUDA still does in the old one goes on, as a device hands no memory out again before all is done that
-        was launched before it was freed. On a device nobody is waited for here: raises DeviceError when another kernel
+        was launched before it was freed. On a device nothing is waited for here: raises DeviceError when another kernel
         is using it, launched without `turns`.
         """
         if self.turns is not None and self._use.locked():

@@ -4,7 +4,7 @@ A `Stream` does what is launched on it in order, later, beside the host. An `Eve
 the host or another stream can wait until the stream has come that far. `dagexec.core.runtime` hands streams out.
 
 Errors of asynchronous work are kept by the stream: the first kernel that raises makes the stream fail, whatever else
-is on it is passed over, events recorded on it end FAILED, and so do streams that wait for those. `Stream.reset` makes
+is on it is skipped, events recorded on it end FAILED, and so do streams that wait for those. `Stream.reset` makes
 it usable again. Streams are leased, one user each, so that a failing run takes no other with it.
 """
 
@@ -41,7 +41,7 @@ class Kernel:
         seconds: the time it is estimated to take; None when that is not known.
         operator: the operator whose step it is, None for what belongs to none.
         copied_bytes: bytes it brings from one device to another, 0 when it computes.
-        failed: told when the device fails it, in place of its stream, which goes on; None to fail the stream.
+        failed: told when the device fails it, in place of its stream, which continues; None to fail the stream.
     """
 
     step: Callable[[], object]
@@ -90,7 +90,7 @@ class Stream(ABC):
         device: whose it is.
         name: "sim:0 stream 3".
         priority: see `Priority`.
-        observer: who is told of what is asked of the stream from now on, and of what comes of that; None for nobody.
+        observer: who is told of what is asked of the stream from now on, and of what comes of that; or None.
         failing: there is a `failure`. To look at before every chain, so it has to cost nothing.
         alone: its device does one thing at a time, so that a kernel cannot wait for any other work of it.
     """
@@ -119,11 +119,11 @@ class Stream(ABC):
 
     @abstractmethod
     def follow(self, event: Event) -> None:
-        """As `wait`, for order only: the stream goes on even when `event` FAILED. For turns at shared memory."""
+        """As `wait`, for order only: the stream continues even when `event` FAILED. For turns at shared memory."""
 
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> bool:
-        """Block the host until all that was launched is done or passed over; False after `timeout` seconds.
+        """Block the host until all that was launched is done or skipped; False after `timeout` seconds.
 
         Raises nothing for failed work: see `failure`.
         """
@@ -228,7 +228,7 @@ class Capture(Protocol):
         """Launch all of it again, on the streams it was captured on, at the cost of one launch."""
 
     def detach(self) -> None:
-        """Nobody else uses the streams, and nobody looks at the events: a replay may leave alone all but the first."""
+        """Nothing else uses the streams, and nobody looks at the events: a replay may leave alone all but the first."""
 
 
 class StreamObserver(Protocol):

@@ -38,7 +38,7 @@ class StreamPool(Generic[S]):
         self._leased: dict[Stream, S] = {}
 
     def lease(self, priority: Priority) -> S:
-        """An idle stream nobody else uses, a new one when none is free."""
+        """An idle stream nothing else uses, a new one when none is free."""
         with self._lock.own:
             if self._free[priority]:
                 stream = self._free[priority].pop()

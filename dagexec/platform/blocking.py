@@ -53,7 +53,7 @@ def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Ite
 
 
 class _Call(ThreadWait):
-    """Nobody waits: who would be woken by it is called."""
+    """Nothing waits: who would be woken by it is called."""
 
     __slots__ = ("_call",)
 

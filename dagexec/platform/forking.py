@@ -1,6 +1,6 @@
 """What a child made by `os.fork` finds: all memory of the parent, copied when written to, and one thread of its own.
 
-What the parent's other threads were at stays as it was at that moment, and nobody goes on with it:
+What the parent's other threads were at stays as it was at that moment, and nobody continues with it:
 
 - an object whose threads are gone, or that shares a lock with them, is told (`reset_after_fork`);
 - a lock that guards a few assignments is nobody's in the child (`ProcessLock`);
@@ -92,7 +92,7 @@ def without_fork() -> Iterator[None]:
 
 
 def _await_others() -> None:
-    """Before a fork: wait for other threads in blocks `without_fork`, but not for ever."""
+    """Before a fork: wait for other threads in blocks `without_fork`, but not forever."""
     me = threading.get_ident()
     with _changed:
         _changed.wait_for(lambda: all(thread == me for thread in _barring_fork), MAX_WAIT)

@@ -2,7 +2,7 @@
 
 The least of three numbers counts: what the machine has available, what the control groups around the process have left,
 and the process's address space where that is limited. The system gives out memory when it is touched first, long after
-it was asked for. So large blocks are kept in a list, and what nobody has touched of them is taken off.
+it was requested. So large blocks are kept in a list, and what nothing has touched of them is taken off.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Limit:
     Attributes:
         left: the bytes.
         owner: who has them, for messages.
-        committed: whether blocks that nobody has touched yet are among those left.
+        committed: whether blocks that nothing has touched yet are among those left.
     """
 
     left: int
@@ -106,12 +106,12 @@ class _Block:
 
 
 class CommittedMemory:
-    """Large blocks that were asked for and live; the system may not have given all of them yet."""
+    """Large blocks that were requested and live; the system may not have given all of them yet."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._recent: list[int] = []  # bytes of those listed since `nbytes` was asked last
-        self._committed = 0  # bytes of the others that nobody has touched, or more
+        self._committed = 0  # bytes of the others that nothing has touched, or more
         self._seen = -math.inf
         self._limits: tuple[Limit, ...] = ()
 

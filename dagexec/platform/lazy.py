@@ -19,7 +19,7 @@ from dagexec.platform.forking import without_fork
 
 
 class LazyModule(ModuleType):
-    """Stands for the module of a name, and imports it when an attribute is asked for. Any thread may be the first.
+    """Stands for the module of a name, and imports it when an attribute is requested. Any thread may be the first.
 
     Nothing is put into `sys.modules` before that.
     """

@@ -2,9 +2,9 @@
 
 libgomp lets an idle team spin, to be there for the next operator, while all teams together are no more than the cores;
 beyond that they sleep, and each operator waits some 50 us until the system has woken its team. So no more threads than
-need it keep a team: who is idle lets go of its own when another thread has one.
+need it keep a team: who is idle releases its own when another thread has one.
 
-A team does not survive a fork: in the child, the thread that forked would wait for it for ever. So it lets go of its
+A team does not survive a fork: in the child, the thread that forked would wait for it forever. So it releases its
 team before, and parent and child make one of their own when they next need one.
 """
 
@@ -55,7 +55,7 @@ def enter(wake: Wake | None = None) -> None:
 
 
 def leave_to_others() -> None:
-    """The calling thread is idle: it lets go of its team, if it has one and so does another thread."""
+    """The calling thread is idle: it releases its team, if it has one and so does another thread."""
     me = threading.get_ident()
     if me not in _owners or len(_owners) == 1:
         return
@@ -63,7 +63,7 @@ def leave_to_others() -> None:
 
 
 def leave() -> None:
-    """The calling thread lets go of its team, if it has one."""
+    """The calling thread releases its team, if it has one."""
     _owners.pop(threading.get_ident(), None)  # one step, as whoever holds the lock may be about to fork
     if _stranded:
         return  # there is no team to wait for

@@ -1,7 +1,7 @@
 """Where locks, threads and time come from.
 
 Whatever takes part in the scheduling of runs (pools, executors, nets, devices) makes its locks and threads here. By
-default they are the system's. `scheduler.exploration` installs others, under which one seed decides who goes on at
+default they are the system's. `scheduler.exploration` installs others, under which one seed decides who continues at
 every lock, so that a schedule can be replayed.
 """
 
@@ -44,7 +44,7 @@ class Lock(Mutex, Protocol):
     """What is used of `threading.Lock`: any thread may release it. One released by another thread is a gate."""
 
     def locked(self) -> bool:
-        """True while somebody holds it."""
+        """True while it is held."""
 
 
 class Thread(Protocol):

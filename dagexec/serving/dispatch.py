@@ -145,7 +145,7 @@ class Dispatcher:
         return True
 
     def check_caller(self, doing: str) -> None:
-        """Raise where `run` or `close` would wait for ever: DagexecError on a worker, ClosedError in a forked child."""
+        """Raise where `run` or `close` would wait forever: DagexecError on a worker, ClosedError in a forked child."""
         hold_daemon()
         if self.forked:
             raise ClosedError(
@@ -222,7 +222,7 @@ class Dispatcher:
 
     def _announce_empty(self) -> None:
         with self._lock:
-            if self.state.running:  # nobody waits while a replica is idle, so this is all there is
+            if self.state.running:  # nothing waits while a replica is idle, so this is all there is
                 return
             told, self._when_empty = self._when_empty, []
         for callback in told:

@@ -111,7 +111,7 @@ class DispatchState:
         return True
 
     def leave_inline(self, request: Request, outcome: str, now: float, waited_for: bool) -> bool:
-        """The inline run of `request` is over. True when its replica is idle now: nobody waits for it.
+        """The inline run of `request` is over. True when its replica is idle now: nothing waits for it.
 
         It may be told again after an interrupt.
         """
@@ -158,7 +158,7 @@ class DispatchState:
         return following
 
     def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
-        """`request` is over: it has its outcome, lets go of what its caller gave, and is counted."""
+        """`request` is over: it has its outcome, releases what its caller gave, and is counted."""
         request.begun = request.begun if request.begun >= request.created else now
         request.run = None
         request.result, request.error, request.over = result, error, True

@@ -406,7 +406,7 @@ class Executor(Closing):
         if self._owns_pool:
             self._pool.close()
         self._replicas.close()
-        self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, for ever
+        self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, forever
 
     async def _release_async(self) -> None:
         """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""

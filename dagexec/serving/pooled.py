@@ -1,7 +1,7 @@
 """Pooled runs: a request is fed to its replica, run by the workers of a pool, and its results are fetched.
 
 Whoever feeds also prepares, where shapes are new: the caller's thread for its own request, a worker for every other.
-The last worker to leave a run fetches, and goes on with the request that has the replica next.
+The last worker to leave a run fetches, and continues with the request that has the replica next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests, and the queue in which they wait: the more urgent first, equal ones in order of arrival, none for ever."""
+"""Requests, and the queue in which they wait: the more urgent first, equal ones in order of arrival, none forever."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Request:
         out: arrays of the caller's for some of them, let go at the end; or None.
         priority: higher goes first.
         trace: is told what runs when, or None.
-        notify: called from any thread when `outcome` is there to be asked for.
+        notify: called from any thread when `outcome` is there to be requested.
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
         timeout: seconds from the call until its caller gives it up.
@@ -53,7 +53,7 @@ class Request:
         following: the request that got the replica after it.
         cancelled: why it is to end early.
         over: the result or the error is settled.
-        span: its OpenTelemetry span, if spans were asked for.
+        span: its OpenTelemetry span, if spans were requested.
     """
 
     timeout: float = math.inf
@@ -99,7 +99,7 @@ class Request:
         return None if self.deadline == math.inf else max(0.0, self.deadline - now)
 
     def outcome(self) -> Outputs:
-        """The outputs, or raise what went wrong. To be asked once, as the request lets go of both."""
+        """The outputs, or raise what went wrong. To be asked once, as the request releases both."""
         error, self.error = self.error, None
         result, self.result = self.result, None
         if error is not None:

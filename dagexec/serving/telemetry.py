@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, one a run. OpenTelemetry is imported only when they are asked for.
+"""OpenTelemetry spans, one a run. OpenTelemetry is imported only when they are requested.
 
 A span begins when `run` or `run_async` is called, in the caller's context, and ends when the caller is told. It has
 the attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue_wait` (seconds until a replica was

@@ -29,7 +29,7 @@ class Unpublished:
 
     Attributes:
         target: where it will be.
-        path: where it is now; nobody else writes there.
+        path: where it is now; nothing else writes there.
     """
 
     def __init__(self, target: Path, *, folder: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""DBReader: records of a database one after another, for ever, shared by whoever reads from it."""
+"""DBReader: records of a database one after another, forever, shared by whoever reads from it."""
 
 from __future__ import annotations
 

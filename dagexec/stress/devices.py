@@ -67,7 +67,7 @@ def leaked(devices: Sequence[str], before: HeldResources, patience: float = 5.0)
     deadline = threads().monotonic() + patience
     while found := HeldResources.now(devices).leaked_since(before):
         if any(Device.parse(name).kind != "cpu" for name in devices):
-            gc.collect()  # memory of a device is free when nobody refers to it any more
+            gc.collect()  # memory of a device is free when nothing refers to it any more
             found = HeldResources.now(devices).leaked_since(before)
         if threads().monotonic() > deadline:
             return found

@@ -28,7 +28,7 @@ class StressReport:
     """The result of a session.
 
     Attributes:
-        seed, device, net_type: what was asked for; `net_type` is None for all of them.
+        seed, device, net_type: what was requested; `net_type` is None for all of them.
         seconds: how long it took.
         tried: how often each thing was tried, by name.
         defect: what was found, None for nothing.

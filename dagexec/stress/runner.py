@@ -61,7 +61,7 @@ _DETECT_EVERY = 3
 """Of the seeds, those that this divides have all their runs watched by a detector of unordered accesses."""
 
 PATIENCE_WITH_HANGS = 0.1
-"""Seconds that callers wait where a kernel may hang for ever."""
+"""Seconds that callers wait where a kernel may hang forever."""
 
 
 class CaseFailedError(Exception):
@@ -317,7 +317,7 @@ class _CaseRun:
     def _judge(self, request: CaseRequest, result: Outputs) -> None:
         self._outcomes.append("right")
         self._expect(request.mistake is None, f"accepted: {request}")
-        rewritten = self._case.compiling == "rewritten"  # what nobody reads is not run then
+        rewritten = self._case.compiling == "rewritten"  # what nothing reads is not run then
         self._expect(not request.failures or rewritten, f"operators that were told to fail did not: {request}")
         expected = {name: self._reference[request.feed][name] for name in self._asked(request)}
         problems = differences(result, expected, _TOLERANCE if rewritten else None)

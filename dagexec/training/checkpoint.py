@@ -103,7 +103,7 @@ def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """The newest checkpoint in `folder` that is whole, None when there is none.
 
-    It is read to the end and its checksums are compared; damaged ones are named in the log and passed over.
+    It is read to the end and its checksums are compared; damaged ones are named in the log and skipped.
     """
     return next(_whole_ones(Path(folder)), None)
 

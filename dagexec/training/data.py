@@ -52,7 +52,7 @@ class LoaderStatistics:
         step: batches handed out, those before `start_step` counted.
         ready: batches that have been read and not been taken.
         reading: batches that threads are reading.
-        waits: how often a batch was asked for before it was there.
+        waits: how often a batch was requested before it was there.
         wait_seconds: how long that took together.
         samples: samples handed out by this loader.
     """
@@ -144,7 +144,7 @@ class _Reading:
         reset_after_fork(self, _Reading._forked)
 
     def _forked(self) -> None:
-        """In a child made by `os.fork`: nobody reads."""
+        """In a child made by `os.fork`: nothing reads."""
         self.lock = threads().owned_lock()
         self.readers, self.takers = [], []
         self.closed, self._why = True, f"the batch loader is closed: {LEFT_BEHIND}"
@@ -304,7 +304,7 @@ class BatchLoader(Closing):
     def take(self, timeout: float | None = None) -> Batch:
         """The next batch; the arrays are the caller's.
 
-        Raises DataError when reading it failed, with what was raised as the cause, each time it is asked for; DataError
+        Raises DataError when reading it failed, with what was raised as the cause, each time it is requested; DataError
         after `timeout` seconds; ClosedError after `close`; StopIteration at the end.
         """
         return self._reading.take(timeout)

@@ -1,4 +1,4 @@
-"""Names for what gradient operators compute: a name is given again only when nobody needs what it holds any more.
+"""Names for what gradient operators compute: a name is given again only when nothing needs what it holds any more.
 
 Gradients have the names Caffe2 gives them: that of `x` is `x_grad`; where that name is in use, it is
 `_x_grad_autosplit_0`, `_x_grad_autosplit_1` and so on. A name is in use while a later operator, or the caller, needs

@@ -96,7 +96,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
         return [*self.parameters, *self.computed_parameters, *states, *counter]
 
     def create(self, workspace: Workspace) -> None:
-        """Run the init net in `workspace`: every parameter and all state start anew."""
+        """Run the init net in `workspace`: every parameter and all state start again."""
         workspace.run_net_once(self.init_net)
 
     def model(self, outputs: Sequence[str]) -> Model:

@@ -1,7 +1,7 @@
 """Gradients of layers in two operators: that of the input, which the layer before waits for, and those of its weights.
 
 A chain of layers has a chain of gradient operators, which several workers would compute one after the other. Apart,
-one worker goes on through the gradients of the inputs, and others take those of the weights and the updates behind
+one worker continues through the gradients of the inputs, and others take those of the weights and the updates behind
 them. What is computed stays the same, to the byte.
 """
 

@@ -4,7 +4,7 @@
         trainer.train(on_step=print)
         print(trainer.evaluate())
 
-`steps` has the nets that a step runs. A training that stops and goes on from its checkpoint gives the same bytes as
+`steps` has the nets that a step runs. A training that stops and continues from its checkpoint gives the same bytes as
 one that never stopped: all that a step depends on is in the checkpoint, or follows from the seed and the step's number.
 """
 

@@ -359,7 +359,7 @@ class PReluGradient(Operator):
     """Gradients of PRelu."""
 
     def prepare(self) -> Step:
-        """One computation for each gradient that is asked for."""
+        """One computation for each gradient that is requested."""
         call = self.call()
         forward = forward_call(call, (2, 3))
         dy, x, slope = self.x(1), self.x(2), self.x(3)

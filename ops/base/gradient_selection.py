@@ -41,7 +41,7 @@ def wanted_inputs(call: OperatorCall, names: Sequence[str]) -> tuple[str, ...]:
 def one_operator(
     request: GradientRequest, op_type: str, inputs: Sequence[str], names: Sequence[str]
 ) -> GradientOperators:
-    """A maker's answer: operator `op_type`, which gives the gradients that are asked for and no others.
+    """A maker's answer: operator `op_type`, which gives the gradients that are requested and no others.
 
     `names` are what `wanted` calls the inputs of the forward operator.
     """

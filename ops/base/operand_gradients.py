@@ -32,7 +32,7 @@ class OperandGradients(Operator):
     untyped: ClassVar[tuple[str, ...]] = ()
 
     def prepare(self) -> Step:
-        """One computation for each gradient that is asked for; one that overwrites that of the output is the last."""
+        """One computation for each gradient that is requested; one that overwrites that of the output is the last."""
         call = self.call()
         views = self.views(call)
         roles = self.roles(call)

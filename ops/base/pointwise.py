@@ -40,7 +40,7 @@ class Pointwise(Operator):
 
     Attributes:
         constants: the float arguments, by name, with their defaults.
-        check: raises ArgumentError for arguments that make no sense.
+        check: raises ArgumentError for invalid arguments.
     """
 
     constants: ClassVar[Mapping[str, float]] = {}
@@ -94,7 +94,7 @@ def pointwise(
     """Class decorator: register a Pointwise class as operator `name`.
 
     `args` is the help text of each argument, `metas` the element types it takes, `flops` the work of an element;
-    `check` raises ArgumentError for arguments that make no sense, before anything runs; `onnx` is the ONNX operator
+    `check` raises ArgumentError for invalid arguments, before anything runs; `onnx` is the ONNX operator
     that it is, `formula` what it computes in float64 (see OpSchema). `post_ops` is what it is as post-ops, with the
     class's constants by name, such as "elu:{alpha}", or a rule; `traits` are further attributes of its schema.
     """

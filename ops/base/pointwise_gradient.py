@@ -72,7 +72,7 @@ def pointwise_gradient(
     """Class decorator: register a PointwiseGradient class as the gradient operator of operator `forward`.
 
     Its arguments are that operator's. `reads` says what its inputs are (see PointwiseGradient), `flops` the work of an
-    element; `check` raises ArgumentError for arguments that make no sense, by default as the operator's does.
+    element; `check` raises ArgumentError for invalid arguments, by default as the operator's does.
     `has_maker`: the maker just names these inputs.
     """
     gradient = reads.index(DY)

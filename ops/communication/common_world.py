@@ -24,7 +24,7 @@ from dagexec.errors import ArgumentError, ClosedError, ShapeError
 Array = npt.NDArray[Any]
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds that a rank waits for another, unless something else is asked for."""
+"""Seconds that a rank waits for another, unless something else is requested."""
 
 
 class Tag(NamedTuple):

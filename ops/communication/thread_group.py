@@ -45,7 +45,7 @@ class ThreadGroup:
     """What the ranks of one group share.
 
     Attributes:
-        size: how many ranks there are.
+        size: the number of ranks.
     """
 
     def __init__(self, size: int) -> None:

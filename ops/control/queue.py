@@ -2,7 +2,7 @@
 
 An operator that waits occupies its worker. It ends with an error when the queue is closed, after `timeout_secs`, and
 when the run is stopped. Operators of one net on one queue run in the order of the net, on any number of workers: a
-net that dequeues first what it enqueues later waits for ever on all of them, and the other end belongs in another net.
+net that dequeues first what it enqueues later waits forever on all of them, and the other end belongs in another net.
 """
 
 from __future__ import annotations

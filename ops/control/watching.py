@@ -86,7 +86,7 @@ class Print(Watcher):
 
 
 def infer_summarize(call: OperatorCall) -> list[TensorType]:
-    """Four floats, where the output is asked for."""
+    """Four floats, where the output is requested."""
     meta = call.require_types(0, *FLOAT_TYPES)
     if not call.inputs[0].elements:
         raise call.fail("a tensor without elements has no minimum and no mean")

@@ -1,6 +1,6 @@
 """Which algorithm computes a convolution: the one its engine names, the fastest one measured, or the default.
 
-The default depends on the geometry alone. An algorithm that cannot compute a problem is passed over, and the log says
+The default depends on the geometry alone. An algorithm that cannot compute a problem is skipped, and the log says
 why.
 """
 

@@ -100,7 +100,7 @@ class ConvOperator(ImageOperator):
 
 
 def check_compute_args(call: OperatorCall) -> None:
-    """Raises ArgumentError for values of COMPUTE_ARGS that make no sense."""
+    """Raises ArgumentError for invalid values of COMPUTE_ARGS."""
     args = call.arguments
     flags = ("shared_buffer", "float16_compute", "exhaustive_search", "deterministic", "allow_tf32", "cudnn_inline")
     for name in flags:

@@ -84,7 +84,7 @@ def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
 def measure(steps: dict[str, Step]) -> dict[str, float]:
     """The median time in seconds of each step; one that is twice as slow as another is run twice only.
 
-    They run in turns, and before each something else uses the cache, as other operators do in a run.
+    They run alternately, and before each something else uses the cache, as other operators do in a run.
     """
     other = np.zeros(_OTHER_WORK, np.uint8)
 

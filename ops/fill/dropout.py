@@ -3,7 +3,7 @@
 A mask comes from Philox (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"), whose stream is a pure
 function of a key and a counter, so no schedule changes it. With the iteration as second input the key is the seed and
 the name of the output (or another that is given), and the counter the iteration: a run that is resumed draws what it
-would have drawn. Without it the operator's own generator, made from the seed, goes on from run to run.
+would have drawn. Without it the operator's own generator, made from the seed, continues from run to run.
 """
 
 from __future__ import annotations

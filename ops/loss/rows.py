@@ -149,7 +149,7 @@ def row_loss_schema(
     args: Mapping[str, str] | None = None,
     check: Callable[[OperatorCall], object] | None = None,
 ) -> OpSchema:
-    """The schema of a RowLoss; `check` raises ArgumentError for arguments that make no sense."""
+    """The schema of a RowLoss; `check` raises ArgumentError for invalid arguments."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
         shape = require_rows(call, range(len(inputs)))

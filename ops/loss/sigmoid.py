@@ -34,7 +34,7 @@ ARGUMENTS = {
 
 
 def check_form(call: OperatorCall) -> None:
-    """Raise ArgumentError when both forms are asked for."""
+    """Raise ArgumentError when both forms are requested."""
     if call.arguments.bool("log_D_trick") and call.arguments.bool("unjoined_lr_loss"):
         raise ArgumentError(f"{call.label}: 'log_D_trick' and 'unjoined_lr_loss' cannot both be 1")
 

@@ -135,7 +135,7 @@ class _SoftmaxLoss(Operator):
 
     Attributes:
         view: how the logits are seen.
-        least: the least label; IGNORED when a row may be passed over.
+        least: the least label; IGNORED when a row may be skipped.
     """
 
     view: View

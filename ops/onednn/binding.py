@@ -177,7 +177,7 @@ class Library:
         """Raise unless `status` is success.
 
         UnsupportedFeatureError when oneDNN has no implementation or takes no such arguments, ResourceError when memory
-        does not suffice, otherwise DagexecError; `what` says what was asked for.
+        does not suffice, otherwise DagexecError; `what` says what was requested.
         """
         if status == _SUCCESS:
             return
@@ -313,7 +313,7 @@ def load(path: str) -> Library:
     engine = ffi.new("h *")
     if lib.dnnl_engine_create(engine, 1, 0) != _SUCCESS:
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} has no CPU engine here")
-    lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation for ever when it caches; we keep our own
+    lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation forever when it caches; we keep our own
     isa = instruction_set(int(lib.dnnl_get_effective_cpu_isa()))
     openmp = _openmp(path, found.cpu_runtime)
     loaded = Library(path, version, isa, ffi, lib, engine[0], openmp, _team(openmp))

@@ -184,7 +184,7 @@ class ConvolutionFamily(OneDNNOperator):
 
         `images` are the image tensors and `parameters` the filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) and
         the bias, by argument number; `inputs` gives the input number of each that is an input. `key` says what else
-        the choice of an implementation depends on, `attributes` what else the library is asked for: convolutions that
+        the choice of an implementation depends on, `attributes` what else the library is requested: convolutions that
         ask for the same share a primitive then.
         """
         library, further = self.onednn, operands or {}

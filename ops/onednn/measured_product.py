@@ -6,7 +6,7 @@ are; for 8 rows of 4096 x 4096 it is 3.6, 6.2 and 7.7 ms.
 
 On several threads the library's inner product cuts long sums into pieces, and gives other bytes than on one: it did for
 1280 x 1000 and up. Its matmul on packed weights, which is as fast within 6%, gave the same in all that was tried, so
-that goes first, and whatever gives other bytes on one thread than on two is passed over. Before AVX-512 both are the
+that goes first, and whatever gives other bytes on one thread than on two is skipped. Before AVX-512 both are the
 library's general product, which cuts sums, too, unless it is one row by weights as they are: that has one thread.
 """
 
@@ -43,8 +43,8 @@ class WeightedProduct:
 
     Attributes:
         function: of the library, without `dnnl_`.
-        request: how it is asked for.
-        matmul: how a matmul is asked for, where `function` is another: with WEIGHTS transposed, and BIAS a row.
+        request: how it is requested.
+        matmul: how a matmul is requested, where `function` is another: with WEIGHTS transposed, and BIAS a row.
         arrays: by argument number: SRC, WEIGHTS and DST are matrices.
         further: operands of post-ops.
         units_axis: of WEIGHTS, along which there is a column of DST for each element.

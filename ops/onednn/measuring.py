@@ -1,7 +1,7 @@
 """Measuring the implementations of a problem: which is fastest, among those that are exact and reproducible.
 
-They run in turns on tensors of random numbers. Weights of a problem that is `cold` are read from memory, not from a
-cache: implementations differ in how many bytes they make of them. An implementation is passed over when its result is
+They run alternately on tensors of random numbers. Weights of a problem that is `cold` are read from memory, not from a
+cache: implementations differ in how many bytes they make of them. An implementation is skipped when its result is
 further from the first one's than rounding explains, and when it gives other bytes on one thread than on the number that
 it is to run with. A product for which nothing else is left, as where all there is are matrix products for AVX2, which
 cut long sums into a piece a thread, gets one thread.

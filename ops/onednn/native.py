@@ -49,7 +49,7 @@ class NativeCall:
             have the same; None for nothing.
         failure: makes what is raised when it returns something else.
         keeps: whatever has to live as long as the step.
-        on_failure: called in place of raising `failure`; the row goes on when it returns.
+        on_failure: called in place of raising `failure`; the row continues when it returns.
     """
 
     function: int

@@ -173,7 +173,7 @@ class OneDNNOperator(Operator):
         return False
 
     def needs_onednn(self) -> bool:
-        """True when the default engine cannot compute what is asked for: a blocked layout."""
+        """True when the default engine cannot compute what is requested: a blocked layout."""
         return bool(blocked_orders(self.arguments))
 
     def prepare_primitive(self) -> Step:

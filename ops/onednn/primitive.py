@@ -133,7 +133,7 @@ _descriptors: weakref.WeakValueDictionary[Hashable, Descriptor] = weakref.WeakVa
 class Attributes:
     """A `dnnl_primitive_attr_t`: post-ops, scales, and working memory that the caller gives.
 
-    It is made when its handle is asked for: an operator whose primitive already exists needs none.
+    It is made when its handle is requested: an operator whose primitive already exists needs none.
     """
 
     __slots__ = ("_handle", "_library", "_masks", "_post_ops")

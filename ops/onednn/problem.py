@@ -89,7 +89,7 @@ class Problem:
         constant: those of `packed` whose values never change.
         taps: elements of the window.
         fan_in: products that are summed up for one element of the result.
-        algorithms: those that may be asked for, in order of preference when nothing is measured.
+        algorithms: those that may be requested, in order of preference when nothing is measured.
         own_layouts: True when an implementation may use layouts of its own, with copies before and after.
         limit: the most bytes of scratchpad.
         cold: True when the weights come from memory in a run, because those of the net do not fit in the caches.

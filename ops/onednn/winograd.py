@@ -408,7 +408,7 @@ def _memset() -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> Array:
-    """Zeros that nobody writes to."""
+    """Zeros that nothing writes to."""
     found = aligned_empty(nbytes)
     found[...] = 0
     return found

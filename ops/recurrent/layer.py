@@ -76,7 +76,7 @@ class Recurrence:
         hidden: size of the state.
         reversed: for each direction, whether it goes from the last step to the first.
         bias, lengths, state: the numbers of the inputs B, sequence lengths, and initial state; None where absent.
-        inputs: how many inputs there are.
+        inputs: the number of inputs.
     """
 
     kind: RecurrentKind

@@ -187,7 +187,7 @@ class Reshape(Operator):
     reads_strided = True
 
     def prepare(self) -> Step:
-        """A view, and the old shape written out when it is asked for."""
+        """A view, and the old shape written out when it is requested."""
         move = view_step(self.x(0), self.y(0))
         if len(self.output_blobs) == 1:
             return move

@@ -1,6 +1,6 @@
-"""ControlledThreads: locks, threads and time under which one strategy decides who goes on, and can do so again.
+"""ControlledThreads: locks, threads and time under which one strategy decides who continues, and can do so again.
 
-The threads are real, but one baton passes between them and only its holder runs. Where a thread takes or lets go of a
+The threads are real, but one baton passes between them and only its holder runs. Where a thread takes or releases a
 lock, starts, joins or ends, it comes to a *decision point*: the strategy chooses among all that can go on, and the
 choice is noted. What happens between two decision points is one step of the schedule.
 
@@ -170,7 +170,7 @@ class ControlledLock:
         world.point(self._releasing)
 
     def locked(self) -> bool:
-        """True while somebody holds it."""
+        """True while it is held."""
         return self.holder is not None
 
     def __enter__(self) -> bool:
@@ -193,7 +193,7 @@ class ControlledThreads(Threads):
         choices: how many there were.
         trace: who went on at each step, and with what.
         failure: what ended the schedule early: an exception that a thread did not catch, or a DeadlockError.
-        ended: nobody goes on any more; who still waits is unwound.
+        ended: nobody continues any more; who still waits is unwound.
     """
 
     concurrent = False
@@ -371,7 +371,7 @@ class ControlledThreads(Threads):
             host_waited_until(me.deadline)
 
     def _choose(self, me: ControlledThread, gone: bool = False) -> ControlledThread:
-        """Who goes on at this point. Raises ThreadsEndedError when nobody can, which ends the schedule."""
+        """Who continues at this point. Raises ThreadsEndedError when nobody can, which ends the schedule."""
         current = not gone and (me.ready is None or me.ready())
         candidates: list[Candidate] = [me] if current else []
         candidates += self._others(me)

@@ -1,4 +1,4 @@
-"""Strategies: who goes on at a decision point of a controlled schedule.
+"""Strategies: who continues at a decision point of a controlled schedule.
 
 A decision is the number of a candidate. Candidate 0 is the thread that has come to the point, if it can go on; the
 others follow in the order of their numbers, round from there. So a schedule of zeros has no preemption at all.

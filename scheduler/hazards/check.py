@@ -2,7 +2,7 @@
 
 Not all pairs are looked at. On ordered memory it is enough that every reader comes after the last writer before it in
 the list, and every writer after the last writer before it and after the readers since. Say two accesses conflict,
-and one of them at least is a write. If nobody writes in between in the list, the pair itself is among these. Otherwise
+and one of them at least is a write. If nothing writes in between in the list, the pair itself is among these. Otherwise
 take the first writer after the earlier one and the last before the later one: the earlier one is ordered before the
 first of these, each writer before the next, and the last before the later one; and happens-before is transitive. So
 as many pairs are checked as there are accesses, twice over at most.

@@ -13,7 +13,7 @@ to be ordered in this run only, by chance, is left out, so that what is missing 
     stream    the strand of a chain begins after the earlier strands on that stream whose chains the plan launches
               before it, not after those that came first by chance; two chains without a dependency are found even
               when they share a stream
-    event     a strand that waits for an event, or a host thread that does, goes on after the strand that recorded it,
+    event     a strand that waits for an event, or a host thread that does, continues after the strand that recorded it,
               if the plan launches that chain before
     turns     who follows a turn at working memory is not ordered after it for any other memory
 
@@ -270,7 +270,7 @@ class Detector(Observer):
             self._events[event] = _Recorded(working.clocks, working.chain, clock, actual)
 
     def waits(self, stream: Stream, event: Event) -> None:
-        """The strand goes on after the event's."""
+        """The strand continues after the event's."""
         working = self._working
         if working.clocks is None:
             return
@@ -284,7 +284,7 @@ class Detector(Observer):
             self._actual[stream] = self._actual.get(stream, 0) | clock | found.actual
 
     def host_waited(self, event: Event | Stream) -> None:
-        """The host strand goes on after the event's, or after those on the stream."""
+        """The host strand continues after the event's, or after those on the stream."""
         clocks, chain = self._working.clocks, self._working.chain
         if clocks is None:
             return

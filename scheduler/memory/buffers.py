@@ -5,7 +5,7 @@ A buffer is the output of an operator with what is in place with it and its view
 cuts, if nobody can see the difference:
 
 - what is joined is written by nobody once it has been joined, nor is anything else in its buffer;
-- nobody writes to the result while one of the joined is still to be read;
+- nothing writes to the result while one of the joined is still to be read;
 - everything in a buffer lies where the result has the same values, so that two results may share a part (the blocks of
   DenseNet join all that was joined before, and something new).
 

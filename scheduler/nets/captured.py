@@ -2,7 +2,7 @@
 
 The first run for each shape is an ordinary one: it makes what is made at the first use, such as library plans and
 workspaces. The second captures, and every one from then on copies the inputs in, replays, and copies results out. A
-capture belongs to a preparation, so it is made anew for other shapes and when blobs have other memory, and is dropped
+capture belongs to a preparation, so it is made again for other shapes and when blobs have other memory, and is dropped
 with it. A run that somebody observes is not replayed, since what happens inside a replay cannot be told.
 
 What a capture needs: one device, no work of the host, shapes that do not depend on values, and no numbers drawn on the

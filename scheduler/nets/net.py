@@ -1,7 +1,7 @@
 """BaseNet: a graph bound to a workspace. The three nets differ only in how they execute the prepared steps.
 
 The operators hold their blobs; `prepared()` gives steps for the shapes the blobs have now, from a small cache or made
-anew. One run of a net goes on at a time; a second caller waits for the first.
+anew. One run of a net continues at a time; a second caller waits for the first.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class BaseNet(ABC, Closing):
             hold_daemon()
 
     def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
-        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; None for nobody."""
+        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; or None."""
         if observer is None and self._lines is None:
             return None
         everybody = together(observer, self._lines)

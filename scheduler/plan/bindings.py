@@ -80,7 +80,7 @@ class Bindings:
         """Bring the tensors back to these arrays, with the input values they have now.
 
         Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere, and only from a packed
-        array to a packed one, since another layout was asked for. False when that is not enough; nothing has changed
+        array to a packed one, since another layout was requested. False when that is not enough; nothing has changed
         then.
         """
         away = [binding for binding in (*self.inputs, *self.outputs) if not binding.holds()]

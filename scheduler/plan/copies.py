@@ -178,7 +178,7 @@ def _possible(definition: OperatorDef, device: Device) -> Device:
 
 
 def _moved(net: NetDef, asked: Sequence[Device], devices: Sequence[Device]) -> bool:
-    """True when an operator does not run where it was asked for; the log says which."""
+    """True when an operator does not run where it was requested; the log says which."""
     moved = Counter(
         f"{definition.type} from {before}"
         for definition, before, device in zip(net.op, asked, devices, strict=True)

@@ -1,7 +1,7 @@
 """Operators whose shapes are known only when they run: which they are, and the step that prepares them then.
 
 The output shapes of such an operator depend on a value computed by the run, or it comes after one. Its `CheckedStep`
-prepares itself anew when what it was prepared for has changed.
+prepares itself again when what it was prepared for has changed.
 """
 
 from __future__ import annotations

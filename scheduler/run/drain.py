@@ -1,9 +1,9 @@
-"""Drain: the end of a run whose work goes on on devices after the last worker has left it.
+"""Drain: the end of a run whose work continues on devices after the last worker has left it.
 
 It waits for the net's streams without holding a thread, makes what failed there the run's error, and then tells the
-run's owner. After a failure library states may still hold work that nobody waits for: it is given up. A run that was
+run's owner. After a failure library states may still hold work that nothing waits for: it is given up. A run that was
 stopped gives its devices a while, and then gives up what their streams still hold, so that a kernel that hangs does not
-keep a caller for ever.
+keep a caller forever.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Drain:
         self._finished()
 
     def _others_to_wait_for(self) -> list[Stream]:
-        """The streams that joined `last`, once it has failed and may have passed over its waits for them."""
+        """The streams that joined `last`, once it has failed and may have skipped its waits for them."""
         last, waiting, self._others_left = self._last, self._others_left, False
         if last is None or not waiting or (last.failure is None and self._run.error is None):
             return []

@@ -1,4 +1,4 @@
-"""Launching: the chains of a net as calls that put work on streams, and the end of a run whose work goes on there.
+"""Launching: the chains of a net as calls that put work on streams, and the end of a run whose work continues there.
 
 On the host a chain is a tuple of prepared steps. On a device it is one call: choose a stream of the calling worker,
 let it wait for the events of other chains where it must, launch the operators' steps, record an event if somebody needs

@@ -2,7 +2,7 @@
 
 One lock guards everything that changes; a worker takes it once a chain, to settle the chain it has run (count down its
 children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
-goes on in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
+continues in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
 whoever leaves ready chains behind wakes one.
 
 Of several runs the pool serves the one with the highest `priority`, among equal ones the oldest. Workers inside a run
@@ -447,7 +447,7 @@ class WorkerPool:
 def _finish(run: Run) -> None:
     """Tell the run's owner, with no lock held. The thread that tells must survive whatever the owner does.
 
-    The run lets go of its owner: it would keep a finished request and its results alive in a reference cycle.
+    The run releases its owner: it would keep a finished request and its results alive in a reference cycle.
     """
     try:
         run.finished()

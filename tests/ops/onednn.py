@@ -29,7 +29,7 @@ def fallbacks() -> Iterator[list[str]]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             message = record.getMessage()
-            if "the default engine computes it" in message or "skipped" in message:
+            if "the default engine computes it" in message or " skipped: " in message:
                 found.append(message)
 
     logger, listener = logging.getLogger("dagexec"), Listener(logging.INFO)

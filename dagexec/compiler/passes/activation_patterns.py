@@ -160,7 +160,7 @@ class _Expression:
         return True
 
     def is_private(self) -> bool:
-        """True when nobody else reads what is between source and result."""
+        """True when nothing else reads what is between source and result."""
         inner = [name for number in self.operators - {self._root} for name in self._draft[number].output]
         return all(
             self._draft.is_inner(name) and self.operators.issuperset(self._draft.readers(name)) for name in inner

@@ -21,7 +21,7 @@ def apply(model: Model) -> Rewritten:
     alike: dict[
         tuple[str, tuple[str, ...]], dict[Key, int] | int
     ] = {}  # of a type on the same inputs: the first, or all
-    merged: dict[str, str] = {}  # by blob that nobody writes any more, the one that is the same
+    merged: dict[str, str] = {}  # by blob that nothing writes any more, the one that is the same
     for number, definition in draft.operators():
         if not merged.keys().isdisjoint(definition.input):
             definition = copied(definition)

@@ -1,8 +1,8 @@
 """Pass `cudnn-engine`: on CUDA, operators that cuDNN can compute name its engine; where it is absent nothing changes.
 
-Pass `cudnn-states`, done when it is asked for, gives them the library states of the device, each with a stream, a
+Pass `cudnn-states`, done when it is requested, gives them the library states of the device, each with a stream, a
 handle and a workspace (`core.exclusive.LibraryState`): that bounds the memory of workspaces. Branches that are to
-overlap must not share a state, so an operator goes on with the state of what it reads, if nobody else does, and every
+overlap must not share a state, so an operator continues with the state of what it reads, if nobody else does, and every
 other one takes the next in turn.
 """
 
@@ -65,7 +65,7 @@ def spread_states(model: Model) -> Rewritten:
 
 
 class _States:
-    """Which state the operator before each blob used, until another one goes on with it."""
+    """Which state the operator before each blob used, until another one continues with it."""
 
     def __init__(self) -> None:
         self._behind: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""dead-code: operators whose results nobody reads go, and so do parameters and outputs that nobody reads.
+"""dead-code: operators whose results nothing reads go, and so do parameters and outputs that nothing reads.
 
 Results are the model's outputs and what operators with effects beyond their outputs read.
 """

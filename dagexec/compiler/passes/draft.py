@@ -52,7 +52,7 @@ class Draft:
         self._given = found.given
         self._controls = found.controls
         self._read_early = found.read_early
-        self._taken: set[str] = set()  # every name there is, once a new one has been asked for
+        self._taken: set[str] = set()  # every name there is, once a new one has been requested
         self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
         self._irregular = found.irregular
         self._free = found.free  # the answers of `is_free` that no edit has changed; a copy from the first edit on

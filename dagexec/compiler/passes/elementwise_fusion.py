@@ -1,6 +1,6 @@
 """elementwise-fusion: element-wise operators in a row become one `FusedElementwise`.
 
-A chain starts with any element-wise operator and goes on as long as its result has one reader, which is element-wise
+A chain starts with any element-wise operator and continues as long as its result has one reader, which is element-wise
 and keeps the shape: the tensor is then read and written once. A batch normalization in inference counts as a product
 and a sum with a number a channel. Where the chain reads a layer's result alone and no other tensor, the layer applies
 it: products and sums with numbers, which activation-fusion does not take for activations.

@@ -1,7 +1,7 @@
 """in-place: an element-wise operator whose input dies there writes its result over it.
 
 It touches half the memory then. Only operators that compute each element from the one at its place may, where their
-schemas allow it; and only where all other readers of the input come before in any case, so that nobody waits for it.
+schemas allow it; and only where all other readers of the input come before in any case, so that nothing waits for it.
 What oneDNN computes with maxima keeps its input, to compute it again where there is a NaN.
 """
 

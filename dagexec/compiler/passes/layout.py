@@ -228,7 +228,7 @@ def _outputs(role: Role | None) -> Mapping[int, Image]:
 
 
 def _roles(model: Model) -> list[Role | None]:
-    """The role of every operator; what is known of images goes on from each to those that read its outputs."""
+    """The role of every operator; what is known of images continues from each to those that read its outputs."""
     constants = constants_of(model)
     images: dict[str, Image | None] = {}
     for name, info in model.inputs.items():
@@ -379,7 +379,7 @@ def definition_in(
 
 
 def without_unread_outputs(model: Model) -> Model:
-    """`model` with operators that leave out the optional outputs at their end which nobody reads."""
+    """`model` with operators that leave out the optional outputs at their end which nothing reads."""
     net = NetDef()
     net.CopyFrom(model.net)
     used = {*model.outputs, *net.external_output}

@@ -427,7 +427,7 @@ def _fuse_sum(draft: Draft, number: int, types: Types) -> None:
 
 
 def _drop_unread(draft: Draft) -> None:
-    """Quantizations and dequantizations whose result nobody reads any more."""
+    """Quantizations and dequantizations whose result nothing reads any more."""
     for number in reversed(draft.numbers()):
         definition = draft[number]
         if definition.type in (QUANTIZE, DEQUANTIZE) and draft.is_free(number):

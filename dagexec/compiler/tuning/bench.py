@@ -56,7 +56,7 @@ class Measures(Protocol):
     """What choices are made from."""
 
     def quiet(self) -> bool:
-        """True when nobody else uses the machine: times of runs by the clock say what they take."""
+        """True when nothing else uses the machine: times of runs by the clock say what they take."""
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         """The time of a run of each trial, measured within about `seconds`; infinity for one that cannot run."""
@@ -65,7 +65,7 @@ class Measures(Protocol):
         """The time of each operator of each model."""
 
     def slowdown(self, model: Model, cores: int, seconds: float) -> float:
-        """By what a run takes longer when one goes on on each core."""
+        """The factor by which a run slows down when one runs on each core."""
 
     def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
         """What scheduling costs on this machine."""
@@ -300,7 +300,7 @@ class Bench:
             self._search_seconds -= time.perf_counter() - start
 
     def _interleave(self, runners: dict[int, Runner], times: dict[int, list[float]], seconds: float) -> None:
-        """Add to the times of the first runs those of runs in turns, of all that are not far behind."""
+        """Add to the times of the first runs those of alternating runs of all that are not far behind."""
         running = dict(runners)
         for count in self._rounds(seconds):
             if count and len(running) > 1:

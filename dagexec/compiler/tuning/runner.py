@@ -39,7 +39,7 @@ class Trial:
 class Stopwatch:
     """Times work by the clock, and by what the process computed for it where that is less.
 
-    While others use the cores, the clock goes on but the process does not. Threads of a team that wait for each other
+    While others use the cores, the clock continues but the process does not. Threads of a team that wait for each other
     spin, so a team's processor time over its threads is about the time that the work takes when nobody disturbs.
     """
 

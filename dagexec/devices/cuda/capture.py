@@ -1,4 +1,4 @@
-"""CudaCapture: what a few streams of a CUDA device are asked for, as a CUDA graph that one launch replays.
+"""CudaCapture: what a few streams of a CUDA device are requested, as a CUDA graph that one launch replays.
 
 The capture begins on the first stream, the others join it by waiting for an event of its start, and at the end the
 first waits for each of them: so all of it is one graph. Replayed, the graph is launched on the first stream, after what

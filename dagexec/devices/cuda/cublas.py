@@ -2,7 +2,7 @@
 
 Every stream has a handle of its own: a handle's products are reproducible as long as one stream uses it, so results do
 not depend on what other streams do. cuBLAS stores matrices by columns; ours are stored by rows, so a product A B is
-asked for as B^T A^T, the same memory read the other way. Within a step nothing is allocated and nobody is waited for,
+asked for as B^T A^T, the same memory read the other way. Within a step nothing is allocated and nothing is waited for,
 so that it can be captured.
 """
 

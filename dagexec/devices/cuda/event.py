@@ -48,7 +48,7 @@ class NativeEvents:
         self._free: dict[bool, deque[int]] = {False: deque(), True: deque()}  # a finalizer takes no lock
 
     def take(self, timed: bool = False) -> NativeEvent:
-        """One that nobody uses. Only a `timed` one can tell times; a thread that waits for it does not sleep."""
+        """One that nothing uses. Only a `timed` one can tell times; a thread that waits for it does not sleep."""
         free = self._free[timed]
         try:
             pointer = free.pop()
@@ -121,7 +121,7 @@ class CudaEvent(Event):
 
     @property
     def is_done(self) -> bool:
-        """True when all before the event was done or passed over."""
+        """True when all before the event was done or skipped."""
         if not self._done and self.native is not None:
             status = self.runtime.api.eventQuery(self.native.pointer)
             if status == NOT_READY:

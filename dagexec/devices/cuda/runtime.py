@@ -226,7 +226,7 @@ class CudaRuntime(DeviceRuntime):
 
         With a current stream the copy is made on it, after what is there; raises what the stream failed with. Without
         one, nothing orders it after other work: whoever has not waited for the work before gets its old bytes. Within
-        a kernel's step the copy is part of the kernel, and nobody is waited for.
+        a kernel's step the copy is part of the kernel, and nothing is waited for.
         """
         if destination.shape != source.shape:
             source = broadcast_to(source, tuple(destination.shape))

@@ -86,7 +86,7 @@ class Staging:
         return np.asarray(memory)
 
     def take(self, nbytes: int) -> StagingBlock:
-        """A block of at least `nbytes` that nobody uses."""
+        """A block of at least `nbytes` that nothing uses."""
         size = _rounded(nbytes)
         while True:
             with self._lock:
@@ -112,17 +112,17 @@ class Staging:
         return self._busy[0][0] if self._busy_bytes > MAX_STAGED else None
 
     def give(self, block: StagingBlock) -> None:
-        """Nobody uses `block` any more. Takes no lock, so that a host function can call it."""
+        """Nothing uses `block` any more. Takes no lock, so that a host function can call it."""
         self._free.setdefault(block.array.nbytes, deque()).append(block)
 
     def give_after(self, block: StagingBlock, native: NativeEvent) -> None:
-        """Nobody uses `block` any more once `native` is done."""
+        """Nothing uses `block` any more once `native` is done."""
         with self._lock:
             self._busy.append((native, block))
             self._busy_bytes += block.array.nbytes
 
     def close(self) -> None:
-        """Unpin what nobody uses."""
+        """Unpin what nothing uses."""
         with self._lock:
             self._collect()
             pointers = [block.pointer for free in self._free.values() for block in free]

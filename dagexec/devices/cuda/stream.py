@@ -1,7 +1,7 @@
 """CudaStream: a stream of a CUDA device.
 
 A kernel's step is called as it is launched: it issues the kernel's work to the current stream. What it raises is the
-stream's failure at once, and later launches are passed over. An error that CUDA finds later fails the whole device.
+stream's failure at once, and later launches are skipped. An error that CUDA finds later fails the whole device.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class CudaStream(Stream):
 
     @property
     def observer(self) -> StreamObserver | None:
-        """Who is told of what is asked of the stream from now on, and of what comes of that; None for nobody."""
+        """Who is told of what is asked of the stream from now on, and of what comes of that; or None."""
         return self._observer
 
     @observer.setter
@@ -321,7 +321,7 @@ class CudaStream(Stream):
         return self._failure
 
     def abandon(self, error: BaseException) -> None:
-        """Fail with `error`, unless the stream is idle or has failed. CUDA ends no kernel: what runs goes on."""
+        """Fail with `error`, unless the stream is idle or has failed. CUDA ends no kernel: what runs continues."""
         if not self.is_idle:
             self.fail(new_failure(self.name, error))
 

@@ -84,7 +84,7 @@ class DeviceTimes:
         stream.times.timed.append(_Timed(what, observer, origin, start, self.mark(stream)))
 
     def origin(self) -> _Origin:
-        """What times count from at present. To be asked for before the start of what is timed."""
+        """What times count from at present. Call it before the start of what is timed."""
         origin = self._origin
         if origin is None or perf_counter() - origin.seconds > RENEWED_AFTER:
             with self._lock:

@@ -1,4 +1,4 @@
-"""SimCapture: launches, records and waits of a few streams, kept in the order they were asked for, to be replayed."""
+"""SimCapture: launches, records and waits of a few streams, kept in the order they were requested, to be replayed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Who does the work of simulated streams, and when.
 
-A driver is told of streams that have something to do (`notify`), and picks which goes on; where a host thread waits,
+A driver is told of streams that have something to do (`notify`), and picks which continues; where a host thread waits,
 the driver is what it waits in. `ThreadDriver` works at once, on real threads. `SeededDriver` puts work off until
-somebody wants a result, then lets a seed decide, command by command, which stream goes on.
+somebody wants a result, then lets a seed decide, command by command, which stream continues.
 
 A stream has two flags that belong to its driver: `parked`, it had nothing to do when last looked at, and `blocked`, it
 stands for an event. `notify` is called when a stream that may be either has something to do. A driver that never
@@ -367,7 +367,7 @@ class SeededDriver(Driver):
                 self._set_aside(stream)
 
     def _choose(self) -> SimStream | None:
-        """The stream that goes on, None when none can. Call with the lock held."""
+        """The stream that continues, None when none can. Call with the lock held."""
         ready = self._ready
         if not ready:
             return None

@@ -66,7 +66,7 @@ class Mark:
 
     @property
     def is_reached(self) -> bool:
-        """True when everything before was done or passed over."""
+        """True when everything before was done or skipped."""
         return self.stream is None or self.stream.done >= self.position
 
     @property

@@ -1,6 +1,6 @@
 """Faults that a simulated device is told to have: the n-th launch, kernel, copy, event or allocation of a kind fails.
 
-Which one fails is decided on the host in the order things are asked for, whenever they run; so one host thread meets
+Which one fails is decided on the host in the order things are requested, whenever they run; so one host thread meets
 the same fault at the same place under every driver. Host threads beside each other share the count.
 """
 

@@ -20,7 +20,7 @@ class StreamModel:
     Attributes:
         settings: of the device.
         faults: of the device.
-        observer: is told what happens; None for nobody.
+        observer: is notified of what happens; or None.
     """
 
     def __init__(self, settings: SimSettings, faults: FaultPlan, observer: StreamObserver | None) -> None:

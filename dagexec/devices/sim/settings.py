@@ -25,7 +25,7 @@ class SimSettings:
         copy_seconds_per_byte: what it takes besides, for each byte.
         memory_limit: bytes the device can hold, None without a limit.
         faults: what goes wrong.
-        observer: is told what happens.
+        observer: is notified of what happens.
     """
 
     driver: Driver | None = None

@@ -63,7 +63,7 @@ class TimedWait(Wait):
         self._observer = observer
 
     def reached(self, stream: SimStream) -> None:
-        """`stream` goes on."""
+        """`stream` continues."""
         start = stream.time
         stream.time = max(start, self.mark.time)
         if self._observer is not None:
@@ -102,7 +102,7 @@ class SimStream(Stream):
         driver: does the work.
         order: device index and number, for a choice that does not depend on who came first.
         launched: commands asked for since the stream was made.
-        done: commands done or passed over.
+        done: commands done or skipped.
         outcome: of the commands since the last reset.
         parked, blocked: the driver's, see `dagexec.devices.sim.driver`.
         model: sees to latencies, faults and observers; None when there are none.
@@ -262,7 +262,7 @@ class SimStream(Stream):
 
     @property
     def is_idle(self) -> bool:
-        """True when all commands are done or passed over."""
+        """True when all commands are done or skipped."""
         return self.done >= self.launched
 
     @property
@@ -325,7 +325,7 @@ class SimStream(Stream):
         return bool(self._queue)
 
     def can_advance(self) -> bool:
-        """True when the first command can be done, or passed over, now."""
+        """True when the first command can be done, or skipped, now."""
         try:
             head = self._queue[0]
         except IndexError:
@@ -445,7 +445,7 @@ class SimStream(Stream):
                     due.append(callback)
             self._next_watch = -1 if self.failing else watched[0].position if watched else NEVER
         if due and self.model is not None:
-            set_host_time(self.time)  # what the callbacks let go on goes on no earlier than this
+            set_host_time(self.time)  # what the callbacks let go on continues no earlier than this
         for callback in due:
             try:
                 callback()

@@ -129,7 +129,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _memory(nbytes: int, what: str) -> _Bytes:
-    """Memory on a cache line; much of it goes back to the system when nobody needs it any more."""
+    """Memory on a cache line; much of it goes back to the system when nothing needs it any more."""
     if nbytes < _MIN_MAPPED or not hasattr(mmap, "MAP_PRIVATE"):
         return aligned_bytes(nbytes, what)
     check_fits(nbytes, what)

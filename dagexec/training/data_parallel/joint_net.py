@@ -224,7 +224,7 @@ def _kept(blob: str, number: int | None) -> str:
 
 
 _GROUPS = 4
-"""Groups of streams that buckets take in turns, so that one that waits seldom holds up another."""
+"""Groups of streams that buckets take alternately, so that one that waits seldom holds up another."""
 
 
 def communicating(operators: Iterable[OperatorDef], bucket: int = 0) -> list[OperatorDef]:

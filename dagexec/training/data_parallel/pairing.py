@@ -25,7 +25,7 @@ def device_pairs(count: int, close: Callable[[int, int], bool] | None = None) ->
 
     Devices that are `close`, such as GPUs that reach each other's memory, are paired first, in as many rounds as a
     tree of all devices has levels; then neighbors among those that are left, round by round, until one is left: the
-    root. A device without a neighbor, where their number is odd, goes on to the next round.
+    root. A device without a neighbor, where their number is odd, continues to the next round.
     """
     left = list(range(count))
     pairs: list[DevicePair] = []

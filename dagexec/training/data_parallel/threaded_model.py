@@ -297,7 +297,7 @@ class _Solver:
 
 
 def _on_host(definition: OperatorDef) -> OperatorDef:
-    """A sum over ranks goes on on the host; `scheduler.copies` brings its tensors there and back."""
+    """A sum over ranks continues on the host; `scheduler.copies` brings its tensors there and back."""
     if is_shared_sum(definition):
         definition.ClearField("device_option")
     return definition

@@ -86,7 +86,7 @@ class PReluGradient(CudaOperator):
     """Gradients of PRelu."""
 
     def prepare(self) -> Step:
-        """A kernel for each gradient that is asked for."""
+        """A kernel for each gradient that is requested."""
         call = self.call()
         forward = forward_call(call, (2, 3))
         x, slope = self.x(2), self.x(3)

@@ -47,7 +47,7 @@ class CudnnConvOperator(CudaConvOperator):
 
     cuDNN works on the operator's own stream, with the calling thread's handle and a workspace from the memory plan; or,
     with argument `cudnn_state`, with the handle, stream and workspace of that library state of the device, which it
-    shares with others. `cudnn_inline` says so itself, when both are asked for.
+    shares with others. `cudnn_inline` says so itself, when both are requested.
     """
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
@@ -136,7 +136,7 @@ class CudnnConvOperator(CudaConvOperator):
 
 @cache
 def _say_once(reason: str) -> None:
-    """Warn that engine CUDNN is asked for in vain."""
+    """Warn that engine CUDNN is requested in vain."""
     logger.warning("engine CUDNN is not used: %s", reason)
 
 

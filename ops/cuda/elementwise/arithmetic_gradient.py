@@ -36,7 +36,7 @@ class CudaOperandGradients(CudaOperator):
     expressions: ClassVar[Mapping[str, CudaForm]]
 
     def prepare(self) -> Step:
-        """A kernel for each gradient that is asked for; one that overwrites that of the output is the last."""
+        """A kernel for each gradient that is requested; one that overwrites that of the output is the last."""
         assert isinstance(self, OperandGradients)
         call = self.call()
         views, roles = self.views(call), self.roles(call)

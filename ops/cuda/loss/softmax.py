@@ -52,7 +52,7 @@ class _CudaSoftmaxLoss(LabeledOperator):
 
     Attributes:
         view: how the logits are seen.
-        least: the least label; IGNORED when a row may be passed over.
+        least: the least label; IGNORED when a row may be skipped.
     """
 
     view: View
