@@ -128,3 +128,18 @@ def test_the_snippet_in_caffe2s_way_runs(folder: Path) -> None:
         "assert probabilities.shape == (1, 10) and abs(probabilities.sum() - 1) < 1e-5"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that the headings of a page get on GitHub."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text()):
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
