@@ -5,7 +5,6 @@ The values are small integers, so every sum is exact in float32 and results are 
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.conv import im2col
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
@@ -261,14 +261,7 @@ def test_a_second_run_allocates_no_tensor(case: Case, dtype: str, order: str) ->
     _, net = prepared(replace(case, dtype=dtype, order=order))
     with net:
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < LIMIT, f"{peak} bytes"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -13,6 +12,7 @@ from hypothesis import given
 
 from dagexec.ops.conv import direct
 from dagexec.ops.conv.direct import DIRECT
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm
 from tests.ops.windows import Array, Geometry
@@ -159,14 +159,7 @@ def test_a_run_allocates_nothing(geometry: Geometry, dtype: str, order: str) -> 
     steps = DIRECT.steps(problem, Memory().allocate)
     for step in steps:
         step()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for step in steps:
-            step()
-        peak = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
+    peak = peak_memory(*steps)
     assert problem.y.nbytes * problem.work.itemsize // problem.y.itemsize > 150_000
     assert peak < 100_000, f"{peak} bytes"
 

@@ -8,7 +8,6 @@ NumPy), there are three on the way, and each frequency sums C/G products. Blocks
 from __future__ import annotations
 
 import math
-import tracemalloc
 from dataclasses import replace
 from itertools import product
 from unittest.mock import patch
@@ -23,6 +22,7 @@ from dagexec.ops.conv.direct import DIRECT
 from dagexec.ops.conv.fft import FFT
 from dagexec.ops.conv.overlap_add import OverlapAddPlan, Sizes, axis_cuts, choose_plan, fast_size, plan_with
 from dagexec.ops.conv.problem import ConvProblem
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm, run_steps
 from tests.ops.windows import NOTSET, Array, Geometry
@@ -220,14 +220,7 @@ def test_a_run_allocates_no_tensor(order: str, dtype: str, constant: bool) -> No
     steps = FFT.steps(problem, memory.allocate)
     for step in steps:
         step()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for step in steps:
-            step()
-        peak = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
+    peak = peak_memory(*steps)
     most = 4 * 8192 * 2 * problem.work.itemsize
     assert memory.nbytes > 10 * most
     assert peak < most, f"{peak} bytes"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Geometry, convolve, to_channels_first, to_channels_last
 
@@ -89,10 +88,7 @@ def test_a_run_allocates_nothing_of_the_size_of_the_result() -> None:
     definition = operator_def("FusedConv", ["x", "w", "b", "y"], ["y"], kernel=3, bias=1, post_ops=post_ops)
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         net.run()
-        tracemalloc.start()
-        net.run()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < 100_000 < 32 * 62 * 62 * 4
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from dagexec.core.gradient import gradient, has_maker, is_known_to_gradients
 from dagexec.errors import ArgumentError, GradientError, SchemaError, ShapeError
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import Array, operator_def, run_operator
 
@@ -387,10 +387,5 @@ def test_a_second_run_allocates_nothing_of_the_size_of_a_tensor(
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)])
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         net.run()
-        tracemalloc.start()
-        try:
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < 100_000

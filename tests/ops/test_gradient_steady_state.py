@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.gradient import gradient
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.onednn import ENGINES
 from tests.ops.running import operator_def
 
@@ -104,10 +104,7 @@ def test_gradients_allocate_nothing_and_follow_their_inputs(
     first, second = fed(values, 0), fed(others, 1)
     workspace, net = started(made.operators, first)
     feed(workspace, second)
-    tracemalloc.start()
-    net.run()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    peak = peak_memory(net.run)
     net.close()
     assert peak < LIMIT
     fresh, other = started(made.operators, second)

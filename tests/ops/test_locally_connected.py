@@ -24,6 +24,7 @@ from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.ops.conv import locally_connected
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
@@ -398,14 +399,7 @@ def second_run(case: Case, op_type: str, inputs: list[Array], outputs: list[str]
         assert np.isnan(workspace.fetch_blob(outputs[-1])).any()
         for name, array in zip(names, inputs, strict=True):
             workspace.feed_blob(name, array)
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
         for name in outputs:
             assert not np.isnan(workspace.fetch_blob(name)).any()
     return peak

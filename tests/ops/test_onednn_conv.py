@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,7 @@ from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.operator import PackedForms
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.onednn import run_fallback
 from tests.ops.running import operator_def, run_operator
 from tests.ops.test_post_ops import FORMULAS, POSITIVE
@@ -295,10 +295,7 @@ def test_a_run_allocates_nothing_of_the_size_of_a_tensor(order: str) -> None:
     workspace, net = net_of(layer, order, constant=False, post_ops=("relu",))
     with SimpleNet(net, workspace) as running:
         running.run()
-        tracemalloc.start()
-        running.run()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        peak = peak_memory(running.run)
     assert peak < 10_000 < 64 * 64 * 32 * 4
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +14,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.registry import create_operator
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.onednn import AVX512, ENGINES, fallbacks, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, operator_def, run_operator
@@ -246,8 +246,5 @@ def test_a_run_of_a_chain_allocates_nothing() -> None:
     definition.engine = "ONEDNN"
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
-        tracemalloc.start()
-        net.run()
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < 20_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ArgumentError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.onednn import ENGINES, fallbacks, needs_onednn, normal, run_fallback, run_onednn
 from tests.ops.running import Array, operator_def, run_operator
@@ -265,8 +264,5 @@ def test_a_run_of_a_layer_allocates_nothing() -> None:
     definition.engine = "ONEDNN"
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
-        tracemalloc.start()
-        net.run()
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < 20_000

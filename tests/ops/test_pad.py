@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +15,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.pool import window
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
@@ -251,14 +251,7 @@ def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(
         net.run()
         workspace.feed_blob("x", numbered(IMAGE, dtype))
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
         assert peak < 100_000, f"{peak} bytes"
         y = workspace.fetch_blob("y")
     np.testing.assert_array_equal(y, run_operator(op_type, [numbered(IMAGE, dtype)], **arguments)[0])

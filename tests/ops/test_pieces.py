@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.ops.base.pieces import copying, is_same_memory, offsets_along, piece_offset
+from tests.memory_limits import peak_memory
 
 
 @pytest.mark.slow
@@ -89,8 +88,5 @@ def test_copying_rows_takes_no_memory() -> None:
     whole, part = np.zeros((100, 64), np.float32), np.ones((100, 40), np.float32)
     step = copying(whole[:, 8:48], part, 1)
     step()
-    tracemalloc.start()
-    step()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    peak = peak_memory(step)
     assert peak < part.nbytes / 4

@@ -23,6 +23,7 @@ from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.ops.pool import window as pool_module
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, onnx_pools, starts_inside
 from tests.ops.running import operator_def, run_operator
@@ -228,14 +229,7 @@ def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(case: C
         assert np.isnan(workspace.fetch_blob("y")).all()
         workspace.feed_blob("x", case.fed())
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
         assert peak < LIMIT, f"{peak} bytes"
         y = workspace.fetch_blob("y")
     np.testing.assert_array_equal(to_channels_first(y) if order == "NHWC" else y, run_case(case))

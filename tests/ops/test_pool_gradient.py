@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, OperatorError, SchemaError, ShapeError
 from dagexec.ops.pool import window as blocks_module
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.pooling import FLOATS, PoolCase, pool_cases, spread_gradients, windows
@@ -238,14 +238,7 @@ def run_and_measure(op_type: str, fed: list[Array], others: list[Array], outputs
         for name, array in zip(names, fed, strict=True):
             workspace.feed_blob(name, array)
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
         assert peak < LIMIT, f"{peak} bytes"
         return workspace.fetch_blob(outputs[-1])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +19,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.errors import ArgumentError, OperatorError, ShapeError, UnsupportedOperatorError
 from dagexec.frontend.onnx.model import from_model_proto
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.onednn import ENGINES, fallbacks, needs_onednn, run_onednn
 from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers
@@ -85,10 +85,7 @@ def test_constant_weights_are_packed_and_give_the_same() -> None:
     definition.engine = "ONEDNN"
     with fallbacks() as reasons, SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
-        tracemalloc.start()
-        net.run()
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert not reasons
     assert peak < 20_000
     np.testing.assert_allclose(workspace.fetch_blob("y"), layer.expected()[0], rtol=1e-4, atol=1e-5)

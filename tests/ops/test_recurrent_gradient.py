@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +16,7 @@ from dagexec.core.gradient import gradient
 from dagexec.errors import ArgumentError, GradientError, OperatorError, ShapeError
 from dagexec.ops.recurrent import layer_gradient
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers
@@ -213,10 +213,7 @@ def test_a_second_run_allocates_no_tensor(kind: dict[str, Any], shorter: tuple[i
     made = gradient(definition, given)
     with SimpleNet(NetDef(name="n", op=[definition, *made.operators]), workspace) as net:
         net.run()
-        tracemalloc.start()
-        net.run()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < 30_000, f"{peak} bytes; a gate of one step and direction has {32 * 48 * 4}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from itertools import product
 from typing import Any
 
@@ -16,6 +15,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last
@@ -133,14 +133,7 @@ def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(op_type
         net.run()
         workspace.feed_blob("x", numbered(IMAGE))
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
         assert peak < 100_000, f"{peak} bytes"
         y = workspace.fetch_blob("y")
     np.testing.assert_array_equal(y, run_operator(op_type, [numbered(IMAGE)], **arguments)[0])

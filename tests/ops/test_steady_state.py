@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.formulas import arity, takes, with_formulas
 from tests.ops.onednn import needs_onednn
 from tests.ops.running import operator_def
@@ -103,14 +103,7 @@ def test_second_run_by_onednn_allocates_no_tensor(op_type: str, inputs: list[Any
 def assert_no_allocation(_workspace: Workspace, net: SimpleNet) -> None:
     with net:
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < LIMIT, f"{peak} bytes"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -19,6 +18,7 @@ from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.conv import unrolled
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
@@ -245,14 +245,7 @@ def test_a_second_run_allocates_no_tensor_and_reads_its_input_anew(op_type: str,
         net.run()
         assert np.isnan(workspace.fetch_blob("y")).any()
         workspace.feed_blob("x0", inputs[0])
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
         assert not np.isnan(workspace.fetch_blob("y")).any()
     assert peak < LIMIT, f"{peak} bytes"
 

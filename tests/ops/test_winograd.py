@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -27,6 +26,7 @@ from dagexec.ops.conv.problem import Algorithm, ConvProblem
 from dagexec.ops.conv.tiles import Tiling, needs_staging
 from dagexec.ops.conv.toom_cook import kronecker, minimal_filter
 from dagexec.ops.conv.winograd import WINOGRAD, _part, _tiling, winograd
+from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.problems import DTYPES, Case, Memory, epsilon, run_algorithm, run_steps
 from tests.ops.running import run_operator
@@ -363,15 +363,7 @@ def test_a_run_allocates_nothing(order: str, dtype: str) -> None:
     steps, _ = steps_of(case.problem())
     for step in steps:
         step()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for step in steps:
-            step()
-        peak = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
+    peak = peak_memory(*steps)
     assert peak < 50_000, f"{peak} bytes"  # the image has 115200 elements
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from dagexec import NetDef, Workspace
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.running import operator_def
 
 
@@ -35,12 +34,5 @@ def test_rows_apart_are_not_copied_to_a_buffer(net_class: type[SimpleNet] | type
     with net_class(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
         net.run()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            net.run()
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(net.run)
     assert peak < 32_000, f"{peak} bytes"

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.trace import Span, Trace
 from dagexec.scheduler.plan.dynamic import CheckedStep
+from tests.memory_limits import peak_memory
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
@@ -137,10 +137,7 @@ def test_operators_that_read_any_strides_copy_nothing_first(definition: Operator
         workspace.feed_blob("x", sample(shape), TensorDescriptor.ordered(shape, "NHWC"))
         net.prepared()
         assert converted(net) == []
-        tracemalloc.start()
-        net.run()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        peak = peak_memory(net.run)
         assert results(net) == expected
     assert peak < 2**20 // 2  # the tensor has 1 MiB
 

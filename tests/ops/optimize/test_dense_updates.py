@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +15,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import gradient
 from dagexec.errors import ArgumentError, DagexecError, GradientError, SchemaError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.memory_limits import peak_memory
 from tests.ops.optimize import formulas
 from tests.ops.optimize.updating import DEVICES, Array, Formula, counter, each_element, run_steps, scalar
 from tests.ops.running import operator_def
@@ -267,10 +267,7 @@ def test_runs_allocate_nothing_of_the_size_of_the_tensor() -> None:
             workspace.feed_blob(name, array)
         with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
             net.run()
-            tracemalloc.start()
-            net.run()
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
+            peak = peak_memory(net.run)
         assert peak < size, case.type
 
 
