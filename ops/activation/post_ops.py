@@ -253,6 +253,17 @@ def post_op_flops(post_ops: Sequence[PostOp], elements: int) -> int:
     return elements * sum(FUNCTIONS[post_op.kind].flops if post_op.input < 0 else 1 for post_op in post_ops)
 
 
+def post_op_operands(owner: Operator, post_ops: Sequence[PostOp], y: Array) -> tuple[dict[int, Array], list[Step]]:
+    """The operands by input number, and the steps that come first: they copy what `y` holds where a `sum` adds it."""
+    operands = {post_op.input: owner.x(post_op.input) for post_op in post_ops if post_op.input >= 0}
+    before: list[Step] = []
+    for post_op in post_ops:
+        if post_op.kind == SUM:
+            held = operands[post_op.input] = owner.scratch(y.shape, y.dtype)
+            before.append(partial(np.copyto, held, y))
+    return operands, before
+
+
 def post_op_passes(
     owner: Operator, post_ops: Sequence[PostOp], x: Array, y: Array, operands: Mapping[int, Array]
 ) -> Step:

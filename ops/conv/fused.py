@@ -18,9 +18,9 @@ from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
-    SUM,
     infer_post_ops,
     post_op_flops,
+    post_op_operands,
     post_op_passes,
     read_post_ops,
 )
@@ -72,14 +72,9 @@ class FusedConvolution(Convolution):
     def prepare(self) -> Step:
         """The convolution, the other order if there is one, and the post-ops in place."""
         call, y = self.call(), self.y(0)
-        post_ops, own = read_post_ops(call), first_operand(call)
-        bias = self.x(2) if own == 3 else None
-        steps: list[Step] = []
-        operands = {index: self.x(index) for index in range(own, len(call.inputs))}
-        for post_op in post_ops:
-            if post_op.kind == SUM:
-                operands[post_op.input] = held = self.scratch(y.shape, y.dtype)
-                steps.append(partial(np.copyto, held, y))
+        post_ops = read_post_ops(call)
+        bias = self.x(2) if first_operand(call) == 3 else None
+        operands, steps = post_op_operands(self, post_ops, y)
         if output_order(call) == image_order(call):
             steps.append(self.convolve(call, bias, y))
         else:

@@ -15,7 +15,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_b
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 
 
@@ -93,7 +93,6 @@ class Conversion(Operator):
             "from_type": "X's type, as `to`; read by gradients only, which need not have it",
         },
         required_args=("to",),
-        cost=memory_cost,
     )
 )
 class Cast(Conversion):
@@ -133,7 +132,6 @@ def infer_cast_like(call: OperatorCall) -> list[TensorType]:
         doc="X with its elements converted to the type of `like`, as Cast does it.",
         input_names=("X", "like"),
         output_names=("Y",),
-        cost=memory_cost,
         onnx=(OnnxName("CastLike", 25, ignored=("saturate", "round_mode")),),  # of types of 8 bits, not supported
     )
 )

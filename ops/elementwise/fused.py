@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-
-import numpy as np
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
@@ -16,9 +13,9 @@ from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorT
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
-    SUM,
     infer_post_ops,
     post_op_flops,
+    post_op_operands,
     post_op_passes,
     read_post_ops,
 )
@@ -64,12 +61,7 @@ class FusedElementwise(Operator):
         """Piece by piece, all post-ops; what the output held is copied first where one adds it."""
         x, y = self.x(0), self.y(0)
         post_ops = read_post_ops(self.call())
-        operands = {post_op.input: self.x(post_op.input) for post_op in post_ops if post_op.input >= 0}
-        before: list[Step] = []
-        for post_op in post_ops:
-            if post_op.kind == SUM:
-                held = operands[post_op.input] = self.scratch(y.shape, y.dtype)
-                before.append(partial(np.copyto, held, y))
+        operands, before = post_op_operands(self, post_ops, y)
         in_place = self.input_blobs[0] is self.output_blobs[0]
         return in_sequence([*before, post_op_passes(self, post_ops, y if in_place else x, y, operands)])
 

@@ -15,7 +15,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, SparseGradient, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.index.indexing import GATHER_ARGS, check_indices, picked_shape, picks_nothing, wraps
 from dagexec.ops.shape.reshaping import View, copy_cost, no_cost
@@ -79,7 +79,6 @@ def _infer_sparse_to_dense(call: OperatorCall) -> list[TensorType]:
         "has as many rows as the third input, whose values are not read.",
         input_names=("indices", "values", "data_to_infer_dim"),
         output_names=("output",),
-        cost=memory_cost,
     )
 )
 class SparseToDense(Operator):
@@ -139,7 +138,6 @@ for _name, _default in (("GatherGradient", 0), ("BatchGatherGradient", 1)):
             input_names=("DATA", "INDICES", "dY"),
             output_names=("dDATA",),
             args=GATHER_ARGS | {"axis": f"the axis of DATA that was picked along (default {_default})"},
-            cost=memory_cost,
         )
     )(type(_name, (GatheringGradient,), {"__doc__": GatheringGradient.__doc__}))
 

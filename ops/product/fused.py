@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-
-import numpy as np
 
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
@@ -14,9 +11,9 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
-    SUM,
     infer_post_ops,
     post_op_flops,
+    post_op_operands,
     post_op_passes,
     read_post_ops,
 )
@@ -64,12 +61,7 @@ class FusedFC(FullyConnected):
         """The layer, then the post-ops on its result; what the output held is copied first where one adds it."""
         y = self.y(0)
         post_ops = read_post_ops(self.call())
-        operands = {post_op.input: self.x(post_op.input) for post_op in post_ops if post_op.input >= 0}
-        before: list[Step] = []
-        for post_op in post_ops:
-            if post_op.kind == SUM:
-                held = operands[post_op.input] = self.scratch(y.shape, y.dtype)
-                before.append(partial(np.copyto, held, y))
+        operands, before = post_op_operands(self, post_ops, y)
         return in_sequence([*before, super().prepare(), post_op_passes(self, post_ops, y, y, operands)])
 
 

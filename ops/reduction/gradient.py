@@ -19,7 +19,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.reduction.axes import (
@@ -233,7 +233,6 @@ def _schema(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str,
         input_names=(*names, "lengths") if prefixes else names,
         output_names=("dX",),
         args=args,
-        cost=memory_cost,
     )
 
 

@@ -14,7 +14,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcast_reduction import reduced
@@ -101,7 +101,6 @@ def infer_lp_norm_gradient(call: OperatorCall) -> list[TensorType]:
         output_names=("dX",),
         args=_ARGS,
         inplace=lambda source, target: source == target == 0,
-        cost=memory_cost,
     )
 )
 class LpNormGradient(Operator):

@@ -16,7 +16,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert
 from dagexec.ops.base.broadcast_reduction import reduced
 from dagexec.ops.base.pointwise import scalar_pass
@@ -91,7 +91,6 @@ def infer_moments_gradient(call: OperatorCall) -> list[TensorType]:
         input_names=("dmean", "dvariance", "X", "mean"),
         output_names=("dX",),
         args=AXES_ARGS,
-        cost=memory_cost,
     )
 )
 class MomentsGradient(Operator):

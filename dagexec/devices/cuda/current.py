@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
@@ -23,14 +21,3 @@ class _Current(threading.local):
 
 
 current = _Current()
-
-
-@contextmanager
-def launching_on(stream: Any) -> Iterator[None]:
-    """Within it, the calling thread's launches go to `stream`, a CudaStream."""
-    before = current.stream, current.stream_pointer
-    current.stream, current.stream_pointer = stream, stream.pointer
-    try:
-        yield
-    finally:
-        current.stream, current.stream_pointer = before
