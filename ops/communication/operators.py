@@ -209,13 +209,7 @@ class Allgather(_WorldOperator):
 
 def _world_only(op_type: str, doc: str) -> OpSchema:
     return OpSchema(
-        op_type,
-        infer=lambda _call: [],
-        doc=doc,
-        input_names=("comm_world",),
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
+        op_type, infer=lambda _call: [], doc=doc, input_names=("comm_world",), handles=(0,), mutates=(0,), effects=True
     )
 
 

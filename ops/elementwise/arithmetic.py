@@ -292,12 +292,7 @@ SUM_ARGS = {"broadcast": "1: the inputs may have different shapes; read by gradi
 
 @operator(
     variadic_schema(
-        "Sum",
-        "Y = X1 + X2 + ..., added in that order.",
-        NUMBER_TYPES,
-        lambda *x: sum(x),
-        SUM_ARGS,
-        **arithmetic("add"),
+        "Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, lambda *x: sum(x), SUM_ARGS, **arithmetic("add")
     )
 )
 class Sum(VariadicOperator):

@@ -294,13 +294,7 @@ def _pieces(size: int, head: int, tail: int, mode: str) -> list[_Piece]:
 
 def _pad_schema(name: str, doc: str, args: dict[str, str], role: ImageRole | None = None) -> OpSchema:
     return OpSchema(
-        name,
-        infer=infer_pad,
-        doc=doc,
-        input_names=("X",),
-        output_names=("Y",),
-        args=args | _MODE_ARGS,
-        image_role=role,
+        name, infer=infer_pad, doc=doc, input_names=("X",), output_names=("Y",), args=args | _MODE_ARGS, image_role=role
     )
 
 
@@ -311,10 +305,7 @@ _PAD_SCHEMAS = (
         _IMAGE_ARGS,
     ),
     _pad_schema(
-        "Pad",
-        "Y = X with any axis extended, or cut off where a pad is negative.",
-        _TENSOR_ARGS,
-        ImageRole.PADDING,
+        "Pad", "Y = X with any axis extended, or cut off where a pad is negative.", _TENSOR_ARGS, ImageRole.PADDING
     ),
 )
 for _schema in _PAD_SCHEMAS:

@@ -27,12 +27,7 @@ def _schema(name: str, names: tuple[str, ...], outputs: tuple[str, ...], doc: st
         return [call.inputs[0]] * len(outputs)
 
     return OpSchema(
-        name,
-        infer=infer,
-        doc=doc,
-        input_names=names,
-        output_names=outputs,
-        args=_MARGIN if label >= 0 else {},
+        name, infer=infer, doc=doc, input_names=names, output_names=outputs, args=_MARGIN if label >= 0 else {}
     )
 
 
@@ -70,11 +65,7 @@ gradient_by("CosineEmbeddingCriterion", "CosineEmbeddingCriterionGradient", ("X0
 
 @array_function(
     _schema(
-        "MarginRankingCriterion",
-        ("X1", "X2", "Y"),
-        ("loss",),
-        "max(0, margin - Y (X1 - X2)); margin 1 by default.",
-        2,
+        "MarginRankingCriterion", ("X1", "X2", "Y"), ("loss",), "max(0, margin - Y (X1 - X2)); margin 1 by default.", 2
     )
 )
 def margin_ranking(call: OperatorCall, x1: Array, x2: Array, y: Array) -> Sequence[Array]:
@@ -132,10 +123,7 @@ def bernoulli_jsd(_call: OperatorCall, p: Array, q: Array) -> Sequence[Array]:
 
 @array_function(
     _schema(
-        "BernoulliJSDGradient",
-        ("dL", "P", "Q"),
-        ("dP",),
-        "dL / 2 times the log odds of P less those of (P + Q) / 2.",
+        "BernoulliJSDGradient", ("dL", "P", "Q"), ("dP",), "dL / 2 times the log odds of P less those of (P + Q) / 2."
     )
 )
 def bernoulli_jsd_slope(_call: OperatorCall, dl: Array, p: Array, q: Array) -> Sequence[Array]:

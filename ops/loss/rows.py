@@ -158,13 +158,7 @@ def row_loss_schema(
         return [TensorType(rows(shape), call.inputs[0].meta)]
 
     return OpSchema(
-        name,
-        infer=infer,
-        doc=doc,
-        input_names=tuple(inputs),
-        output_names=("Z",),
-        args=args or {},
-        cost=_row_cost,
+        name, infer=infer, doc=doc, input_names=tuple(inputs), output_names=("Z",), args=args or {}, cost=_row_cost
     )
 
 

@@ -308,11 +308,7 @@ class GroupNormGradient(_StandardizeGradient):
 
 @operator(
     _schema(
-        "LayerNorm",
-        layer_inputs,
-        layer_grouping,
-        ("dY", "Y (not read)", "mean", "std", "X", "gamma", "beta"),
-        (1, 3),
+        "LayerNorm", layer_inputs, layer_grouping, ("dY", "Y (not read)", "mean", "std", "X", "gamma", "beta"), (1, 3)
     )
 )
 class LayerNormGradient(_StandardizeGradient):

@@ -127,11 +127,7 @@ class FullyConnected(Operator):
 
 @operator(
     _fc_schema(
-        "FC",
-        "Y = X W^T + b, with W of N x K.",
-        transposed=False,
-        layer=LayerKind.FULLY_CONNECTED,
-        fused="FusedFC",
+        "FC", "Y = X W^T + b, with W of N x K.", transposed=False, layer=LayerKind.FULLY_CONNECTED, fused="FusedFC"
     )
 )
 class FC(FullyConnected):

@@ -327,14 +327,7 @@ def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
         shape.insert(target if target >= 0 else len(shape) - 1, shape.pop(source))
         return [TensorType(tuple(shape), call.inputs[0].meta)]
 
-    return OpSchema(
-        name,
-        infer=infer,
-        doc=doc,
-        input_names=("data",),
-        output_names=("output",),
-        cost=copy_cost,
-    )
+    return OpSchema(name, infer=infer, doc=doc, input_names=("data",), output_names=("output",), cost=copy_cost)
 
 
 @operator(order_schema("NCHW2NHWC", 1, -1, "Channels from axis 1 to the end: (N, C, H, W) to (N, H, W, C)."))

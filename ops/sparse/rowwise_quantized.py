@@ -127,14 +127,7 @@ def _register(
     outputs: tuple[str, ...] = ("Y",),
     value_inputs: tuple[int, ...] = (),
 ) -> None:
-    schema = OpSchema(
-        name,
-        infer=infer,
-        doc=doc,
-        input_names=inputs,
-        output_names=outputs,
-        value_inputs=value_inputs,
-    )
+    schema = OpSchema(name, infer=infer, doc=doc, input_names=inputs, output_names=outputs, value_inputs=value_inputs)
     array_function(schema)(compute)
     no_gradient(name)
 

@@ -220,13 +220,7 @@ def _from_lengths(
         return [TensorType(shape(len(lengths), int(lengths.sum(dtype=np.int64))), meta)]
 
     return OpSchema(
-        name,
-        infer=infer,
-        doc=doc,
-        input_names=("lengths",),
-        output_names=("Y",),
-        args=args or {},
-        value_inputs=(0,),
+        name, infer=infer, doc=doc, input_names=("lengths",), output_names=("Y",), args=args or {}, value_inputs=(0,)
     )
 
 
