@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-from environment import describe
+from environment import write_report
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -243,8 +243,7 @@ def main() -> None:
             print(table({name: rows[name]}), flush=True)
     if options.json is not None:
         ordered = {name: rows[name] for name in NAMES if name in rows}
-        record = {"environment": describe(), "models": ordered}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_report(options.json, models=ordered)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from environment import describe
+from environment import write_report
 from onnx import TensorProto, helper
 
 Array = npt.NDArray[Any]
@@ -240,8 +240,7 @@ def main() -> None:
                 rows[name] = measure(shape, count, Path(folder))
                 print(table({name: rows[name]}), flush=True)
                 if options.json is not None:
-                    record = {"environment": describe(), "graphs": rows}
-                    options.json.write_text(json.dumps(record, indent=1) + "\n")
+                    write_report(options.json, graphs=rows)
 
 
 if __name__ == "__main__":

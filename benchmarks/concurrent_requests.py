@@ -24,7 +24,7 @@ from typing import Any
 
 import anyio
 import numpy as np
-from environment import describe
+from environment import write_report
 
 import dagexec
 from dagexec.analysis.comparison import random_feeds
@@ -154,8 +154,7 @@ def main() -> None:
             results[name]["memory"] = asyncio.run(memory(load))
         print(name, json.dumps(results[name], indent=1))
     if options.json:
-        report = {"environment": describe(), "replicas": REPLICAS, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, replicas=REPLICAS, results=results)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from environment import describe
+from environment import write_report
 
 import dagexec
 from dagexec import OperatorDef, Workspace
@@ -285,8 +285,7 @@ def main() -> None:
     summary = summarize(rows)
     print(json.dumps(summary, indent=1))
     if options.json:
-        report = {"environment": describe(), "seconds": options.seconds, "summary": summary, "layers": rows}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, seconds=options.seconds, summary=summary, layers=rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ has an entry for each algorithm: any `Algorithm` can be measured.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from environment import describe
+from environment import write_report
 
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.direct import DIRECT
@@ -101,8 +100,7 @@ def main() -> None:
             results[where][name] = asdict(found)
             print(f"  {name:16} root mean square {found.root_mean_square:.1e}  largest {found.largest:.1e}")
     if options.json:
-        report = {"environment": describe(), "images": options.images, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, images=options.images, results=results)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe
+from environment import write_report
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -168,8 +167,7 @@ def main() -> None:
         print(f"  {name:10} median {row['median_us']:.3f}   least {row['least_us']:.3f}   of {row['operators']}")
     if options.json is not None:
         note = "the Python part alone: calls of the CUDA driver are replaced by functions that do nothing; no GPU"
-        report = {"environment": describe(), "note": note, "repeat": options.repeat, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, note=note, repeat=options.repeat, results=results)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ The parameters after the steps are compared with those of one device that accumu
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from environment import describe
+from environment import write_report
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.proto import NetDef, OperatorDef
@@ -272,8 +271,7 @@ def main() -> None:
             "copy_us": COPY * 1e6,
             "copy_bytes_per_second": 1 / COPY_PER_BYTE,
         }
-        content = {"environment": describe(), "settings": settings, "rows": found_rows}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_report(arguments.json, settings=settings, rows=found_rows)
 
 
 if __name__ == "__main__":

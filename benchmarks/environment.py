@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 from dagexec.ops.onednn.binding import library
 from dagexec.platform.processor import available_cores, processor_name
@@ -33,3 +36,8 @@ def describe() -> dict[str, str | int]:
         record["onednn"] = ".".join(map(str, onednn.version))
         record["instruction set"] = onednn.isa.name
     return record
+
+
+def write_report(path: Path, **found: Any) -> None:
+    """Write what a benchmark found as JSON, behind what it ran on."""
+    path.write_text(json.dumps({"environment": describe()} | found, indent=1) + "\n")

@@ -9,13 +9,12 @@ a proof of so many operators has to do. The graph and the plan are made before a
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from environment import describe
+from environment import write_report
 from scheduler_cost import SHAPES, noop_net
 
 from dagexec.core.device import Device
@@ -79,8 +78,7 @@ def main() -> None:
     most = max(row["proof_most_s"] for rows in results.values() for row in rows.values())
     print(f"most: {most:.3f} s, limit {LIMIT_SECONDS} s")
     if options.json:
-        report = {"environment": describe(), "limit_s": LIMIT_SECONDS, "most_s": most, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, limit_s=LIMIT_SECONDS, most_s=most, results=results)
     if options.operators <= 10_000 and most > LIMIT_SECONDS:
         sys.exit(1)
 

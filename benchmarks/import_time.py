@@ -9,13 +9,12 @@ goes first, uncounted, so that bytecode is written and files are in the cache of
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from pathlib import Path
 
-from environment import describe
+from environment import write_report
 
 STATEMENTS = {"python": "pass", "numpy": "import numpy", "dagexec": "import dagexec"}
 
@@ -50,8 +49,7 @@ def main() -> None:
     for name, seconds in medians.items():
         print(f"{name:8} {seconds:.3f} s")
     if options.json is not None:
-        found = {"environment": describe(), "processes": options.processes, "processor_seconds": medians}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_report(options.json, processes=options.processes, processor_seconds=medians)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ less than 0.97.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from environment import describe
+from environment import write_report
 
 from dagexec.analysis.comparison import Comparison, RuntimeResult, compare
 from dagexec.options import CompileOptions
@@ -45,8 +44,7 @@ def main() -> None:
             )
         results[model] = {name: asdict(row) for name, row in rows(comparison).items()}
     if options.json:
-        report = {"environment": describe(), "repeat": options.repeat, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, repeat=options.repeat, results=results)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ something was found that was not needed.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from environment import describe
+from environment import write_report
 
 from tests.scheduler.mutants import MutantNet, conflicts_of, mutants_of, try_mutant
 from tests.scheduler.zoo_mutants import CASES, Case, mutant_net, random_mutant_net
@@ -85,8 +84,7 @@ def main() -> None:
         print(f"  {kind:12}", "  ".join(f"{what} {count}" for what, count in sums.items()))
     missed = sum(2 * row["needed"] - row["proof"] - row["detector"] + row["false_alarms"] for row in total.values())
     if options.json:
-        report = {"environment": describe(), "total": {k: dict(c) for k, c in total.items()}, "cases": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, total={k: dict(c) for k, c in total.items()}, cases=results)
     if missed:
         sys.exit(f"{missed} missed or found for nothing")
 

@@ -10,14 +10,13 @@ every operator on a stream of a simulated device without latencies, whose thread
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from environment import describe
+from environment import write_report
 
 import dagexec
 from dagexec.core.device import Device
@@ -128,8 +127,7 @@ def main() -> None:
         for name, row in rows.items():
             print(f"  {name:15} median {row['median_us']:.3f} us   least {row['least_us']:.3f} us per operator")
     if options.json:
-        report = {"environment": describe(), "operators": options.operators, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, operators=options.operators, results=results)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe
+from environment import write_report
 
 import dagexec
 from dagexec.serving.executor import Executor
@@ -113,8 +113,7 @@ def main() -> None:
     for mode, row in results.items():
         print(f"{mode:22} " + "  ".join(f"{name} {value}" for name, value in row.items()))
     if options.json:
-        report = {"environment": describe(), "model": options.model, "repeat": options.repeat, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, model=options.model, repeat=options.repeat, results=results)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from environment import describe
+from environment import write_report
 
 import dagexec
 from dagexec.analysis.comparison import random_feeds
@@ -138,8 +137,7 @@ def main() -> None:
     if arguments.json:
         found = [asdict(row) | {"ratio": row.ratio} for row in rows]
         settings = {"launch_us": LAUNCH * 1e6, "kernel_us": KERNEL * 1e6}
-        content = {"environment": describe(), "settings": settings, "rows": found}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_report(arguments.json, settings=settings, rows=found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from environment import describe
+from environment import write_report
 
 DEVICES = ("sim:0", "cpu")
 
@@ -45,8 +45,7 @@ def main() -> None:
             "no defect"
         )
     if options.json is not None:
-        report = {"environment": describe(), "sessions": sessions}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, sessions=sessions)
 
 
 if __name__ == "__main__":

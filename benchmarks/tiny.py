@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from environment import describe
+from environment import write_report
 from onnx import TensorProto, helper, numpy_helper
 from onnx_export import to_onnx
 
@@ -201,7 +201,7 @@ def main() -> None:
         for side, times in result["microseconds"].items():  # type: ignore[attr-defined]
             print("  ", side, {how: round(value, 1) for how, value in times.items()})
     if options.json is not None:
-        options.json.write_text(json.dumps({"environment": describe(), "results": results}, indent=2) + "\n")
+        write_report(options.json, results=results)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe
+from environment import write_report
 
 from dagexec import Workspace, zoo
 from dagexec.compiler.passes.engine import assign_engine
@@ -238,8 +238,7 @@ def main() -> None:
         )
     )
     if options.json:
-        report = {"environment": describe(), "steps": rows, "inter_op": towers}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, steps=rows, inter_op=towers)
 
 
 if __name__ == "__main__":

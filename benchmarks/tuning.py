@@ -11,7 +11,6 @@ best fixed setting.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe
+from environment import write_report
 
 import dagexec
 from dagexec.binding.parameters import initialized
@@ -161,8 +160,7 @@ def main() -> None:
         print(summary(row))
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {"environment": describe(), "target": TARGET, "rounds": arguments.rounds, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_report(arguments.json, target=TARGET, rounds=arguments.rounds, rows=rows)
 
 
 if __name__ == "__main__":
