@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
@@ -25,10 +25,7 @@ StepGradient = Callable[[int], None]
 """For a step, whose number it gets: the gradients of its sums from their factors and dH, and the dH before the step."""
 
 
-@gradient_of("GRU")
-def gru_gradient(request: GradientRequest) -> GradientOperators:
-    """GRUGradient, behind a second GRU where the first saved nothing for it."""
-    return layer_gradient(request, GRU_KIND)
+gradient_of("GRU")(partial(layer_gradient, kind=GRU_KIND))
 
 
 @operator(

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
@@ -20,11 +20,7 @@ from dagexec.ops.recurrent.layer_gradient import (
 )
 from dagexec.ops.recurrent.lstm import LSTM_KIND
 
-
-@gradient_of("LSTM")
-def lstm_gradient(request: GradientRequest) -> GradientOperators:
-    """LSTMGradient, behind a second LSTM where the first saved nothing for it."""
-    return layer_gradient(request, LSTM_KIND)
+gradient_of("LSTM")(partial(layer_gradient, kind=LSTM_KIND))
 
 
 @operator(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import tracemalloc
 from dataclasses import dataclass, replace
-from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +27,7 @@ from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
-from tests.ops.windows import LEGACY, Array, Geometry, geometries, to_channels_first, to_channels_last
+from tests.ops.windows import LEGACY, Array, Geometry, geometries, taps_inside, to_channels_first, to_channels_last
 
 Named = dict[str, ArgumentValue]
 DTYPES = ["float32", "float32", "float64", "float16", "bfloat16"]
@@ -92,25 +91,13 @@ class Case:
         return {**self.geometry.arguments(), "group": self.group, "order": self.order}
 
 
-def reads(geometry: Geometry) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Each position and tap that reads a pixel of the image, and which."""
-    axes = geometry.windows()
-    found = []
-    for place in product(*(range(len(axis.taps)) for axis in axes)):
-        for tap in product(*map(range, geometry.kernel)):
-            pixel = tuple(axis.taps[i][t] for axis, i, t in zip(axes, place, tap, strict=True))
-            if all(0 <= p < size for p, size in zip(pixel, geometry.size, strict=True)):
-                found.append((place, tap, pixel))
-    return found
-
-
 def forward(case: Case) -> Array:
     """Y as N, M, out in float64, read by read."""
     x, weights, *bias = (array.astype(np.float64) for array in case.arrays())
     y = np.zeros((case.batch, case.filters, *case.out))
     if bias:
         y += np.moveaxis(bias[0], -1, 0)
-    for place, tap, pixel in reads(case.geometry):
+    for place, tap, pixel in taps_inside(case.geometry):
         for m in range(case.filters):
             first = m // case.filters_per_group * case.per_group
             for c in range(case.per_group):
@@ -123,7 +110,7 @@ def backward(case: Case) -> dict[str, Array]:
     x, weights = (array.astype(np.float64) for array in case.arrays()[:2])
     dy = case.output_gradient().astype(np.float64)
     dx, dweights = np.zeros_like(x), np.zeros_like(weights)
-    for place, tap, pixel in reads(case.geometry):
+    for place, tap, pixel in taps_inside(case.geometry):
         for m in range(case.filters):
             first = m // case.filters_per_group * case.per_group
             slope = dy[(slice(None), m, *place)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +21,7 @@ from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
-from tests.ops.windows import Array, Geometry, geometries, to_channels_last
+from tests.ops.windows import Array, Geometry, geometries, taps_inside, to_channels_last
 
 Named = dict[str, ArgumentValue]
 NUMBERS = [meta.name for meta in NUMBER_TYPES]
@@ -70,23 +69,11 @@ class Case:
         return {**self.geometry.arguments(), "order": self.order}
 
 
-def places(geometry: Geometry) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Each tap of each window that lies inside the image, with its pixel."""
-    axes = geometry.windows()
-    found = []
-    for place in product(*(range(len(axis.taps)) for axis in axes)):
-        for tap in product(*map(range, geometry.kernel)):
-            pixel = tuple(axis.taps[i][t] for axis, i, t in zip(axes, place, tap, strict=True))
-            if all(0 <= p < size for p, size in zip(pixel, geometry.size, strict=True)):
-                found.append((place, tap, pixel))
-    return found
-
-
 def check_im2col(case: Case) -> None:
     """Im2Col gives the pixel of every tap, and zero outside."""
     x = case.image()
     expected = np.zeros_like(case.columns())
-    for place, tap, pixel in places(case.geometry):
+    for place, tap, pixel in taps_inside(case.geometry):
         expected[(..., *tap, *place)] = x[(..., *pixel)]
     (y,) = run_operator("Im2Col", [case.laid_out_image(x)], **case.arguments())
     assert y.dtype == x.dtype
@@ -99,7 +86,7 @@ def check_col2im(case: Case) -> None:
     """Col2Im adds every column to its pixel; sums are exact, but may have to be rounded to a 16-bit float."""
     columns = case.columns()
     total = np.zeros((case.batch, case.channels, *case.geometry.size))
-    for place, tap, pixel in places(case.geometry):
+    for place, tap, pixel in taps_inside(case.geometry):
         total[(..., *pixel)] += columns[(..., *tap, *place)].astype(np.float64)
     expected = total.astype(np.int64).astype(case.dtype) if columns.dtype.kind in "iu" else total.astype(case.dtype)
     image = case.laid_out_image(np.full_like(case.image(), np.nan if columns.dtype.kind in "fV" else 7))

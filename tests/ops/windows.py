@@ -6,7 +6,7 @@ A `Geometry` prints as one line that makes it again; the checks of convolution a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -242,3 +242,13 @@ def to_channels_last(array: Array) -> Array:
 def to_channels_first(array: Array) -> Array:
     """N, spatial, C as N, C, spatial."""
     return np.moveaxis(array, -1, 1)
+
+
+def taps_inside(geometry: Geometry) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """Each window and each of its taps that lies inside the image, with its pixel."""
+    axes = geometry.windows()
+    for place in product(*(range(len(axis.taps)) for axis in axes)):
+        for tap in product(*map(range, geometry.kernel)):
+            pixel = tuple(axis.taps[i][t] for axis, i, t in zip(axes, place, tap, strict=True))
+            if all(0 <= p < size for p, size in zip(pixel, geometry.size, strict=True)):
+                yield place, tap, pixel

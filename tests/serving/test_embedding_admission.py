@@ -18,15 +18,9 @@ from dagexec.binding.replicas import Replica
 from dagexec.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunTimeoutError
 from dagexec.platform.threads import ThreadWait
 from dagexec.serving.requests import MAX_OVERTAKEN, Request
-from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
+from tests.held import PATIENCE, Held, doubled_model, rows
 
 BACKENDS = ["asyncio", "trio"]
-
-
-@pytest.fixture
-def held() -> Iterator[Held]:
-    with held_operators() as control:
-        yield control
 
 
 @pytest.fixture

@@ -33,18 +33,12 @@ from dagexec.errors import (
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.run.run import Run
 from dagexec.serving.requests import Request
-from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
+from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
 BACKENDS = ["asyncio", "trio"]
-
-
-@pytest.fixture
-def held() -> Iterator[Held]:
-    with held_operators() as control:
-        yield control
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio
@@ -30,7 +30,7 @@ from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
-from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
+from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
@@ -52,12 +52,6 @@ def release_after_cancelling(executor: dagexec.Executor, held: Held) -> None:
         return found
 
     executor._dispatcher.cancel = cancel_and_release  # type: ignore[method-assign]
-
-
-@pytest.fixture
-def held() -> Iterator[Held]:
-    with held_operators() as control:
-        yield control
 
 
 def test_run_returns_the_outputs_by_name(net_type: str) -> None:

@@ -17,7 +17,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, DagexecError, FeedError, OperatorError
 from dagexec.scheduler.observe.trace import Trace
-from tests.held import PATIENCE, Held, doubled_model, held_operators, rows
+from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
@@ -433,12 +433,6 @@ def test_a_child_forked_beside_or_in_a_run_refuses_and_the_parent_goes_on() -> N
         np.testing.assert_array_equal(executor.run({"x": rows(5)})["y"], [2, 2, 2])
         assert status == [7]
         np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], [2, 2, 2])
-
-
-@pytest.fixture
-def held() -> object:
-    with held_operators() as control:
-        yield control
 
 
 def warm_held(held: Held, **options: object) -> dagexec.Executor:
