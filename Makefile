@@ -7,7 +7,7 @@ CUDA_VENV := .venv-cuda
 PYTHON_VENV := .venv-of-$(notdir $(PYTHON))
 PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/compiler/tuning tests/serving/test_executor.py tests/serving/test_executor_inline.py tests/test_import.py \
 	tests/cli/test_cli.py tests/cli/test_cli_memory.py tests/cli/test_cli_passes.py tests/cli/test_cli_train.py \
-	tests/ops/test_elementwise.py tests/ops/test_conv.py tests/ops/test_onednn_conv.py tests/ops/test_queue.py tests/ops/test_storage.py
+	tests/ops/elementwise/test_elementwise.py tests/ops/conv/test_conv.py tests/ops/onednn/test_conv.py tests/ops/control/test_queue.py tests/ops/storage/test_storage.py
 
 .PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 

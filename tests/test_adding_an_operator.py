@@ -13,7 +13,7 @@ from onnx import helper
 import dagexec
 from dagexec.core import gradient, registry
 from dagexec.ops.onednn.elementwise import register_declared
-from tests.ops import test_formulas
+from tests.ops.elementwise import test_formulas
 from tests.test_examples import blocks
 
 ROOT = Path(__file__).resolve().parents[1]

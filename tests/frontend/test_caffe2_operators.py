@@ -19,7 +19,7 @@ from dagexec.core.registry import has_engine, is_registered, registered_engines
 from tests.caffe2_cases import FOLDER, recorded_cases
 from tests.caffe2_replay import Outcome, replay
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
-from tests.ops.onednn import needs_onednn
+from tests.ops.onednn.engine import needs_onednn
 
 PARTS = 8
 

@@ -6,10 +6,12 @@ from tests.mutants.mutant import Mutant
 
 _POOL = "scheduler/run/pool.py"
 _POOL_TESTS = (
-    "tests/scheduler/test_pool.py", "tests/scheduler/test_pool_priority.py", "tests/scheduler/test_pool_order.py",
-)  # fmt: skip
-_DEATHS = ("tests/scheduler/test_pool_order.py", "tests/scheduler/test_pool_failures.py")
-_GRAPH_TESTS = ("tests/core/test_graph.py", "tests/scheduler/test_chains.py")
+    "tests/scheduler/run/test_pool.py",
+    "tests/scheduler/run/test_pool_priority.py",
+    "tests/scheduler/run/test_pool_order.py",
+)
+_DEATHS = ("tests/scheduler/run/test_pool_order.py", "tests/scheduler/run/test_pool_failures.py")
+_GRAPH_TESTS = ("tests/core/test_graph.py", "tests/scheduler/plan/test_chains.py")
 
 MUTANTS = (
     Mutant(
@@ -101,21 +103,25 @@ MUTANTS = (
         "scheduler/run/run.py",
         "        self.interrupted = True\n        self.ready.clear()",
         "",
-        ("tests/scheduler/test_pool.py",),
+        ("tests/scheduler/run/test_pool.py",),
     ),
     Mutant(
         "the last error is kept, and not the first",
         "scheduler/run/run.py",
         "if self.error is None:\n            self.error = error",
         "if True:\n            self.error = error",
-        ("tests/scheduler/test_pool.py", "tests/scheduler/test_pool_order.py", "tests/scheduler/test_nets.py"),
+        (
+            "tests/scheduler/run/test_pool.py",
+            "tests/scheduler/run/test_pool_order.py",
+            "tests/scheduler/nets/test_nets.py",
+        ),
     ),
     Mutant(
         "the shortest path to the end goes first",
         "scheduler/plan/plan.py",
         "key=lambda number: (-levels[number], split[number][:1])",
         "key=lambda number: (levels[number], split[number][:1])",
-        ("tests/scheduler/test_plan.py",),
+        ("tests/scheduler/plan/test_plan.py",),
     ),
     Mutant(
         "an operator joins a chain on another device",
@@ -136,7 +142,7 @@ MUTANTS = (
         "scheduler/memory/lifetime.py",
         "return self._last[:, np.newaxis] < self._first",
         "return self._last[:, np.newaxis] <= self._first",
-        ("tests/scheduler/test_memory.py",),
+        ("tests/scheduler/memory/test_memory.py",),
     ),
     Mutant(
         "a request of lower priority is served first",

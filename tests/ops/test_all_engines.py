@@ -23,9 +23,9 @@ from dagexec.ops.base.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
-from tests.ops.onednn import AVX512, has_vectors_of
+from tests.ops.onednn.engine import AVX512, has_vectors_of
+from tests.ops.onednn.test_conv import from_order, to_order
 from tests.ops.running import operator_def, run_operator
-from tests.ops.test_onednn_conv import from_order, to_order
 from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels_last
 
 NUMPY_ENGINES = ["", "WINOGRAD", "FFT", "DIRECT"]

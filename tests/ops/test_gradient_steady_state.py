@@ -13,7 +13,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.gradient import gradient
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
-from tests.ops.onednn import ENGINES
+from tests.ops.onednn.engine import ENGINES
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]

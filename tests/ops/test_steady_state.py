@@ -11,7 +11,7 @@ from dagexec import NetDef, Workspace
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.formulas import arity, takes, with_formulas
-from tests.ops.onednn import needs_onednn
+from tests.ops.onednn.engine import needs_onednn
 from tests.ops.running import operator_def
 
 X = np.random.default_rng(0).uniform(0.5, 1, (2, 8, 128, 160))

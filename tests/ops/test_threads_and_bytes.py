@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.ops.onednn import operator, reproducing
-from tests.ops.onednn import needs_onednn
+from tests.ops.onednn.engine import needs_onednn
 from tests.ops.running import computed
 
 pytestmark = needs_onednn

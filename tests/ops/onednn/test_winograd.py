@@ -1,0 +1,262 @@
+"""Winograd's algorithm out of own transforms and a product of oneDNN: results, bytes, and where it is offered."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.ops.conv.toom_cook import Matrix, minimal_filter
+from dagexec.ops.onednn import convolution_family, winograd, winograd_kernels
+from dagexec.ops.onednn.binding import library, require_library
+from dagexec.ops.onednn.implementation import rule
+from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
+from dagexec.ops.onednn.team import can_run, team_step
+from dagexec.ops.onednn.winograd_kernels import ADD_OTHER, CLIP, RELU, Epilogue, line_kernel
+from dagexec.scheduler.nets.simple import SimpleNet
+from tests.ops.onednn.test_conv import SQUARE, Layer, from_order, net_of, to_order
+from tests.ops.windows import Array, Geometry
+
+_found = library()
+pytestmark = pytest.mark.skipif(
+    _found is None or _found.isa.lanes < 8 or _found.isa.name == "AVX" or not can_run(),
+    reason="it needs oneDNN, AVX2 with FMA, and memory that may be executable",
+)
+
+
+def window(height: int, width: int, pads: tuple[int, int, int, int] = (1, 1, 1, 1)) -> Geometry:
+    return Geometry((height, width), (3, 3), (1, 1), (1, 1), pads)
+
+
+GEOMETRIES = {
+    "tiles that fit": window(8, 8),
+    "tiles that stand out": window(7, 9),
+    "no padding": window(9, 8, (0, 0, 0, 0)),
+    "uneven padding": window(6, 11, (0, 2, 1, 0)),
+    "much padding": window(3, 4, (2, 2, 2, 2)),
+    "one pixel": window(1, 1),
+    "one row": window(1, 21),
+    "one column": window(13, 1),
+}
+
+
+class Chosen:
+    """The tiles whose candidate computes, and the problems that were put."""
+
+    def __init__(self) -> None:
+        self.outputs = 4
+        self.problems: list[Problem] = []
+
+    def choose(self, problem: Problem, **_: object) -> Candidate:
+        self.problems.append(problem)
+        name = f"{COMPOSED}winograd {self.outputs}x3"
+        return next(one for one in problem.candidates() if one.name.startswith(name))
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
+    found = Chosen()
+    monkeypatch.setattr(convolution_family, "choose_implementation", found.choose)
+    return found
+
+
+def run(layer: Layer, operand: Array | None = None, runs: int = 1, **arguments: ArgumentValue) -> Array:
+    """Y as stored; `operand` is what Y holds before."""
+    held = None if operand is None else operand.copy()
+    workspace, net = net_of(layer, "NHWC", constant=True, operand=held, **arguments)
+    with SimpleNet(net, workspace) as running:
+        for _ in range(runs):
+            running.run()
+    return workspace.fetch_blob("y")
+
+
+def offered(layer: Layer, **arguments: ArgumentValue) -> list[str]:
+    """Names of the candidates that are more than a primitive."""
+    put: list[Problem] = []
+
+    def first(problem: Problem, **_: object) -> Candidate:
+        put.append(problem)
+        return next(problem.candidates())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution_family, "choose_implementation", first)
+        run(layer, **arguments)
+    return [one.name for one in put[0].candidates() if one.name.startswith(COMPOSED)]
+
+
+def error(y: Array, exact: Array, scale: Array | None = None) -> float:
+    """The largest error, relative to the largest element of the result, or of `scale`: before limits apply."""
+    return float(np.abs(from_order(y, "NHWC") - exact).max() / np.abs(exact if scale is None else scale).max())
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_every_geometry(chosen: Chosen, geometry: Geometry, outputs: int) -> None:
+    chosen.outputs = outputs
+    layer = Layer(geometry, channels=24, filters=40)
+    assert error(run(layer), layer.exact()) < 2e-6
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_groups(chosen: Chosen, outputs: int) -> None:
+    chosen.outputs = outputs
+    layer = Layer(window(9, 10), channels=48, filters=96, group=3)
+    assert error(run(layer), layer.exact()) < 2e-6
+
+
+@pytest.mark.parametrize(("outputs", "bound"), [(2, 1e-6), (4, 4e-6)])
+def test_rounding_of_long_sums_is_within_what_the_documentation_says(
+    chosen: Chosen, outputs: int, bound: float
+) -> None:
+    chosen.outputs = outputs
+    layer = Layer(window(14, 14), channels=512, filters=64, batch=1)
+    assert error(run(layer), layer.exact()) < bound
+
+
+@pytest.mark.parametrize(
+    ("post_ops", "formula"),
+    [
+        (("relu",), lambda y: np.maximum(y, 0)),
+        (("clip:-0.5:0.75",), lambda y: np.clip(y, -0.5, 0.75)),
+        (("relu", "clip:0.1:0.5"), lambda y: np.clip(np.maximum(y, 0), 0.1, 0.5)),
+    ],
+)
+def test_post_ops(chosen: Chosen, post_ops: tuple[str, ...], formula: object) -> None:
+    layer = Layer(window(9, 7))
+    assert callable(formula)
+    assert error(run(layer, post_ops=post_ops), formula(layer.exact()), layer.exact()) < 2e-6
+
+
+@pytest.mark.parametrize("last", [(), ("relu",)])
+def test_another_tensor_is_added_before_or_after_the_activation(chosen: Chosen, last: tuple[str, ...]) -> None:
+    layer = Layer(window(9, 7))
+    other = np.random.default_rng(3).standard_normal((2, 32, 9, 7)).astype(np.float32)
+    workspace, net = net_of(layer, "NHWC", constant=True, post_ops=("relu", "add:3", *last))
+    workspace.feed_blob("other", to_order(other, "NHWC"))
+    net.op[0].input.append("other")
+    with SimpleNet(net, workspace) as running:
+        running.run()
+    exact = np.maximum(layer.exact(), 0) + other
+    assert error(workspace.fetch_blob("y"), np.maximum(exact, 0) if last else exact) < 2e-6
+
+
+def test_the_result_is_added_in_place_in_every_run(chosen: Chosen) -> None:
+    layer = Layer(window(6, 7))
+    held = np.random.default_rng(2).standard_normal((2, 32, 6, 7)).astype(np.float32)
+    y = run(layer, to_order(held, "NHWC"), runs=3, post_ops=("sum:3",))
+    assert error(y, held + 3 * layer.exact()) < 2e-6
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize(("channels", "size"), [(64, 30), (128, 14), (256, 7)])
+def test_bytes_do_not_depend_on_threads_or_on_the_batch(
+    chosen: Chosen, monkeypatch: pytest.MonkeyPatch, outputs: int, channels: int, size: int
+) -> None:
+    chosen.outputs = outputs
+    layer = Layer(window(size, size), channels, filters=64, batch=3)
+    whole = run(layer)
+    for threads in (2, 3):
+        assert run(layer, threads=threads).tobytes() == whole.tobytes(), threads
+    monkeypatch.setattr(winograd, "core_cache", lambda: 1)
+    assert run(layer).tobytes() == whole.tobytes(), "one row of tiles after another"
+    single = replace(layer, batch=1)
+    x, *others = layer.fed("NHWC")
+    for image in range(3):
+        monkeypatch.setattr(Layer, "fed", lambda *_, image=image: [x[image : image + 1], *others])
+        assert run(single).tobytes() == whole[image].tobytes(), image
+
+
+def test_what_is_no_number_stays_none(chosen: Chosen) -> None:
+    workspace, net = net_of(Layer(SQUARE), "NHWC", constant=True, post_ops=("clip:0.0:6.0",))
+    image = workspace.fetch_blob("x").copy()
+    image[0, 4, 4] = math.nan
+    workspace.feed_blob("x", image)
+    with SimpleNet(net, workspace) as running:
+        running.run()
+    y = workspace.fetch_blob("y")
+    assert np.isnan(y[0, 3:6, 3:6]).all()
+    assert np.isfinite(y[1]).all()
+
+
+def test_the_filter_is_transformed_once_for_all_who_read_it(chosen: Chosen) -> None:
+    workspace, net = net_of(Layer(SQUARE), "NHWC", constant=True)
+    workspace.feed_blob("z", workspace.fetch_blob("x"))
+    second = net.op.add()
+    second.CopyFrom(net.op[0])
+    second.input[0], second.output[0] = "z", "u"
+    with SimpleNet(net, workspace) as running:
+        running.run()
+        assert len(workspace.get_blob("w").tensor().constant.derived("onednn", list)._found) == 1
+    assert workspace.fetch_blob("u").tobytes() == workspace.fetch_blob("y").tobytes()
+
+
+def test_it_is_offered_for_constant_dense_filters_of_3x3_with_whole_vectors() -> None:
+    layer = Layer(SQUARE)
+    assert [name.split()[2] for name in offered(layer)] == ["2x3", "4x3"]
+    assert not offered(replace(layer, channels=20))
+    assert not offered(replace(layer, filters=20))
+    assert not offered(replace(layer, group=4)), "four channels in a group"
+    assert not offered(replace(layer, group=16)), "depthwise"
+    assert not offered(replace(layer, geometry=replace(SQUARE, stride=(2, 2))))
+    assert not offered(replace(layer, geometry=replace(SQUARE, dilation=(2, 2))))
+    assert not offered(layer, post_ops=("swish:1.0",))
+    assert not offered(layer, post_ops=("relu", "clip:0.0:1.0", "relu"))
+    assert not offered(layer, ws_nbytes_limit=1000)
+
+
+def test_without_machine_code_it_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "can_run", lambda: False)
+    assert not offered(Layer(SQUARE))
+
+
+def test_the_rule_takes_it_for_layers_with_many_channels_only(chosen: Chosen) -> None:
+    for channels, size, expected in ((64, 56, True), (256, 14, True), (16, 5, False)):
+        run(Layer(window(size, size), channels, filters=max(16, channels), batch=1))
+        name = rule(chosen.problems.pop()).name
+        assert name.startswith(COMPOSED) == expected, (channels, size, name)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [minimal_filter(2, 3).data, minimal_filter(4, 3).data, minimal_filter(2, 3).output, minimal_filter(4, 3).output],
+)
+@pytest.mark.parametrize(
+    "finish", [None, Epilogue(), Epilogue(True, ((ADD_OTHER, 0, 0), (CLIP, -1, 0.5))), Epilogue(False, ((RELU, 0, 0),))]
+)
+def test_a_kernel_is_its_matrix(matrix: Matrix, finish: Epilogue | None) -> None:
+    matrix = matrix if finish is None else matrix[:3]
+    rng = np.random.default_rng(0)
+    read = rng.standard_normal((len(matrix[0]), 3, 40), np.float32)
+    written = np.full((len(matrix) + 1, 3, 40), 7, np.float32)
+    other, bias = rng.standard_normal((len(matrix), 3, 40), np.float32), rng.standard_normal(40, np.float32)
+    lines = np.zeros(winograd_kernels.FIELDS, np.int64)
+    lines[: len(read)] = [line.ctypes.data for line in read]
+    lines[winograd_kernels.WRITTEN :][: len(matrix)] = [line.ctypes.data for line in written[:-1]]
+    lines[winograd_kernels.INNER :] = 160, 3, 160, 160, bias.ctypes.data, other.ctypes.data - written.ctypes.data
+    kernel = line_kernel(matrix, finish)
+    assert kernel is not None
+    assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(kernel)(lines.ctypes.data) == 0
+    expected = np.tensordot(np.array(matrix, float), read.astype(float), 1)
+    if finish is not None and finish.bias:
+        expected = np.clip(expected + bias + other, -1, 0.5)
+    elif finish is not None and finish.post_ops:
+        expected = np.maximum(expected, 0)
+    assert np.abs(written[:-1] - expected).max() < 5e-6
+    assert (written[-1] == 7).all(), "no line but its own is written"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_a_team_runs_every_table(threads: int) -> None:
+    """As many tables as threads or not: each fills its part."""
+    memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value
+    assert memset is not None
+    memory = np.zeros(60, np.uint8)
+    tables = [
+        [(memset, memory.ctypes.data + 10 * part + half, part + half + 1, 5, 0) for half in (0, 5)] for part in range(6)
+    ]
+    team_step(require_library("test"), threads, [*tables, []], memory, "test")()
+    assert memory.tolist() == [part + half + 1 for part in range(6) for half in (0, 5) for _ in range(5)]
