@@ -374,7 +374,7 @@ def test_misuse_of_a_capture_is_an_error(machine: Machine) -> None:
                 use()
         with pytest.raises(DeviceError, match="recorded twice in one capture"):
             inside.record(one)
-        with pytest.raises(DeviceError, match="after its end"):
+        with pytest.raises(DeviceError, match="after it has ended"):
             capture.replay()
         with pytest.raises(DeviceError, match="cannot be given back"):
             runtime.give_back(one)

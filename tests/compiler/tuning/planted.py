@@ -11,13 +11,14 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import dagexec.ops.onednn.measuring as measuring
 import dagexec.platform.processor as processor
 from dagexec.cli import main
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Prepared
 from dagexec.ops.onednn.problem import Assembled
 from dagexec.options import CompileOptions
 from dagexec.training.model_helper import ModelHelper
@@ -45,9 +46,9 @@ def plant_in_operators(hit: Callable[[Operator], bool]) -> None:
     """Operators for which `hit` says so get the endless step."""
     bind = Operator.bind
 
-    def planted(operator: Operator, *given: object, **named: object) -> Step:
-        step = bind(operator, *given, **named)  # type: ignore[arg-type]
-        return endless if hit(operator) else step
+    def planted(operator: Operator, *given: object, **named: object) -> Prepared:
+        prepared = bind(operator, *given, **named)  # type: ignore[arg-type]
+        return replace(prepared, step=endless) if hit(operator) else prepared
 
     Operator.bind = planted  # type: ignore[method-assign, assignment]
 

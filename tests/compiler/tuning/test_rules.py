@@ -112,8 +112,8 @@ def test_tune_measures_and_keeps_what_a_later_compilation_uses(cli: Cli, tmp_pat
     file = tmp_path / "choices.json"
     status, out, _ = cli("tune", "zoo:lenet", "--seconds", "3", "--choices", file)
     assert status == 0, out
-    assert "ms a run before" in out
-    assert f"kept in {file}" in out.replace("\n", "")
+    assert "ms per run before" in out
+    assert f"saved in {file}" in out.replace("\n", "")
     status, out, _ = cli("compare", "zoo:lenet", "--repeat", "2", "--choices", file)
     assert status == 0
     assert "layout and kernels: by rules" in out  # of one thread: a choice of its own
