@@ -121,7 +121,7 @@ def test_the_seed_decides_what_a_training_starts_from() -> None:
 
 
 def test_what_a_network_does_not_fit_is_refused() -> None:
-    with pytest.raises(ModelFormatError, match="no model 'lennet'; did you mean lenet"):
+    with pytest.raises(ModelFormatError, match="no zoo model 'lennet'; did you mean lenet"):
         zoo.build_training("lennet", 1)
     with pytest.raises(ModelFormatError, match="'lenet': the batch size must be at least 1, found 0"):
         zoo.build_training("lenet", 0)

@@ -102,7 +102,7 @@ def test_towers_do_not_wait_for_one_another() -> None:
 
 
 def test_unknown_names_and_batch_sizes_are_refused() -> None:
-    with pytest.raises(ModelFormatError, match="no model 'resnet5'; did you mean resnet50"):
+    with pytest.raises(ModelFormatError, match="no zoo model 'resnet5'; did you mean resnet50"):
         zoo.build("resnet5")
     with pytest.raises(ModelFormatError, match="known: densenet121, googlenet"):
         zoo.build("zzz")
