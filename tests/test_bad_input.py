@@ -104,7 +104,7 @@ def test_a_timeout_is_a_number() -> None:
     ],
 )
 def test_an_option_out_of_range_is_told_and_is_a_value_error_too(make: Callable[[], object]) -> None:
-    with pytest.raises(SettingError, match="not |found "):
+    with pytest.raises(SettingError, match=r"not |found "):
         make()
 
 

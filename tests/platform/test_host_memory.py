@@ -130,7 +130,7 @@ def test_memory_that_was_asked_for_and_not_touched_yet_is_taken_off(monkeypatch:
     first = aligned_bytes(60 * MIB, "x")  # so large that it is no memory which was used before
     check_fits(30 * MIB, "y")
     for _ in range(2):  # malloc may have touched the first page of x, which is of 2 MiB where pages are huge
-        with pytest.raises(ResourceError, match="y needs 62,914,560 bytes; this machine has 4[1-3],"):
+        with pytest.raises(ResourceError, match=r"y needs 62,914,560 bytes; this machine has 4[1-3],"):
             aligned_bytes(60 * MIB, "y")
     del first
     aligned_bytes(60 * MIB, "y")
