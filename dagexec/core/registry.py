@@ -151,8 +151,15 @@ def operator_module(operator_type: str) -> str:
 
 
 def set_engine_preference(engines: Iterable[str], *, operator_type: str = ANY_OPERATOR, device: str = "cpu") -> None:
-    """Engines to try, in order, for operators of `operator_type` (or all) on `device` whose def names none."""
-    _preferences[device, operator_type] = tuple(engines)
+    """Engines to try, in order, for operators of `operator_type` (or all) on `device` whose def names none.
+
+    No engines take a preference back.
+    """
+    preferred = tuple(engines)
+    if preferred:
+        _preferences[device, operator_type] = preferred
+    else:
+        _preferences.pop((device, operator_type), None)
 
 
 def engine_preferences() -> Mapping[tuple[str, str], tuple[str, ...]]:
