@@ -58,9 +58,27 @@ def _activations() -> tuple[Samples, ...]:
     return tuple(function(SAMPLES) for function in functions if function is not None)
 
 
-def _is_known(definition: OperatorDef) -> bool:
-    """True for an operator that computes each element by a formula without steps."""
-    return as_post_ops(definition) is not None or definition.type == "Erf" or definition.type == "Pow"
+class _Operators:
+    """What is asked about the operators of one model, found out once for each."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[OperatorDef, bool]] = {}  # the definitions are held, so that no id comes twice
+        self._functions: dict[int, tuple[OperatorDef, Function | None]] = {}
+
+    def is_known(self, definition: OperatorDef) -> bool:
+        """True for an operator that computes each element by a formula without steps."""
+        found = self._known.get(id(definition))
+        if found is None:
+            known = definition.type in ("Erf", "Pow") or as_post_ops(definition) is not None
+            found = self._known[id(definition)] = (definition, known)
+        return found[1]
+
+    def function(self, definition: OperatorDef) -> Function | None:
+        """See `_function`."""
+        found = self._functions.get(id(definition))
+        if found is None:
+            found = self._functions[id(definition)] = (definition, _function(definition))
+        return found[1]
 
 
 def _function(definition: OperatorDef) -> Function | None:
@@ -84,20 +102,20 @@ def apply(model: Model) -> Rewritten:
     draft = Draft(model)
     if not any(map(_may_be_part, model.net.op)):
         return draft.finish()
-    types = infer_types(model)
+    types, operators = infer_types(model), _Operators()
     for number in reversed(draft.numbers()):
         if number in draft and draft[number].type in ("Mul", "Div") and draft.is_free(number):
-            _rewrite(draft, number, types)
+            _rewrite(draft, number, types, operators)
     return draft.finish()
 
 
-def _rewrite(draft: Draft, root: int, types: Types) -> None:
+def _rewrite(draft: Draft, root: int, types: Types, operators: _Operators) -> None:
     result = draft[root].output[0]
-    for source in _candidates(draft, root):
+    for source in _candidates(draft, root, operators):
         kind = types.get(source)
         if kind is None or kind.meta not in FUSED_TYPES or types.get(result) != kind:
             continue
-        expression = _Expression(draft, root, source)
+        expression = _Expression(draft, root, source, operators)
         values = expression.values()
         if values is None or not expression.is_private():
             continue
@@ -111,7 +129,7 @@ def _rewrite(draft: Draft, root: int, types: Types) -> None:
                 return
 
 
-def _candidates(draft: Draft, root: int) -> list[str]:
+def _candidates(draft: Draft, root: int, operators: _Operators) -> list[str]:
     """Blobs that the operators behind `root` depend on, from the farthest to the nearest."""
     found: dict[str, int] = {}
     frontier, depth = [root], 0
@@ -120,15 +138,16 @@ def _candidates(draft: Draft, root: int) -> list[str]:
         names = [name for number in frontier for name in draft[number].input if draft.constant(name) is None]
         found.update(dict.fromkeys(names, depth))
         writers = {writer for name in names if (writer := draft.producer(name)) is not None}
-        frontier = [writer for writer in writers if _is_known(draft[writer])]
+        frontier = [writer for writer in writers if operators.is_known(draft[writer])]
     return sorted(found, key=lambda name: -found[name])
 
 
 class _Expression:
     """The operators from blob `source` to the result of operator `root`, as a function of one number."""
 
-    def __init__(self, draft: Draft, root: int, source: str) -> None:
+    def __init__(self, draft: Draft, root: int, source: str, operators: _Operators) -> None:
         self._draft = draft
+        self._operators = operators
         self._root = root
         self._known: dict[str, Samples] = {source: SAMPLES}
         self.operators: set[int] = set()
@@ -146,7 +165,11 @@ class _Expression:
         while waiting:
             number = waiting.pop()
             definition = self._draft[number]
-            if not _is_known(definition) or len(definition.output) != 1 or len(self.operators) > _MAX_OPERATORS:
+            if (
+                not self._operators.is_known(definition)
+                or len(definition.output) != 1
+                or len(self.operators) > _MAX_OPERATORS
+            ):
                 return False
             self.operators.add(number)
             for name in definition.input:
@@ -168,7 +191,7 @@ class _Expression:
 
     def _result(self, number: int) -> Samples | None:
         definition = self._draft[number]
-        function = _function(definition)
+        function = self._operators.function(definition)
         if function is None:
             return None
         operands = []
