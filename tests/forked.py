@@ -5,8 +5,27 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import pytest
+
+_ALONE = "DAGEXEC_TEST_ALONE"
+
+
+def passed_alone(test: pytest.FixtureRequest) -> bool:
+    """Run `test` in a process whose memory nothing has used before, and return True; False in that process itself."""
+    if os.environ.get(_ALONE):
+        return False
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test.node.nodeid]
+    found = subprocess.run(
+        command, env=os.environ | {_ALONE: "1"}, cwd=test.config.rootpath, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return True
+
 
 PATIENCE = 30  # seconds until a child that hangs is killed
 
