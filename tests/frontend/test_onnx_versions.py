@@ -128,7 +128,7 @@ def test_the_newest_version_that_is_read_is_one_of_the_operators(op_type: str) -
 def test_a_newer_version_of_an_operator_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = converter_of("Elu")
     assert found is not None
-    monkeypatch.setitem(nodes._converters, "Elu", (found[0], 6))
+    monkeypatch.setitem(nodes._converters, ("", "Elu"), (found[0], 6))
     from_model_proto(model_of(helper.make_node("Elu", ["x"], ["y"]), opset=21))
     with pytest.raises(UnsupportedOperatorError, match="version 22 of the operator is newer than 6, the newest that"):
         from_model_proto(model_of(helper.make_node("Elu", ["x"], ["y"]), opset=22))

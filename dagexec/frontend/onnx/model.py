@@ -30,12 +30,21 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.initializers import element_type, tensor_array
-from dagexec.frontend.onnx.node import CannotConvertError, Dims, Node, Scope, converter_of, definition_of, node_label
+from dagexec.frontend.onnx.node import (
+    DEFAULT_DOMAINS,
+    CannotConvertError,
+    Dims,
+    Node,
+    Scope,
+    converter_of,
+    definition_of,
+    domain_of,
+    node_label,
+)
 from dagexec.storage.net_file import load_message
 
 Array = npt.NDArray[Any]
 
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 _NEWEST_IR_VERSION = 14
 
 
@@ -138,13 +147,15 @@ class _Conversion:
         if opset is None:
             self._refuse(proto, "the model imports no operator set of that domain")
             return []
-        found = converter_of(proto.op_type) if proto.domain in _DEFAULT_DOMAINS else None
+        domain = domain_of(proto)
+        found = converter_of(proto.op_type, domain)
         if found is None:
             self._refuse(proto, "there is no converter for it")
             return []
         converter, newest = found
-        self._check_node(proto)
-        version = definition_of(proto.op_type, opset).version
+        if not domain:
+            self._check_node(proto)
+        version = definition_of(proto.op_type, opset, domain).version
         if version > newest:
             self._refuse(proto, f"version {version} of the operator is newer than {newest}, the newest that is read")
             return []
@@ -204,7 +215,7 @@ class _Conversion:
 
 
 def _domain(name: str) -> str:
-    return "" if name in _DEFAULT_DOMAINS else name
+    return "" if name in DEFAULT_DOMAINS else name
 
 
 def _check_inputs(graph: onnx.GraphProto) -> None:

@@ -25,6 +25,8 @@ from dagexec.core.registry import onnx_operators
 from dagexec.core.schema import OpSchema
 from dagexec.errors import ModelFormatError
 
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
 Array = npt.NDArray[Any]
 Dims = tuple[int | None, ...]
 T = TypeVar("T")
@@ -85,7 +87,7 @@ class Node:
         self.scope = scope
         self._name = proto.name
         self.label = node_label(proto)
-        self.definition = definition_of(proto.op_type, opset)
+        self.definition = definition_of(proto.op_type, opset, domain_of(proto))
         self._attributes = {attribute.name: _value(attribute) for attribute in proto.attribute}
         self.asked = set(_HINTS)
 
@@ -291,9 +293,15 @@ class Definition:
     defaults: Mapping[str, object]
 
 
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's operators. It has one version, and the onnx package knows none of them."""
+
+
 @functools.cache
-def definition_of(op_type: str, opset: int) -> Definition:
-    """The definition of an operator of the default domain that an operator set has."""
+def definition_of(op_type: str, opset: int, domain: str = "") -> Definition:
+    """The definition of an operator that an operator set has; of another domain, its converter knows the attributes."""
+    if domain:
+        return Definition(1, {}, {})
     schema = onnx.defs.get_schema(op_type, opset, "")
     attributes = schema.attributes
     defaults = {name: _value(one.default_value) for name, one in attributes.items() if one.default_value.name}
@@ -301,12 +309,19 @@ def definition_of(op_type: str, opset: int) -> Definition:
     return Definition(schema.since_version, {name: kind.value for name, kind in kinds.items()}, defaults)
 
 
+def domain_of(proto: onnx.NodeProto) -> str:
+    """A node's domain, the default one as ''. onnxruntime's own SimplifiedLayerNormalization is found in that."""
+    domain = "" if proto.domain in DEFAULT_DOMAINS else proto.domain
+    own = not domain and (MICROSOFT, proto.op_type) in _converters and not onnx.defs.has(proto.op_type)
+    return MICROSOFT if own else domain
+
+
 Converter = Callable[[Node], list[OperatorDef]]
-_converters: dict[str, tuple[Converter, int]] = {}
+_converters: dict[tuple[str, str], tuple[Converter, int]] = {}
 
 
-def converts(**newest: int) -> Callable[[Converter], Converter]:
-    """Decorator: the function converts nodes of these types of the default ONNX domain.
+def converts(domain: str = "", /, **newest: int) -> Callable[[Converter], Converter]:
+    """Decorator: the function converts nodes of these types of a domain, the default ONNX one as ''.
 
     Each type comes with the newest version of the operator that the function was written for; what a later version
     means is not known here. These are versions of the operator: of each, the first operator set that has it.
@@ -314,25 +329,25 @@ def converts(**newest: int) -> Callable[[Converter], Converter]:
 
     def register(function: Converter) -> Converter:
         for op_type, version in newest.items():
-            if op_type in _converters:
+            if (domain, op_type) in _converters:
                 raise ValueError(f"ONNX operator {op_type} already has a converter")
-            _converters[op_type] = function, version
+            _converters[domain, op_type] = function, version
         return function
 
     return register
 
 
-def converter_of(op_type: str) -> tuple[Converter, int] | None:
+def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None:
     """The converter of an ONNX operator type, and the newest version it reads; None when there is none."""
-    if op_type in _converters:
-        return _converters[op_type]
-    declared = onnx_operators().get(op_type)
+    if (domain, op_type) in _converters:
+        return _converters[domain, op_type]
+    declared = None if domain else onnx_operators().get(op_type)
     return None if declared is None else (functools.partial(_declared, *declared), declared[1].version)
 
 
 def convertible_operators() -> list[str]:
-    """The ONNX operator types that have a converter, sorted."""
-    return sorted(_converters.keys() | onnx_operators().keys())
+    """The operator types of the default domain that have a converter, sorted."""
+    return sorted({op_type for domain, op_type in _converters if not domain} | onnx_operators().keys())
 
 
 def _declared(schema: OpSchema, name: OnnxName, node: Node) -> list[OperatorDef]:
