@@ -112,7 +112,7 @@ def _asked(op_type: str, schema: onnx.defs.OpSchema) -> set[str]:
         shapes = {f"i{index}": (1, 4, 4, 4) for index in range(count)}
         values = {} if constant is None else {f"i{index}": constant for index in range(1, count)}
         proto = helper.make_node(op_type, [*shapes], ["o0", "o1"][: schema.max_output])
-        node = Node(proto, schema.since_version, Scope(values, shapes, frozenset(read)))
+        node = Node(proto, schema.since_version, Scope(values, shapes, set(read)))
         with suppress(CannotConvertError, ModelFormatError):
             found[0](node)
         asked |= node.asked

@@ -20,7 +20,7 @@ import onnx.defs
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import onnx_operators
 from dagexec.core.schema import OpSchema
 from dagexec.errors import ModelFormatError
@@ -43,13 +43,13 @@ class Scope:
     Attributes:
         values: tensors whose content is known: initializers, constants, and copies of them.
         shapes: sizes the model states; None for a size it leaves open.
-        read: every tensor that a node reads or the model returns.
+        read: every tensor that a node reads or a graph returns.
         names: every tensor name of the model, so that new ones differ.
     """
 
     values: dict[str, Array]
     shapes: dict[str, Dims]
-    read: frozenset[str]
+    read: set[str]
     names: set[str] = field(default_factory=set)
 
     def new_name(self, stem: str) -> str:
@@ -67,6 +67,30 @@ class Scope:
         return self.shapes.get(name) if value is None else tuple(value.shape)
 
 
+@dataclass(frozen=True)
+class Subgraph:
+    """A graph that a node holds, converted.
+
+    Attributes:
+        net: its operators. Its tensors have names that no other of the model has.
+        inputs, outputs: the names of the graph's inputs and outputs in `net`. An output may be an input, or captured.
+        captured: tensors from outside that `net` reads or returns, constants among them: inputs of the operator that
+            runs it, beside the node's own.
+    """
+
+    net: NetDef
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captured: tuple[str, ...]
+
+
+ConvertSubgraph = Callable[[onnx.GraphProto, str], Subgraph]
+
+
+def _no_subgraphs(_graph: onnx.GraphProto, label: str) -> Subgraph:
+    raise CannotConvertError(f"graphs inside of {label} are not supported here")
+
+
 class Node:
     """One ONNX node: typed attributes, inputs by position, and making operators under its name.
 
@@ -78,14 +102,17 @@ class Node:
         definition: what its operator set says of its operator.
     """
 
-    def __init__(self, proto: onnx.NodeProto, opset: int, scope: Scope) -> None:
-        """Raises CannotConvertError for an attribute that holds a graph or refers to another."""
+    def __init__(
+        self, proto: onnx.NodeProto, opset: int, scope: Scope, subgraphs: ConvertSubgraph = _no_subgraphs
+    ) -> None:
+        """Raises CannotConvertError for an attribute of an unknown kind, or that refers to another."""
         self.op_type = proto.op_type
         self.opset = opset
         self.inputs = tuple(proto.input)
         self.outputs = tuple(proto.output)
         self.scope = scope
         self._name = proto.name
+        self._convert_subgraph = subgraphs
         self.label = node_label(proto)
         self.definition = definition_of(proto.op_type, opset, domain_of(proto))
         self._attributes = {attribute.name: _value(attribute) for attribute in proto.attribute}
@@ -201,6 +228,13 @@ class Node:
         """A tensor attribute, None when absent."""
         return self._typed(name, onnx.TensorProto, "a tensor")
 
+    def subgraph(self, name: str) -> Subgraph:
+        """A graph attribute, converted. Raises ModelFormatError when it is absent or no graph that can be read."""
+        graph = self._typed(name, onnx.GraphProto, "a graph")
+        if graph is None:
+            raise ModelFormatError(f"{self.label}: attribute {name!r} is missing")
+        return self._convert_subgraph(graph, self.label)
+
     def integers_given(self, name: str, index: int, since: int) -> list[int] | None:
         """Integers: attribute `name` before opset `since`, constant input `index` from then on; None if absent."""
         if self.opset < since:
@@ -243,9 +277,7 @@ def _value(attribute: onnx.AttributeProto) -> object:
     """What an attribute holds. Raises CannotConvertError for what a converter does not see."""
     if attribute.ref_attr_name:
         raise CannotConvertError(f"attribute {attribute.name!r} refers to an attribute of a function")
-    present = {descriptor.name: value for descriptor, value in attribute.ListFields()}
-    if {"g", "graphs"} & set(present):
-        raise CannotConvertError(f"attribute {attribute.name!r} holds a graph; control flow is not supported")
+    present = {descriptor.name for descriptor, _ in attribute.ListFields()}
     field_name = _FIELDS.get(attribute.type)
     if field_name is None:
         found = [name for name in _FIELDS.values() if name in present]
@@ -253,7 +285,7 @@ def _value(attribute: onnx.AttributeProto) -> object:
             raise CannotConvertError(f"attribute {attribute.name!r} is of a kind that is not supported")
         field_name = found[0]
     value = getattr(attribute, field_name)
-    return value if isinstance(value, int | float | bytes | onnx.TensorProto) else list(value)
+    return value if isinstance(value, int | float | bytes | onnx.TensorProto | onnx.GraphProto) else list(value)
 
 
 _FIELDS: Mapping[int, str] = {
@@ -261,6 +293,7 @@ _FIELDS: Mapping[int, str] = {
     onnx.AttributeProto.INT: "i",
     onnx.AttributeProto.STRING: "s",
     onnx.AttributeProto.TENSOR: "t",
+    onnx.AttributeProto.GRAPH: "g",
     onnx.AttributeProto.FLOATS: "floats",
     onnx.AttributeProto.INTS: "ints",
     onnx.AttributeProto.STRINGS: "strings",

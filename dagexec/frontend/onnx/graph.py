@@ -1,0 +1,206 @@
+"""Converting the nodes of one graph: the model's own, or one that a node holds as a branch or a body.
+
+A node whose inputs are all parameters is put among those that are computed once, and not in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx.checker
+
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import registered_operators
+from dagexec.errors import ModelFormatError
+from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.frontend.onnx.initializers import NOWHERE, Array, tensor_array
+from dagexec.frontend.onnx.node import (
+    DEFAULT_DOMAINS,
+    CannotConvertError,
+    Dims,
+    Node,
+    Scope,
+    Subgraph,
+    converter_of,
+    definition_of,
+    domain_of,
+    node_label,
+)
+from dagexec.frontend.onnx.refusal import Refusals
+from dagexec.frontend.onnx.scoping import check_origins, own_names, reads, renamed, sorted_nodes, subgraphs
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a model says of all its nodes.
+
+    Attributes:
+        ir_version: of the file.
+        opsets: versions of operator sets by domain, the default domain as ''.
+        functions: domain and name of the functions that the model defines.
+    """
+
+    ir_version: int
+    opsets: Mapping[str, int]
+    functions: frozenset[tuple[str, str]]
+
+
+class GraphConversion:
+    """A model's graph on its way through, with the graphs inside its nodes: what is known, and what nodes became.
+
+    Tensors of inner graphs get names that no other has, so all share one Scope.
+
+    Attributes:
+        scope: what is known of tensors.
+        once: operators that are to run once, before the first run: they read parameters alone.
+        refusals: nodes that cannot be run.
+    """
+
+    def __init__(self, rules: Rules, scope: Scope) -> None:
+        self.scope = scope
+        self.once: list[OperatorDef] = []
+        self.refusals = Refusals()
+        self._rules = rules
+        self._computed_once: set[str] = set()
+        self._known = frozenset(registered_operators())
+
+    def convert(self, nodes: Sequence[onnx.NodeProto], returned: Iterable[str]) -> list[OperatorDef]:
+        """The operators of one run, of nodes in any order; `returned` are the tensors that their graph returns."""
+        kept = set(returned)
+        operators: list[OperatorDef] = []
+        for proto in sorted_nodes(nodes):
+            made = self._convert(proto)
+            missing = sorted({operator.type for operator in made} - self._known)
+            if missing:
+                self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
+            (self.once if self._is_once(proto, made, kept) else operators).extend(made)
+        return operators
+
+    def subgraph(self, graph: onnx.GraphProto, label: str) -> Subgraph:
+        """The net of a graph that a node holds; `label` names the node in messages.
+
+        Its constants become parameters of the model, so they are among what it captures.
+        """
+        check_origins(graph)
+        names = self.scope.names
+        graph = renamed(graph, lambda name: self.scope.new_name(name) if name in names else name)
+        given = [value.name for value in graph.input]
+        returned = [value.name for value in graph.output]
+        names.update(own_names(graph))
+        self.scope.read |= set(returned).union(*map(reads, graph.node))
+        self.scope.values.update(initializer_arrays(graph, NOWHERE))
+        self.scope.shapes.update(stated_shapes(graph))
+        operators = self.convert(graph.node, returned)
+        written = {name for operator in operators for name in operator.output}
+        needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
+        outer = tuple(name for name in needed if name not in written and name not in given)
+        net = NetDef(name=graph.name or label, op=operators, external_input=[*given, *outer], external_output=returned)
+        return Subgraph(net, tuple(given), tuple(returned), outer)
+
+    def _convert(self, proto: onnx.NodeProto) -> list[OperatorDef]:
+        domain = domain_of(proto)
+        opset = self._opset(proto)
+        if (domain, proto.op_type) in self._rules.functions:
+            return self._refuse(proto, "it is a function of the model; functions are not supported")
+        if opset is None:
+            return self._refuse(proto, "the model imports no operator set of that domain")
+        found = converter_of(proto.op_type, domain)
+        if found is None:
+            return self._fallback(proto, "there is no converter for it")
+        converter, newest = found
+        if not domain:
+            self._check_node(proto)
+        version = definition_of(proto.op_type, opset, domain).version
+        if version > newest:
+            return self._fallback(
+                proto, f"version {version} of the operator is newer than {newest}, the newest that is read"
+            )
+        try:
+            node = Node(proto, opset, self.scope, self.subgraph)
+            operators = converter(node)
+            node.check_all_read()
+            return operators
+        except CannotConvertError as reason:
+            return self._fallback(proto, str(reason))
+
+    def _fallback(self, proto: onnx.NodeProto, reason: str) -> list[OperatorDef]:
+        """What computes a node that has no converter, or that its converter does not serve, for this `reason`."""
+        return self._refuse(proto, reason)
+
+    def _check_node(self, proto: onnx.NodeProto) -> None:
+        """The onnx package's own check: arity, attribute names and types, for the operator set in force."""
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = self._rules.ir_version or onnx.IR_VERSION
+        context.opset_imports = dict(self._rules.opsets)
+        try:
+            onnx.checker.check_node(_without_subgraphs(proto), context)
+        except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+            raise ModelFormatError(f"{node_label(proto)}: {str(error).strip()}") from None
+
+    def _refuse(self, proto: onnx.NodeProto, reason: str) -> list[OperatorDef]:
+        self.refusals.add(proto, self._opset(proto), reason)
+        return []
+
+    def _opset(self, proto: onnx.NodeProto) -> int | None:
+        return self._rules.opsets.get("" if proto.domain in DEFAULT_DOMAINS else proto.domain)
+
+    def _is_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef], returned: set[str]) -> bool:
+        """True when operators read parameters alone, and write nothing that their graph returns.
+
+        What dequantizes a parameter is computed in every run, where a pass can see the integers.
+        """
+        written = {name for operator in operators for name in operator.output}
+        read = {name for operator in operators for name in operator.input} - written
+        if any(name not in self.scope.values and name not in self._computed_once for name in read):
+            return False
+        if written & returned or proto.op_type == "DequantizeLinear":
+            return False
+        self._computed_once |= written
+        return True
+
+
+def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:
+    """The node with empty graphs in place of those that it holds, whose nodes are checked one by one."""
+    if next(subgraphs(proto), None) is None:
+        return proto
+    bare = onnx.NodeProto(name=proto.name, op_type=proto.op_type, domain=proto.domain)
+    bare.input.extend(proto.input)
+    bare.output.extend(proto.output)
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            bare.attribute.add(name=attribute.name, type=attribute.type, g=onnx.GraphProto(name="graph"))
+        else:
+            bare.attribute.append(attribute)
+    return bare
+
+
+def initializer_arrays(graph: onnx.GraphProto, external: ExternalData) -> dict[str, Array]:
+    """The initializers of a graph, by name. Raises ModelFormatError."""
+    values: dict[str, Array] = {}
+    for tensor in graph.initializer:
+        if not tensor.name:
+            raise ModelFormatError("an initializer has no name")
+        if tensor.name in values:
+            raise ModelFormatError(f"initializer {tensor.name!r} is given twice")
+        values[tensor.name] = tensor_array(tensor, external, f"initializer {tensor.name!r}")
+    return values
+
+
+def dims_of(value: onnx.ValueInfoProto) -> Dims | None:
+    """The sizes that a graph states of a tensor, None for open ones; None when it states not even their number."""
+    tensor_type = value.type.tensor_type
+    if not tensor_type.HasField("shape"):
+        return None
+    dims = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor_type.shape.dim)
+    if any(size is not None and size < 0 for size in dims):
+        raise ModelFormatError(f"tensor {value.name!r}: a size is negative: {list(dims)}")
+    return dims
+
+
+def stated_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
+    """The sizes that a graph states of its tensors, by name."""
+    stated = (*graph.value_info, *graph.input, *graph.output)
+    tensors = [value for value in stated if value.type.WhichOneof("value") == "tensor_type"]
+    return {value.name: dims for value in tensors if (dims := dims_of(value)) is not None}

@@ -1,0 +1,129 @@
+"""Names in a graph and in the graphs inside its nodes: what they capture, an order to compute in, distinct names.
+
+A graph that a node holds as an attribute (a branch of If, a body of Loop or Scan) may read tensors of the graphs around
+it. Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md, "Names Within a Graph".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import onnx
+
+from dagexec.errors import ModelFormatError
+from dagexec.frontend.onnx.node import node_label
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node needs: its inputs, and what its graphs capture."""
+    return {name for name in node.input if name}.union(*map(captured, subgraphs(node)))
+
+
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that a graph reads or returns and that are not its own."""
+    needed = {value.name for value in graph.output}.union(*map(reads, graph.node))
+    return needed - set(own_names(graph))
+
+
+def own_names(graph: onnx.GraphProto) -> list[str]:
+    """The tensors that come into being in a graph: inputs, initializers (one may be an input too), nodes' outputs."""
+    given = dict.fromkeys(value.name for value in graph.input)
+    given |= dict.fromkeys(tensor.name for tensor in graph.initializer)
+    given |= dict.fromkeys(tensor.values.name for tensor in graph.sparse_initializer)
+    return [*given, *(name for node in graph.node for name in node.output if name)]
+
+
+def check_origins(graph: onnx.GraphProto) -> None:
+    """Raise ModelFormatError when a tensor has two origins (the IR is in single static assignment)."""
+    seen: set[str] = set()
+    for name in own_names(graph):
+        if name in seen:
+            raise ModelFormatError(f"tensor {name!r} has two origins; expected one node, input or initializer")
+        seen.add(name)
+
+
+def check_provided(graph: onnx.GraphProto) -> None:
+    """Raise ModelFormatError when the model's graph, or one in it, reads or returns what nothing provides."""
+    own = set(own_names(graph))
+    for node in graph.node:
+        for name in sorted(reads(node) - own):
+            raise ModelFormatError(f"{node_label(node)} reads {name!r}, which nothing in the model provides")
+    for value in graph.output:
+        if value.name not in own:
+            raise ModelFormatError(f"the model returns {value.name!r}, which nothing in it provides")
+
+
+def sorted_nodes(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes so that each comes after those whose outputs it reads, else in their order.
+
+    Raises ModelFormatError, naming some of the nodes, when they wait for each other in a circle.
+    """
+    writer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    parents = [{writer[name] for name in reads(node) if name in writer} for node in nodes]
+    if all(not before or max(before) < index for index, before in enumerate(parents)):
+        return list(nodes)
+    children: list[list[int]] = [[] for _ in nodes]
+    for index, before in enumerate(parents):
+        for parent in before:
+            children[parent].append(index)
+    waiting = [len(before) for before in parents]
+    ready = [index for index, count in enumerate(waiting) if not count]  # ascending, so a heap
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for child in children[index]:
+            waiting[child] -= 1
+            if not waiting[child]:
+                heapq.heappush(ready, child)
+    if len(order) < len(nodes):
+        circle = " -> ".join(node_label(nodes[index]) for index in _circle(parents, waiting))
+        raise ModelFormatError(f"nodes wait for each other in a circle: {circle}")
+    return [nodes[index] for index in order]
+
+
+_MAX_NAMED = 8
+
+
+def _circle(parents: Sequence[Collection[int]], waiting: Sequence[int]) -> list[int]:
+    """Nodes of a circle, each reading what the one before it writes; of a long one its end."""
+    index = next(index for index, count in enumerate(waiting) if count)
+    path: dict[int, None] = {}
+    while index not in path:
+        path[index] = None
+        index = min(parent for parent in parents[index] if waiting[parent])
+    steps = list(path)
+    backwards = [*steps[steps.index(index) :], index]
+    return backwards[::-1][-_MAX_NAMED:]
+
+
+def renamed(graph: onnx.GraphProto, rename: Callable[[str], str]) -> onnx.GraphProto:
+    """A copy of a graph in which every tensor of its own has the name that `rename` gives for it."""
+    copy = onnx.GraphProto()
+    copy.CopyFrom(graph)
+    _rename(copy, {name: rename(name) for name in dict.fromkeys(own_names(graph))})
+    return copy
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for initializer in graph.initializer:
+        initializer.name = names.get(initializer.name, initializer.name)
+    for tensor in graph.sparse_initializer:
+        tensor.values.name = names.get(tensor.values.name, tensor.values.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for inner in subgraphs(node):
+            hidden = set(own_names(inner))
+            _rename(inner, {name: new for name, new in names.items() if name not in hidden})
