@@ -228,6 +228,7 @@ def infer_topk(call: OperatorCall) -> list[TensorType]:
     """Values of the input's type and int64 indices, with `k` in place of the axis; then a vector of flat indices."""
     if call.inputs[0].meta in (STRING, BOOL):
         raise call.fail(f"expected numbers, found {call.inputs[0].meta}")
+    call.arguments.bool("largest", True)
     k, axis = topk_plan(call)
     shape = call.inputs[0].shape
     kept = (*shape[:axis], k, *shape[axis + 1 :])
@@ -242,18 +243,24 @@ def infer_topk(call: OperatorCall) -> list[TensorType]:
         outputs=(2, 3),
         infer=infer_topk,
         doc=(
-            "The k largest elements along an axis, in descending order, and where they were (int64). Of equal elements "
-            "the one with the lower index comes first; NaN counts as larger than any number."
+            "The k largest elements along an axis, in descending order, or the k smallest in ascending order, and "
+            "where they were (int64). Of equal elements the one with the lower index comes first; NaN counts as larger "
+            "than any number."
         ),
         input_names=("X", "k"),
         output_names=("Values", "Indices", "Flattened_indices"),
-        args={"k": "how many, when there is no input 1", "axis": "along which axis (default -1)"},
+        args={
+            "k": "how many, when there is no input 1",
+            "axis": "along which axis (default -1)",
+            "largest": "0: the smallest elements (default 1)",
+        },
         cost=copy_cost,
         value_inputs=(1,),
+        onnx=(OnnxName("TopK", 24, {"k": "k", "axis": "axis", "largest": "largest"}, ignored=("sorted",)),),
     )
 )
 class TopK(Operator):
-    """The largest elements along an axis, and their indices."""
+    """The largest or smallest elements along an axis, and their indices."""
 
     def prepare(self) -> Step:
         """Rank the elements of each row, then take the first k ranks of every row."""
@@ -261,7 +268,9 @@ class TopK(Operator):
         k, axis = topk_plan(self.call())
         rows = np.moveaxis(x, axis, -1)
         picked = self.scratch((*rows.shape[:-1], k), np.int64)
-        rank = self._packed_ranking(rows, picked) if x.dtype.itemsize <= 4 else _sorted_ranking(rows, picked)
+        largest = self.arguments.bool("largest", True)
+        ranking = self._packed_ranking if x.dtype.itemsize <= 4 else _sorted_ranking
+        rank = ranking(rows, picked, largest=largest)
         places = self.scratch(picked.shape, np.int64)
         starts = _flat_places(x.shape, axis)
         stride = element_count(x.shape[axis + 1 :])
@@ -281,8 +290,8 @@ class TopK(Operator):
 
         return top
 
-    def _packed_ranking(self, rows: Array, picked: Array) -> Step:
-        """Rank by sorting one uint64 per element: its key, inverted so that large comes first, above its index."""
+    def _packed_ranking(self, rows: Array, picked: Array, *, largest: bool) -> Step:
+        """Rank by sorting one uint64 per element: its key, inverted where large comes first, above its index."""
         packed = self.scratch(rows.shape, np.uint64)
         width = 8 * rows.dtype.itemsize
         bits = self.scratch(rows.shape, f"u{rows.dtype.itemsize}")
@@ -290,6 +299,8 @@ class TopK(Operator):
         chosen = self.scratch(rows.shape, np.bool_) if rows.dtype.kind not in "iu" else None
         numbers = np.arange(rows.shape[-1], dtype=np.uint64)
         k = picked.shape[-1]
+        few = 0 < k <= numbers.size // 8
+        first = packed[..., :k] if few else packed
         top_bit = bits.dtype.type(1 << (width - 1))
         low_bits = np.uint64(0xFFFFFFFF)
 
@@ -299,13 +310,16 @@ class TopK(Operator):
                 _order_float_bits(rows, bits, sign, chosen, top_bit)
             elif rows.dtype.kind == "i":
                 np.bitwise_xor(bits, top_bit, out=bits)
-            np.invert(bits, out=bits)
+            if largest:
+                np.invert(bits, out=bits)
             np.copyto(packed, bits)
             np.left_shift(packed, np.uint64(32), out=packed)
             np.bitwise_or(packed, numbers, out=packed)
-            packed.sort(axis=-1)
-            np.bitwise_and(packed, low_bits, out=packed)
-            np.copyto(picked, packed[..., :k], casting="unsafe")
+            if few:
+                packed.partition(k - 1, axis=-1)
+            first.sort(axis=-1)
+            np.bitwise_and(first, low_bits, out=first)
+            np.copyto(picked, first[..., :k], casting="unsafe")
 
         return rank
 
@@ -325,7 +339,7 @@ def _order_float_bits(values: Array, bits: Array, sign: Array, chosen: Array, to
     np.copyto(bits, np.invert(bits.dtype.type(0)), where=chosen)
 
 
-def _sorted_ranking(rows: Array, picked: Array) -> Step:
+def _sorted_ranking(rows: Array, picked: Array, *, largest: bool) -> Step:
     """Rank elements of 8 bytes, whose key and index do not fit one word: a stable sort, which makes its own memory.
 
     Sorting the reversed row in ascending order and reading it backwards puts the lower index first among equals.
@@ -333,11 +347,14 @@ def _sorted_ranking(rows: Array, picked: Array) -> Step:
     size, k = rows.shape[-1], picked.shape[-1]
     backwards = rows[..., ::-1]
 
+    def rank_smallest() -> None:
+        np.copyto(picked, np.argsort(rows, axis=-1, kind="stable")[..., :k])
+
     def rank() -> None:
         order = np.argsort(backwards, axis=-1, kind="stable")
         np.subtract(size - 1, order[..., ::-1][..., :k], out=picked)
 
-    return rank
+    return rank if largest else rank_smallest
 
 
 def _flat_places(shape: tuple[int, ...], axis: int) -> npt.NDArray[np.int64]:

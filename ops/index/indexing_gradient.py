@@ -229,7 +229,7 @@ def _infer_topk(call: OperatorCall) -> list[TensorType]:
         doc="Gradient of TopK: dX = dValues where the values were found, 0 elsewhere. The values of X are not read.",
         input_names=("dValues", "Indices", "X"),
         output_names=("dX",),
-        args={"k": "as of TopK; not read", "axis": "along which axis (default -1)"},
+        args={"k": "as of TopK; not read", "axis": "along which axis (default -1)", "largest": "as of TopK; not read"},
         cost=copy_cost,
     )
 )

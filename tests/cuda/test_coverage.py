@@ -11,6 +11,7 @@ COUNTERS = "a counter, a rate, a lock: a few bytes that the host decides by"
 QUEUES = "queues hand tensors from one thread of the host to another"
 FILES = "files and databases are read and written by the host"
 PROCESSES = "processes meet through the host (MPI)"
+ONNX = "of ONNX files, which are run on the host"
 
 HOST = {
     "AtomicIter": COUNTERS,
@@ -38,6 +39,14 @@ HOST = {
     "DestroyCommonWorld": PROCESSES,
     "Reduce": PROCESSES,
     "GivenTensorStringFill": "strings are not tensors of a device",
+    "CumProd": ONNX,
+    "CumSum": ONNX,
+    "GatherElements": ONNX,
+    "GatherND": ONNX,
+    "OneHotAxis": ONNX,
+    "ScatterElements": ONNX,
+    "ScatterND": ONNX,
+    "Trilu": ONNX,
 }
 
 OPERATORS = [name for name in registered_operators() if operator_module(name).startswith("dagexec.ops")]

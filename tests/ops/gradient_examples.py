@@ -152,12 +152,28 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "BatchToSpace", _example(_normal(4, 2, 2, 3), pad=1)
     yield "BatchMoments", Example([_normal(2, 3, 2, 2)], outputs=2)
     yield "TopK", Example([_apart(2, 5)], outputs=2, arguments={"k": 2})
+    yield "TopK", Example([_apart(2, 5)], outputs=2, arguments={"k": 2, "axis": 0, "largest": 0})
+    yield from _places()
+    yield "Trilu", Example([x, _integers(1)], wanted=(0,))
+    yield "CumSum", _example(x, axis=1, exclusive=1)
+    yield "CumSum", Example([x, _integers(-1)], wanted=(0,), arguments={"reverse": 1})
     image = _normal(2, 4, 3, 3)
     yield "ResizeNearest", _example(image, height_scale=2.0, width_scale=2.0)
     yield "UpsampleBilinear", _example(image, height_scale=2.0, width_scale=1.5)
     yield "ChannelShuffle", _example(image, group=2)
     yield "NCHW2NHWC", _example(image)
     yield "NHWC2NCHW", _example(image)
+
+
+def _places() -> Iterator[tuple[str, Example]]:
+    twice, once = _integers(2, 0, 2, 1).reshape(2, 2), _integers(2, 0, 1, 1).reshape(2, 2)
+    yield "GatherElements", _example(_normal(3, 2), twice)
+    yield "ScatterElements", _example(_normal(3, 2), once, _normal(2, 2))
+    yield "ScatterElements", _example(_normal(2, 3), twice, _normal(2, 2), axis=1, reduction="add")
+    yield "GatherND", _example(_normal(3, 2, 2), twice[:, :1])
+    yield "GatherND", _example(_normal(2, 3, 2), twice[..., np.newaxis], batch_dims=1)
+    yield "ScatterND", _example(_normal(3, 2), once[:, :1], _normal(2, 2))
+    yield "ScatterND", _example(_normal(3, 3, 2), twice[:, np.newaxis], _normal(2, 1, 2), reduction="add")
 
 
 def _products() -> Iterator[tuple[str, Example]]:

@@ -18,6 +18,7 @@ from dagexec.errors import ArgumentError, ModelFormatError, UnsupportedOperatorE
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     convolution,
     elementwise,
+    indexing,
     quantized,
     recurrent,
     reduction,

@@ -138,6 +138,8 @@ class _CudaTopK(CudaOperator):
     def prepare(self) -> Step:
         """The way that suits k and the length of the vectors."""
         x, values = self.x(0), self.y(0)
+        if not self.arguments.bool("largest", True):
+            raise self.call().fail("largest=0 is not supported on CUDA; expected 1")
         if not values.size:
             return nothing_to_do
         k, axis = topk_plan(self.call())
