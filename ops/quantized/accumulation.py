@@ -6,6 +6,8 @@ convolution algorithms that only multiply and add give the integer a 32-bit accu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,18 +15,19 @@ import numpy as np
 
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.tensor import Constant
 from dagexec.ops.quantized.scales import Array, integer_range
 
 
-def exact_dtype(terms: int, a: TypeMeta, zero_point: int | None, b: TypeMeta) -> np.dtype[Any]:
-    """float32 if it holds every sum of `terms` products of (an `a` less its zero point) and a `b`, else float64.
-
-    `zero_point` is None when it is only known in a run.
-    """
+def exact_dtype(terms: int, a: TypeMeta, zero_point: int, b: TypeMeta) -> np.dtype[Any]:
+    """float32 if it holds every sum of `terms` products of (an `a` less its zero point) and a `b`, else float64."""
     least, most = integer_range(a)
-    largest = most - least if zero_point is None else max(most - zero_point, zero_point - least)
     low, high = integer_range(b)
-    bound = terms * largest * max(abs(low), abs(high))
+    return exact_for(terms * max(most - zero_point, zero_point - least) * max(abs(low), abs(high)))
+
+
+def exact_for(bound: int) -> np.dtype[Any]:
+    """float32 if it holds every sum whose terms' magnitudes add up to no more than `bound`, else float64."""
     return np.dtype(np.float32) if bound <= 1 << 24 else np.dtype(np.float64)
 
 
@@ -51,3 +54,66 @@ def widened(owner: Operator, index: int, array: Array, work: np.dtype[Any]) -> t
         return wide.reshape(array.shape), nothing_to_do
     wide = owner.scratch(array.shape, work)
     return wide, partial(np.copyto, wide, array, casting="unsafe")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Integers of which a zero point is subtracted before they are multiplied.
+
+    Attributes:
+        owner: the operator.
+        index: the input that has them.
+        zero_point: the input that has their zero point, None without one.
+        view: gives a vector of zero points the axes that it broadcasts with.
+    """
+
+    owner: Operator
+    index: int
+    zero_point: int | None
+    view: Callable[[Array], Array]
+
+    @property
+    def zero(self) -> Array | None:
+        """The zero point as it broadcasts to the integers."""
+        return None if self.zero_point is None else self.view(self.owner.x(self.zero_point))
+
+    @property
+    def _constant(self) -> Constant | None:
+        """What keeps what follows from the integers, where they and their zero point never change."""
+        if self.zero_point is not None and self.owner.input(self.zero_point).constant is None:
+            return None
+        return self.owner.input(self.index).constant
+
+    def _key(self, what: str) -> tuple[str, ...]:
+        zero = self.zero
+        return (what,) if zero is None else (what, str(zero.shape), zero.tobytes().hex())
+
+    def largest(self) -> int:
+        """No difference has a larger magnitude."""
+        constant = self._constant
+        if constant is not None:
+            magnitudes: Array = constant.derived(self._key("largest"), self._magnitude)
+            return int(magnitudes)
+        least, most = integer_range(self.owner.input(self.index).meta)
+        if self.zero_point is None:
+            return max(abs(least), abs(most))
+        lowest, highest = integer_range(self.owner.input(self.zero_point).meta)
+        return max(most - lowest, highest - least)
+
+    def _magnitude(self) -> Array:
+        return np.asarray(np.abs(self._differences(np.dtype(np.int64))).max(initial=0))
+
+    def differences(self, work: np.dtype[Any]) -> tuple[Array, Step]:
+        """The integers less their zero point in dtype `work`, and the step that computes them, once for constants."""
+        x, zero, constant = self.owner.x(self.index), self.zero, self._constant
+        if constant is not None:
+            wide = constant.derived((*self._key("differences"), work.str), lambda: self._differences(work))
+            return wide.reshape(x.shape), nothing_to_do
+        wide = self.owner.scratch(x.shape, work)
+        if zero is None:
+            return wide, partial(np.copyto, wide, x, casting="unsafe")
+        return wide, partial(np.subtract, x, zero, out=wide, dtype=work, casting="unsafe")
+
+    def _differences(self, work: np.dtype[Any]) -> Array:
+        x, zero = self.owner.x(self.index).astype(work), self.zero
+        return x if zero is None else x - zero.astype(work)

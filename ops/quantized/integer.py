@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT32, INT8, INT32, UINT8
+from dagexec.core.dtypes import FLOAT32, INT32, UINT8
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
@@ -15,41 +16,86 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.broadcasting import broadcast_shape
 from dagexec.ops.base.geometry import WINDOW_ARGS
 from dagexec.ops.base.layout import NHWC, ImageOperator
-from dagexec.ops.quantized.convolution import convolution_sums, integer_conv_shape, quant_window
+from dagexec.ops.conv.choice import default_algorithm
+from dagexec.ops.conv.problem import DEFAULT_LIMIT, ConvProblem
+from dagexec.ops.quantized.accumulation import Operand, exact_for
+from dagexec.ops.quantized.convolution import FILTER, integer_conv_shape, quant_window
 from dagexec.ops.quantized.linear import saturate_passes
-from dagexec.ops.quantized.scales import BYTES, Array, zero_point_argument
+from dagexec.ops.quantized.scales import BYTES, Array, along
 
-_ZERO_POINT_ARGS = {"x_zero_point": "X's zero point (default 0)"}
+X_ZERO_POINT, FILTER_ZERO_POINT = 2, 3
+"""The inputs of ConvInteger that have the zero points."""
 
 
 def infer_conv_integer(call: OperatorCall) -> list[TensorType]:
     """int32 sums."""
-    shape = integer_conv_shape(call, (INT8,))
-    zero_point_argument(call, "x_zero_point", call.inputs[0].meta)
+    shape = integer_conv_shape(call, BYTES)
+    _check_zero_point(call, X_ZERO_POINT, ((), (1,)))
+    _check_zero_point(call, FILTER_ZERO_POINT, ((), (1,), call.inputs[FILTER].shape[:1]))
     return [TensorType(shape, INT32)]
+
+
+def _check_zero_point(call: OperatorCall, index: int, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ShapeError unless input `index`, if given, has 8 bits and one of `shapes`."""
+    if index >= len(call.inputs):
+        return
+    call.require_types(index, *BYTES)
+    if call.inputs[index].shape not in shapes:
+        expected = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+        raise call.fail(f"a zero point must have shape {expected}, found {call.inputs[index].shape}")
 
 
 @operator(
     OpSchema(
         "ConvInteger",
+        inputs=(2, 4),
         infer=infer_conv_integer,
-        doc="Y = (X - x_zero_point) * filter as int32, where padding counts as x_zero_point. X is uint8 or int8, the "
-        "filter int8; shapes as Conv's.",
-        input_names=("X", "filter"),
+        doc="Y = (X - x_zero_point) * (filter - filter_zero_point) as int32, where padding counts as x_zero_point. X "
+        "and filter are uint8 or int8, of shapes as Conv's; X has one zero point, the filter one or one for each of "
+        "its M.",
+        input_names=("X", "filter", "x_zero_point", "filter_zero_point"),
         output_names=("Y",),
-        args=WINDOW_ARGS | {"group": "groups of channels and filters (default 1)"} | _ZERO_POINT_ARGS,
+        args=WINDOW_ARGS | {"group": "groups of channels and filters (default 1)"},
     )
 )
 class ConvInteger(ImageOperator):
     """Convolution of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        call = self.call()
-        window, axes = quant_window(call)
-        if not self.y(0).size:
+        """Both operands less their zero points, their convolution in floats that hold every sum, its conversion."""
+        window, axes = quant_window(self.call())
+        y = self.y(0)
+        if not y.size:
             return nothing_to_do
-        sums, add_up = convolution_sums(self, call.arguments.int("x_zero_point", 0), axes, window.order == NHWC)
-        return in_sequence([add_up, partial(np.copyto, self.y(0), sums, casting="unsafe")])
+        x, filters = conv_operands(self)
+        terms = self.x(FILTER)[0].size
+        if not terms:
+            return partial(y.fill, 0)
+        work = exact_for(terms * x.largest() * filters.largest())
+        sums = self.scratch(y.shape, work)
+        (wide, center), (weights, center_weights) = x.differences(work), filters.differences(work)
+        problem = ConvProblem(
+            x=wide,
+            weights=weights,
+            bias=None,
+            y=sums,
+            axes=axes,
+            group=self.arguments.int("group", 1),
+            channels_last=window.order == NHWC,
+            work=work,
+            limit=DEFAULT_LIMIT,
+        )
+        add_up = default_algorithm(problem, self.label).steps(problem, self.scratch)
+        store = partial(np.copyto, y, sums, casting="unsafe")
+        return in_sequence([center, center_weights, *add_up, store])
+
+
+def conv_operands(owner: Operator) -> tuple[Operand, Operand]:
+    """X and the filter of a ConvInteger."""
+    given = len(owner.input_blobs)
+    x = Operand(owner, 0, X_ZERO_POINT if given > X_ZERO_POINT else None, along(0, 1))
+    filter_zero = FILTER_ZERO_POINT if given > FILTER_ZERO_POINT else None
+    return x, Operand(owner, FILTER, filter_zero, along(0, owner.x(FILTER).ndim))
 
 
 def infer_matmul_integer(call: OperatorCall) -> list[TensorType]:
@@ -57,17 +103,14 @@ def infer_matmul_integer(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *BYTES)
     call.require_types(1, *BYTES)
     a, b = call.inputs[0].shape, call.inputs[1].shape
-    if min(len(a), len(b)) < 2:
-        raise call.fail("A and B must have at least 2 axes")
-    if a[-1] != b[-2]:
-        raise call.fail(f"a {a[-2]} x {a[-1]} matrix cannot be multiplied by a {b[-2]} x {b[-1]} one")
-    for index, size in ((2, a[-2]), (3, b[-1])):
-        if index < len(call.inputs):
-            call.require_types(index, call.inputs[index - 2].meta)
-            entries = call.inputs[index].elements
-            if entries not in (1, size) or len(call.inputs[index].shape) > 1:
-                raise call.fail(f"a zero point must have 1 entry or {size}, found shape {call.inputs[index].shape}")
-    return [TensorType((*broadcast_shape(call, [a[:-2], b[:-2]]), a[-2], b[-1]), INT32)]
+    if min(len(a), len(b)) < 1:
+        raise call.fail("A and B must have at least 1 axis")
+    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
+    if a[-1] != (b[-2] if len(b) > 1 else b[0]):
+        raise call.fail(f"matrices of shapes {a} and {b} cannot be multiplied")
+    _check_zero_point(call, 2, ((), (1,), rows, (*a[:-1], 1)))
+    _check_zero_point(call, 3, ((), (1,), columns, (*b[:-2], 1, *columns)))
+    return [TensorType((*broadcast_shape(call, [a[:-2], b[:-2]]), *rows, *columns), INT32)]
 
 
 def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
@@ -80,35 +123,42 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         "MatMulInteger",
         inputs=(2, 4),
         infer=infer_matmul_integer,
-        doc="Y = (A - a_zero_point)(B - b_zero_point) as int32, for stacks of matrices as in numpy.matmul. A and B are "
-        "uint8 or int8; a zero point has one entry, or one for each row of A or column of B.",
+        doc="Y = (A - a_zero_point)(B - b_zero_point) as int32, for stacks of matrices and for vectors as in "
+        "numpy.matmul. A and B are uint8 or int8; a zero point has one entry, or one for each row of A or column of B, "
+        "of all matrices together or of each.",
         input_names=("A", "B", "a_zero_point", "b_zero_point"),
         output_names=("Y",),
         cost=_matmul_cost,
-        onnx=(OnnxName("MatMulInteger", 10),),
     )
 )
 class MatMulInteger(Operator):
     """Product of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        """Both operands in float64, which holds every sum, their product, and its conversion."""
-        y = self.y(0)
+        """Both operands less their zero points, their product in floats that hold every sum, and its conversion."""
+        y, inner = self.y(0), self.x(0).shape[-1]
         if not y.size:
             return nothing_to_do
-        a, b = (self.scratch(self.x(index).shape, np.float64) for index in (0, 1))
-        sums = self.scratch(y.shape, np.float64)
-        zero_points: dict[int, Array] = {}
-        if len(self.input_blobs) > 2:
-            zero_points[0] = self.x(2).reshape(-1, 1)
-        if len(self.input_blobs) > 3:
-            zero_points[1] = self.x(3).reshape(1, -1)
-        steps: list[Step] = []
-        for index, wide in enumerate((a, b)):
-            subtrahend = zero_points.get(index, np.zeros((), np.float64))
-            steps.append(partial(np.subtract, self.x(index), subtrahend, out=wide, dtype=np.float64))
-        steps.append(partial(np.matmul, a, b, out=sums))
-        return in_sequence([*steps, partial(np.copyto, y, sums, casting="unsafe")])
+        operands = product_operands(self)
+        work = exact_for(inner * math.prod(operand.largest() for operand in operands))
+        (a, center_a), (b, center_b) = (operand.differences(work) for operand in operands)
+        sums = self.scratch(y.shape, work)
+        multiply = partial(np.matmul, a, b, out=sums)
+        return in_sequence([center_a, center_b, multiply, partial(np.copyto, y, sums, casting="unsafe")])
+
+
+def product_operands(owner: Operator) -> tuple[Operand, Operand]:
+    """A and B of a MatMulInteger."""
+    given = len(owner.input_blobs)
+    return (
+        Operand(owner, 0, 2 if given > 2 else None, _of_rows),
+        Operand(owner, 1, 3 if given > 3 else None, lambda zero: zero),
+    )
+
+
+def _of_rows(zero: Array) -> Array:
+    """The zero points of A's rows, which broadcast along its columns."""
+    return zero.reshape(-1, 1) if zero.ndim == 1 and zero.size > 1 else zero
 
 
 def infer_dynamic(call: OperatorCall) -> list[TensorType]:

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear as ONNX defines them: per tensor, or per index of one axis.
+"""QuantizeLinear and DequantizeLinear as ONNX defines them: per tensor, per index of one axis, or per block of it.
 
 https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html. Scales and zero points are inputs; they are nearly always
 constant, and are checked once then, else in every run.
@@ -15,20 +15,42 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
+from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Scratch, block_indices
 from dagexec.ops.quantized.scales import Array, along, checked_scales, integer_range, type_named
 
 QUANTIZED = (UINT8, INT8, UINT16, INT16)
 _REAL = (FLOAT32, FLOAT16, BFLOAT16)
 
-_AXIS_HELP = "the axis that scales with more than one entry belong to (default 1)"
+_PLACEMENT_ARGS = {
+    "axis": "the axis that scales with more than one entry belong to (default 1)",
+    "block_size": "so many elements along `axis` share a scale, which then has all axes of X (default 0: no blocks)",
+}
+
+
+def block_size(call: OperatorCall) -> int:
+    """How many elements share a scale; 0 without blocks. Raises ArgumentError."""
+    size = call.arguments.int("block_size", 0)
+    if size < 0:
+        raise ArgumentError(f"{call.label}: argument 'block_size' must be at least 0, found {size}")
+    return size
 
 
 def _check_parameters(call: OperatorCall) -> None:
-    """The scale is one number or a vector along `axis`, and the zero point has its shape. Raises ShapeError."""
+    """The scale is one number, a vector along `axis`, or one a block, and the zero point has its shape.
+
+    Raises ArgumentError or ShapeError.
+    """
     call.require_types(1, *_REAL)
     x, scale = call.inputs[0].shape, call.inputs[1].shape
-    if scale not in ((), (1,)):
+    if size := block_size(call):
+        axis = call.axis("axis", 1, len(x))
+        blocks = (*x[:axis], -(-x[axis] // size), *x[axis + 1 :])
+        if scale != blocks:
+            raise call.fail(
+                f"the scale must have shape {blocks}: one for {size} elements of axis {axis}; found {scale}"
+            )
+    elif scale not in ((), (1,)):
         axis = call.axis("axis", 1, len(x))
         if scale != (x[axis],):
             raise call.fail(f"the scale must be one number, or {x[axis]} for axis {axis}; found shape {scale}")
@@ -77,7 +99,9 @@ class _Linear(Operator):
 
     def parameters(self, x: Array) -> tuple[Array, Array, list[Step]]:
         """Scale, zero point, and the steps that check and convert them in a run."""
-        view = along(self.call().axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0, x.ndim)
+        call = self.call()
+        axis = call.axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0
+        view, size = along(axis, x.ndim), block_size(call)
         steps = checked_scales(self, 1)
         scale = self.scratch(self.x(1).shape, np.float32)
         zero = self.scratch(self.x(1).shape, np.float32)
@@ -85,7 +109,13 @@ class _Linear(Operator):
         zero.fill(0)
         if len(self.input_blobs) == 3:
             steps.append(partial(np.copyto, zero, self.x(2).reshape(zero.shape), casting="unsafe"))
-        return np.broadcast_to(view(scale), x.shape), np.broadcast_to(view(zero), x.shape), steps
+        if not size:
+            return np.broadcast_to(view(scale), x.shape), np.broadcast_to(view(zero), x.shape), steps
+        each = [self.scratch(x.shape, np.float32) for _ in range(2)]
+        block = np.arange(x.shape[axis]) // size
+        for array, target in zip((scale, zero), each, strict=True):
+            steps.append(partial(np.take, array, block, axis=axis, out=target, mode="clip"))
+        return each[0], each[1], steps
 
 
 @operator(
@@ -94,10 +124,10 @@ class _Linear(Operator):
         inputs=(2, 3),
         infer=infer_quantize,
         doc="Y = saturate(round(X / scale) + zero_point), rounded to the nearest integer, ties to even; computed in "
-        "float32. NaN becomes the least integer. As ONNX's QuantizeLinear, without blocks.",
+        "float32. NaN becomes the least integer. As ONNX's QuantizeLinear.",
         input_names=("X", "scale", "zero_point"),
         output_names=("Y",),
-        args={"axis": _AXIS_HELP, "to": "Y's type when there is no zero point: uint8 (default), int8, uint16, int16"},
+        args=_PLACEMENT_ARGS | {"to": "Y's type when there is no zero point: uint8 (default), int8, uint16, int16"},
         image_role=ImageRole.ON_INTEGERS,
         is_quantized=True,
     )
@@ -126,11 +156,10 @@ class QuantizeLinear(_Linear):
         "DequantizeLinear",
         inputs=(2, 3),
         infer=infer_dequantize,
-        doc="Y = (X - zero_point) * scale, in float32; Y has the scale's type. As ONNX's DequantizeLinear, without "
-        "blocks.",
+        doc="Y = (X - zero_point) * scale, in float32; Y has the scale's type. As ONNX's DequantizeLinear.",
         input_names=("X", "scale", "zero_point"),
         output_names=("Y",),
-        args={"axis": _AXIS_HELP},
+        args=_PLACEMENT_ARGS,
         image_role=ImageRole.ON_INTEGERS,
         is_quantized=True,
     )

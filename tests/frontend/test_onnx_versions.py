@@ -26,7 +26,6 @@ NEVER_READ = {
     "LSTM": {"activation_alpha", "activation_beta"},
     "LayerNormalization": {"stash_type"},
     "Swish": {"alpha"},
-    "DequantizeLinear": {"output_dtype"},
     "QuantizeLinear": {"precision"},
     "Resize": {"antialias"},
     "Constant": {"sparse_value", "value_string", "value_strings"},

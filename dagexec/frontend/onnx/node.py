@@ -170,6 +170,13 @@ class Node:
             raise CannotConvertError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
         return tuple(size for size in shape if size is not None)
 
+    def rank(self, index: int, why: str) -> int:
+        """The number of axes of input `index`. Raises CannotConvertError, saying `why` it is needed, if open."""
+        shape = self.shape(index)
+        if shape is None:
+            raise CannotConvertError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
+        return len(shape)
+
     def __contains__(self, attribute: str) -> bool:
         self.asked.add(attribute)
         return attribute in self._attributes

@@ -1,7 +1,8 @@
 """Converters of quantized operators: QuantizeLinear and DequantizeLinear, QLinearConv, QLinearMatMul, and integers.
 
-Scales and zero points that an operator of dagexec has as arguments must be constants of the model, and the zero point
-of weights must be 0, as it is for weights that are quantized symmetrically.
+Where scales and zero points are constants of the model, and weights less their zero point are int8, one operator of
+dagexec has them as arguments. Everything else becomes exact sums of integers (ConvInteger, MatMulInteger), which
+operators of their own scale and quantize.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.proto import OperatorDef
+from dagexec.frontend.onnx.composition import Composition
 from dagexec.frontend.onnx.convolution import window_arguments
 from dagexec.frontend.onnx.initializers import element_type
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.frontend.onnx.node import Node, converts
+
+Array = npt.NDArray[np.generic]
 
 
 def _same_shape(node: Node) -> None:
-    """Note that the output has the input's sizes; blocks are refused."""
-    if node.integer("block_size", 0):
-        raise CannotConvertError("blocks with scales of their own are not supported")
+    """Note that the output has the input's sizes."""
     shape = node.shape(0)
     if shape is not None:
         node.scope.shapes.setdefault(node.outputs[0], shape)
@@ -30,6 +33,11 @@ def _given_type(node: Node, attribute: str) -> int | None:
     return element_type(number, node.label).number if number else None
 
 
+def _placement(node: Node) -> dict[str, ArgumentValue | None]:
+    """Which scale belongs to which element."""
+    return {"axis": node.integer("axis", 1), "block_size": node.integer("block_size", 0) or None}
+
+
 @converts(QuantizeLinear=28)
 def quantize_linear(node: Node) -> list[OperatorDef]:
     """QuantizeLinear."""
@@ -38,7 +46,7 @@ def quantize_linear(node: Node) -> list[OperatorDef]:
     node.ignore("saturate")  # of types of 8 bits that are floats, which are not supported
     given = _given_type(node, "output_dtype")
     to = None if node.has_input(2) else given
-    return [node.operator("QuantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1), to=to)]
+    return [node.operator("QuantizeLinear", inputs, node.only_output(), to=to, **_placement(node))]
 
 
 @converts(DequantizeLinear=28)
@@ -46,55 +54,91 @@ def dequantize_linear(node: Node) -> list[OperatorDef]:
     """DequantizeLinear."""
     _same_shape(node)
     inputs = [name for name in node.inputs if name]
-    return [node.operator("DequantizeLinear", inputs, node.only_output(), axis=node.integer("axis", 1))]
+    to, placement = _given_type(node, "output_dtype"), _placement(node)
+    if to is None:
+        return [node.operator("DequantizeLinear", inputs, node.only_output(), **placement)]
+    compose = Composition(node)
+    return compose.result("Cast", compose("DequantizeLinear", *inputs, **placement), to=to)
 
 
 @converts(QLinearConv=10)
 def qlinear_conv(node: Node) -> list[OperatorDef]:
-    """QLinearConv as QuantConv: X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, bias."""
-    _check_weights(node, 3, 5)
-    biased = node.has_input(8)
-    inputs = [node.inputs[0], node.inputs[3], node.inputs[4], *([node.inputs[8]] if biased else [])]
-    arguments: dict[str, ArgumentValue | None] = {**_filter_window(node, 3), **_requantization(node, 1, 2, 6, 7)}
-    if biased:
-        arguments["bias"] = 1
-    return [node.operator("QuantConv", inputs, node.only_output(), **arguments)]
+    """QLinearConv: X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, bias; as QuantConv where that serves."""
+    window = _filter_window(node, 3)
+    weights, scaling = symmetric_weights(node, 3, 5, 0), requantization(node, (1, 2), 4, (6, 7))
+    if weights is None or scaling is None:
+        return _conv_by_integers(node, window)
+    compose = Composition(node)
+    bias = [node.inputs[8]] if node.has_input(8) else []
+    inputs = (node.inputs[0], _weights(compose, 3, weights), node.inputs[4], *bias)
+    return compose.result("QuantConv", *inputs, bias=1 if bias else None, **window, **scaling)
+
+
+def _conv_by_integers(node: Node, window: dict[str, ArgumentValue | None]) -> list[OperatorDef]:
+    """Sums of ConvInteger, the bias, and what makes them Y."""
+    compose = Composition(node)
+    spatial = node.rank(3, "its scales belong to filters") - 2
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
+    sums = compose("ConvInteger", x, w, x_zero, w_zero, **window)
+    if node.has_input(8):
+        sums = compose("Add", sums, compose.along(node.inputs[8], spatial))
+    multiplier = compose.multiplier(x_scale, compose.along(w_scale, spatial), y_scale)
+    return _requantized(compose, sums, multiplier, y_zero)
 
 
 @converts(QLinearMatMul=21)
 def qlinear_matmul(node: Node) -> list[OperatorDef]:
     """QLinearMatMul: A, a_scale, a_zero, B, b_scale, b_zero, y_scale, y_zero; of a constant matrix B, QuantFC."""
-    b = node.value(3)
-    if b is None or b.ndim != 2 or b.dtype != np.int8 or np.any(node.constant(5, "b_zero_point")):
-        return _by_floats(node)
-    turned = node.new_name("transposed")
-    weights = np.ascontiguousarray(b.T)
-    weights.flags.writeable = False
-    node.scope.values[turned] = weights
-    arguments = _requantization(node, 1, 2, 6, 7)
-    inputs = [node.inputs[0], turned, node.inputs[4]]
-    return [node.operator("QuantFC", inputs, node.only_output(), axis=-1, **arguments)]
+    weights, scaling = symmetric_weights(node, 3, 5, -1), requantization(node, (1, 2), 4, (6, 7))
+    if weights is None or weights.ndim != 2 or scaling is None:
+        return _matmul_by_integers(node)
+    compose = Composition(node)
+    turned = compose.constant(np.ascontiguousarray(weights.T))
+    return compose.result("QuantFC", node.inputs[0], turned, node.inputs[4], axis=-1, **scaling)
 
 
-def _by_floats(node: Node) -> list[OperatorDef]:
-    """Dequantized, multiplied, quantized: what the integers stand for."""
-    names = [node.new_name(suffix) for suffix in ("a", "b", "product")]
-    operators = [
-        node.operator("DequantizeLinear", node.inputs[start : start + 3], [name], axis=axis)
-        for start, name, axis in ((0, names[0], -2), (3, names[1], -1))
-    ]
-    operators.append(node.operator("BatchMatMul", names[:2], [names[2]], broadcast=1))
-    return [*operators, node.operator("QuantizeLinear", [names[2], *node.inputs[6:8]], node.only_output())]
+def _matmul_by_integers(node: Node) -> list[OperatorDef]:
+    """Sums of MatMulInteger, and what makes them Y. Scales and zero points of A and Y may have one entry for a row."""
+    compose = Composition(node)
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
+    sums = compose("MatMulInteger", a, b, a_zero, b_zero)
+    multiplier = compose.multiplier(compose.along(a_scale, 1), b_scale, compose.along(y_scale, 1))
+    return _requantized(compose, sums, multiplier, y_zero, axis=-2)
+
+
+def _requantized(
+    compose: Composition, sums: str, multiplier: str, zero_point: str, axis: int | None = None
+) -> list[OperatorDef]:
+    """The integers of Y: sums times `multiplier`, rounded, and the zero point."""
+    values = compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier)
+    shape = compose.node.scope.shape(zero_point) or ()
+    one = compose.constant(np.ones([size or 1 for size in shape], np.float32))
+    return compose.result("QuantizeLinear", values, one, zero_point, axis=axis)
 
 
 @converts(ConvInteger=10)
 def conv_integer(node: Node) -> list[OperatorDef]:
     """ConvInteger."""
-    if node.has_input(3) and np.any(node.constant(3, "w_zero_point")):
-        raise CannotConvertError("a w_zero_point other than 0 is not supported")
-    zero = int(node.constant_scalar(2, "x_zero_point")) if node.has_input(2) else None
     window = _filter_window(node, 1)
-    return [node.operator("ConvInteger", node.inputs[:2], node.only_output(), x_zero_point=zero, **window)]
+    compose = Composition(node)
+    return compose.result("ConvInteger", *integer_operands(compose), **window)
+
+
+@converts(MatMulInteger=10)
+def matmul_integer(node: Node) -> list[OperatorDef]:
+    """MatMulInteger."""
+    compose = Composition(node)
+    return compose.result("MatMulInteger", *integer_operands(compose))
+
+
+def integer_operands(compose: Composition) -> list[str]:
+    """Both operands and their zero points, the first of which is 0 where only the second is given."""
+    node = compose.node
+    inputs = list(node.inputs[:2])
+    if node.has_input(3):
+        zero = node.inputs[2] or compose.constant(np.zeros((), np.uint8))
+        return [*inputs, zero, node.inputs[3]]
+    return [*inputs, node.inputs[2]] if node.has_input(2) else inputs
 
 
 def _filter_window(node: Node, index: int) -> dict[str, ArgumentValue | None]:
@@ -105,22 +149,46 @@ def _filter_window(node: Node, index: int) -> dict[str, ArgumentValue | None]:
     return {**window_arguments(node, kernels), "group": node.integer("group", 1)}
 
 
-def _check_weights(node: Node, weights: int, zero_point: int) -> None:
-    """Raise CannotConvertError unless the weights are int8 with zero point 0."""
-    zero: npt.NDArray[np.generic] = node.constant(zero_point, "w_zero_point")
-    if zero.dtype != np.int8 or np.any(zero):
-        raise CannotConvertError(f"weights of {zero.dtype} with a zero point are not supported; expected int8 and 0")
-    node.constant(weights + 1, "w_scale")
+def symmetric_weights(node: Node, weights: int, zero_point: int, axis: int) -> Array | None:
+    """Constant weights less their zero points, which belong to `axis`; None unless int8 holds the differences."""
+    values, zero = node.value(weights), node.value(zero_point)
+    if values is None or (node.has_input(zero_point) and zero is None):
+        return None
+    zero = np.zeros((), np.int8) if zero is None else zero
+    if values.dtype == zero.dtype == np.int8 and not np.any(zero):
+        return values
+    view = [1] * values.ndim
+    view[axis] = zero.size
+    if not _bytes(values, zero) or zero.size not in (1, values.shape[axis]):
+        return None
+    differences = values.astype(np.int16) - zero.astype(np.int16).reshape(view)
+    narrow = differences.astype(np.int8)
+    return narrow if np.array_equal(narrow, differences) else None
 
 
-def _requantization(
-    node: Node, x_scale: int, x_zero: int, y_scale: int, y_zero: int
-) -> dict[str, ArgumentValue | None]:
-    """Scales and zero points of X and Y as arguments, from the inputs of these numbers."""
+def _weights(compose: Composition, index: int, weights: Array) -> str:
+    """The tensor that has `weights`: input `index`, unless its zero points made others of them."""
+    return compose.node.inputs[index] if weights is compose.node.value(index) else compose.constant(weights)
+
+
+def requantization(
+    node: Node, x: tuple[int, int], w_scale: int, y: tuple[int, int]
+) -> dict[str, ArgumentValue | None] | None:
+    """Scales and zero points of X and Y as arguments, from the inputs of these numbers; None unless they can be."""
+    values = [node.value(index) for index in (*x, *y)]
+    scale = node.value(w_scale)
+    if scale is None or scale.dtype != np.float32 or scale.ndim > 1:
+        return None
+    if any(value is None or value.size != 1 for value in values) or not _bytes(*values[1::2]):
+        return None
+    x_scale, x_zero, y_scale, y_zero = (value.reshape(-1)[0] for value in values if value is not None)
+    if x_scale.dtype != np.float32:
+        return None
     return {
-        "x_scale": float(node.constant_scalar(x_scale, "x_scale")),
-        "x_zero_point": int(node.constant_scalar(x_zero, "x_zero_point")),
-        "y_scale": float(node.constant_scalar(y_scale, "y_scale")),
-        "y_zero_point": int(node.constant_scalar(y_zero, "y_zero_point")),
-        "to": node.constant(y_zero, "y_zero_point").dtype.name,
-    }
+        "x_scale": float(x_scale), "x_zero_point": int(x_zero),
+        "y_scale": float(y_scale), "y_zero_point": int(y_zero), "to": y_zero.dtype.name,
+    }  # fmt: skip
+
+
+def _bytes(*values: Array | None) -> bool:
+    return all(value is not None and value.dtype in (np.uint8, np.int8) for value in values)

@@ -13,18 +13,24 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, TypeMeta
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.errors import ArgumentError
+from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.cuda.base.expression import elementwise
 from dagexec.ops.cuda.base.faults import CheckedOperator
 from dagexec.ops.cuda.base.matrices import tiled_product
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.cuda.conv.direct import DirectConvolution
-from dagexec.ops.quantized.accumulation import fits_int32
+from dagexec.ops.quantized.accumulation import Operand, fits_int32
 from dagexec.ops.quantized.addition import QuantAdd, read_add
 from dagexec.ops.quantized.convolution import BIAS, FILTER, FILTER_SCALE, QuantConv, quant_window, read_conv
-from dagexec.ops.quantized.integer import ConvInteger, DynamicQuantizeLinear, MatMulInteger
-from dagexec.ops.quantized.linear import DequantizeLinear, QuantizeLinear
+from dagexec.ops.quantized.integer import (
+    ConvInteger,
+    DynamicQuantizeLinear,
+    MatMulInteger,
+    conv_operands,
+    product_operands,
+)
+from dagexec.ops.quantized.linear import DequantizeLinear, QuantizeLinear, block_size
 from dagexec.ops.quantized.product import QuantFC, read_fc
 from dagexec.ops.quantized.requantization import Requantization
 from dagexec.ops.quantized.scales import along, check_scales, integer_range, scale_argument
@@ -217,23 +223,38 @@ class CudaQuantAdd(CudaQuantized, QuantAdd):
         return self.requantized(what, first, {"x": self.x(0)}, scalars, self.y(0))
 
 
+def _difference(owner: CudaOperator, operand: Operand) -> tuple[Array, Step]:
+    """The integers of an operand less their zero point, and the step that computes them."""
+    x, zero = owner.x(operand.index), operand.zero
+    if zero is None:
+        return x, nothing_to_do
+    wide = owner.scratch(x.shape, np.int16)
+    return wide, elementwise(owner, "difference", {"x": x, "zero": zero}, {"y": wide}, "y = (short)(x - zero);")
+
+
 class CudaConvInteger(CudaOperator, ConvInteger):
     """Convolution of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        call, y = self.call(), self.y(0)
-        window, axes = quant_window(call)
+        y = self.y(0)
+        window, axes = quant_window(self.call())
         if not y.size:
             return nothing_to_do
-        return _convolved(self, self.x(FILTER), y, axes, window.channels_last, call.arguments.int("x_zero_point", 0))
+        (x, center_x), (filters, center_filters) = (_difference(self, operand) for operand in conv_operands(self))
+        group = self.arguments.int("group", 1)
+        convolution = DirectConvolution(self, x, filters, y, axes, group, window.channels_last)
+        return in_sequence([center_x, center_filters, convolution.forward()])
 
 
 class CudaMatMulInteger(CudaOperator, MatMulInteger):
     """Product of 8-bit integers into 32-bit ones."""
 
     def prepare(self) -> Step:
-        zero_points = [self.x(index) if index < len(self.input_blobs) else None for index in (2, 3)]
-        return tiled_product(self, self.x(0), self.x(1), self.y(0), *zero_points)
+        (a, center_a), (b, center_b) = (_difference(self, operand) for operand in product_operands(self))
+        a = a.reshape(1, -1) if a.ndim == 1 else a
+        b = b.reshape(-1, 1) if b.ndim == 1 else b
+        y = self.y(0).reshape(*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        return in_sequence([center_a, center_b, tiled_product(self, a, b, y)])
 
 
 class _CudaLinear(CudaQuantized):
@@ -241,24 +262,37 @@ class _CudaLinear(CudaQuantized):
 
     inputs_checked = (1,)
 
-    def scale_and_zero(self, x: Array) -> dict[str, Array]:
-        """The inputs of the kernel but X: scale and zero point as they broadcast to X."""
-        view = along(self.call().axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0, x.ndim)
-        found = {"scale": view(self.x(1))}
+    def operands(self) -> tuple[Array, Array, dict[str, Array]]:
+        """X and Y, and scale and zero point as they broadcast to X; of blocks, these have an axis of their own.
+
+        Raises UnsupportedFeatureError where the last block is shorter than the others.
+        """
+        call, x, y = self.call(), self.x(0), self.y(0)
+        axis = call.axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0
+        shape = x.shape
+        if size := block_size(call):
+            if x.shape[axis] % size:
+                raise UnsupportedFeatureError(f"{self.label}: {x.shape[axis]} elements are no blocks of {size}")
+            shape = (*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
+            single = (*shape[: axis + 1], 1, *shape[axis + 2 :])
+        else:
+            single = along(axis, x.ndim)(self.x(1)).shape
+        found = {"scale": self.x(1).reshape(single)}
         if len(self.input_blobs) == 3:
-            found["zero"] = view(self.x(2).reshape(self.x(1).shape))
-        return found
+            found["zero"] = self.x(2).reshape(single)
+        x, y = x.reshape(shape), y.reshape(shape)
+        return x, y, found
 
 
 class CudaQuantizeLinear(_CudaLinear, QuantizeLinear):
     """Floats to integers."""
 
     def prepare(self) -> Step:
-        parameters = self.scale_and_zero(self.x(0))
+        x, y, parameters = self.operands()
         zero = "(float)zero" if "zero" in parameters else "0.0f"
         formula = f"y = (decltype(y))saturated((float)x / (float)scale, {zero}, least, most);"
-        inputs, scalars = {"x": self.x(0), **parameters}, _limits(self.output(0).meta)
-        step = elementwise(self, "quantized", inputs, {"y": self.y(0)}, formula, scalars, _ROUNDING)
+        inputs, scalars = {"x": x, **parameters}, _limits(self.output(0).meta)
+        step = elementwise(self, "quantized", inputs, {"y": y}, formula, scalars, _ROUNDING)
         return in_sequence([self.checked_scales(1), step])
 
 
@@ -267,10 +301,10 @@ class CudaDequantizeLinear(_CudaLinear, DequantizeLinear):
 
     def prepare(self) -> Step:
         """One kernel: the difference is exact, and rounded to float once."""
-        parameters = self.scale_and_zero(self.x(0))
+        x, y, parameters = self.operands()
         zero = "(i64)zero" if "zero" in parameters else "0"
         formula = f"y = (float)((i64)x - {zero}) * (float)scale;"
-        step = elementwise(self, "dequantized", {"x": self.x(0), **parameters}, {"y": self.y(0)}, formula)
+        step = elementwise(self, "dequantized", {"x": x, **parameters}, {"y": y}, formula)
         return in_sequence([self.checked_scales(1), step])
 
 

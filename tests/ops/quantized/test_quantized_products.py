@@ -191,7 +191,7 @@ def test_integer_products_without_scales_are_those_of_integers_and_of_onnxruntim
     narrow = [a, b >> 1, a_zero, b_zero >> 1]  # of seven bits, which MLAS does not saturate without VNNI
     np.testing.assert_array_equal(run_operator("MatMulInteger", narrow)[0], onnx_result("MatMulInteger", narrow)[0])
     x, w = full_range(random, (1, 4, 9, 9), np.uint8), full_range(random, (3, 4, 3, 3), np.int8)
-    found = run_operator("ConvInteger", [x, w], kernel=3, x_zero_point=17, pad=1)[0]
+    found = run_operator("ConvInteger", [x, w, np.uint8(17)], kernel=3, pad=1)[0]
     np.testing.assert_array_equal(found, convolution_sums(x, w, 17, pad=1))
     assert found.dtype == np.int32
 

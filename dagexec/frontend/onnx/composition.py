@@ -1,0 +1,69 @@
+"""Composition: the operators that one node becomes where no single one computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.proto import OperatorDef
+from dagexec.frontend.onnx.node import CannotConvertError, Node
+
+
+class Composition:
+    """Operators under a node's name, in the order in which they run; each call adds one and names its output."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.operators: list[OperatorDef] = []
+
+    def __call__(self, op_type: str, *inputs: str, **arguments: ArgumentValue | None) -> str:
+        """An operator of one output, which gets a new name. Arguments that are None are left out."""
+        output = self.node.new_name(op_type)
+        self.operators.append(self.node.operator(op_type, inputs, [output], **arguments))
+        return output
+
+    def result(self, op_type: str, *inputs: str, **arguments: ArgumentValue | None) -> list[OperatorDef]:
+        """All operators, with this one last, which computes the node's first output.
+
+        Raises CannotConvertError when another one is used as well.
+        """
+        return [*self.operators, self.node.operator(op_type, inputs, self.node.only_output(), **arguments)]
+
+    def split(self, name: str, count: int, axis: int, sizes: list[int] | None = None) -> list[str]:
+        """The tensor cut along `axis` into `count` parts, equal ones without `sizes`."""
+        parts = [self.node.new_name("Split") for _ in range(count)]
+        self.operators.append(self.node.operator("Split", [name], parts, axis=axis, split=sizes))
+        return parts
+
+    def along(self, vector: str, trailing: int) -> str:
+        """A vector with so many axes of size 1 behind it; scalars, and tensors of more axes, stay."""
+        shape = self.node.scope.shape(vector)
+        if shape is None:
+            raise CannotConvertError(f"the model does not state the shape of {vector!r}")
+        if len(shape) != 1 or not trailing:
+            return vector
+        wanted = [-1, *[1] * trailing]
+        values = self.node.scope.values.get(vector)
+        return self("Reshape", vector, shape=wanted) if values is None else self.constant(values.reshape(wanted))
+
+    def multiplier(self, a: str, b: str, divisor: str = "") -> str:
+        """(a * b) / divisor in float32; constants are multiplied here."""
+        values = [self.node.scope.values.get(name) for name in (a, b, divisor) if name]
+        if any(value is None for value in values):
+            first, *rest = (self("Cast", name, to=FLOAT32.number) for name in (a, b, divisor) if name)
+            product = self("Mul", first, rest[0])
+            return self("Div", product, rest[1]) if divisor else product
+        x, y, *z = (value.astype(np.float32) for value in values if value is not None)
+        with np.errstate(all="ignore"):  # scales may be none
+            return self.constant(np.asarray(x * y / z[0] if z else x * y))
+
+    def constant(self, values: npt.NDArray[Any]) -> str:
+        """A new parameter of the model."""
+        name = self.node.new_name("constant")
+        values.flags.writeable = False
+        self.node.scope.values[name] = values
+        return name
