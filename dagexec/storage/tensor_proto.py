@@ -17,7 +17,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from dagexec.core import dtypes
-from dagexec.core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, STRING, UINT16, TypeMeta
+from dagexec.core.dtypes import ALL_TYPES, BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, STRING, UINT16, TypeMeta
 from dagexec.core.proto import DeviceOption, TensorProto
 from dagexec.errors import DagexecError, StorageError
 from dagexec.storage.wire import (
@@ -64,9 +64,11 @@ class Segment:
 def encode_tensor(name: str, array: Array, begin: int = 0, end: int | None = None) -> bytes:
     """The TensorProto of elements `begin` to `end` of an array (by default all, without a segment).
 
-    The array is packed. Raises ShapeError for a dtype that tensors do not hold.
+    The array is packed. Raises ShapeError for a dtype that tensors do not hold, StorageError for one of ONNX's.
     """
     meta = dtypes.from_numpy(array.dtype)
+    if meta not in ALL_TYPES:
+        raise StorageError(f"tensor {name!r}: elements of type {meta} have no place in a file of Caffe2's format")
     head = TensorProto(dims=array.shape, name=name)
     head.data_type = TensorProto.UINT16 if meta is BFLOAT16 else meta.number  # type: ignore[assignment]
     if meta is BFLOAT16:

@@ -17,6 +17,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
+from dagexec.ops.elementwise.narrow_cast import ROUND_MODES, is_narrow, to_narrow
 
 
 def type_argument(call: OperatorCall, name: str) -> TypeMeta:
@@ -62,11 +63,26 @@ def require_convertible(call: OperatorCall, target: TypeMeta) -> None:
         raise call.fail(f"string cannot be cast to {target}: strings are not parsed as numbers")
 
 
+def check_rounding(call: OperatorCall) -> None:
+    """Raise ArgumentError for a `round_mode` that does not exist."""
+    if (mode := call.arguments.string("round_mode", "up")) not in ROUND_MODES:
+        raise ArgumentError(
+            f"{call.label}: argument 'round_mode' must be one of {', '.join(ROUND_MODES)}, not {mode!r}"
+        )
+
+
 def infer_cast(call: OperatorCall) -> list[TensorType]:
     """The input's shape with the type `to`; strings are not read as numbers."""
     target = type_argument(call, "to")
     require_convertible(call, target)
+    check_rounding(call)
     return [TensorType(call.inputs[0].shape, target)]
+
+
+ROUNDING_ARGS = {
+    "saturate": "0: what a float type of at most 8 bits cannot hold becomes infinite or NaN, not its largest",
+    "round_mode": "to float8e8m0: up (default), down or nearest",
+}
 
 
 class Conversion(Operator):
@@ -77,6 +93,9 @@ class Conversion(Operator):
         x, y = self.x(0), self.y(0)
         if x.dtype == y.dtype:
             return partial(np.copyto, y, x)
+        if is_narrow(y.dtype):
+            saturate, round_mode = self.arguments.bool("saturate", True), self.arguments.string("round_mode", "up")
+            return partial(to_narrow, x, y, saturate=saturate, round_mode=round_mode)
         return partial(write_out if y.dtype.kind == "O" else convert, x, y)
 
 
@@ -91,6 +110,7 @@ class Conversion(Operator):
         args={
             "to": "the type, by `TensorProto.DataType` number or name",
             "from_type": "X's type, as `to`; read by gradients only, which need not have it",
+            **ROUNDING_ARGS,
         },
         required_args=("to",),
     )
@@ -121,6 +141,7 @@ class HalfToFloat(Conversion):
 
 def infer_cast_like(call: OperatorCall) -> list[TensorType]:
     """X's shape with the type of `like`; strings are not read as numbers."""
+    check_rounding(call)
     require_convertible(call, call.inputs[1].meta)
     return [TensorType(call.inputs[0].shape, call.inputs[1].meta)]
 
@@ -132,7 +153,8 @@ def infer_cast_like(call: OperatorCall) -> list[TensorType]:
         doc="X with its elements converted to the type of `like`, as Cast does it.",
         input_names=("X", "like"),
         output_names=("Y",),
-        onnx=(OnnxName("CastLike", 25, ignored=("saturate", "round_mode")),),  # of types of 8 bits, not supported
+        args=ROUNDING_ARGS,
+        onnx=(OnnxName("CastLike", 25, {name: name for name in ROUNDING_ARGS}),),
     )
 )
 class CastLike(Conversion):

@@ -65,8 +65,8 @@ def test_feeding_refuses_other_types_and_ragged_lists() -> None:
     workspace.create_blob("b").value = object()
     with pytest.raises(BlobTypeError, match="blob 'b' holds a object; expected a Tensor"):
         workspace.feed_blob("b", 1.0)
-    with pytest.raises(ShapeError, match="complex128"):
-        workspace.feed_blob("c", 1j)
+    with pytest.raises(ShapeError, match="timedelta64"):
+        workspace.feed_blob("c", np.zeros(2, "timedelta64[s]"))
 
 
 def test_a_child_reads_through_to_its_parents_and_writes_there_what_is_there() -> None:

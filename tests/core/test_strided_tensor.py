@@ -58,8 +58,8 @@ def test_arrays_that_no_descriptor_describes_are_not_adopted() -> None:
     tensor = Tensor()
     with pytest.raises(ShapeError, match=r"strides .* must be 0 or more"):
         tensor.adopt_strided(numbered((3, 4))[::-1])
-    with pytest.raises(ShapeError, match="complex128"):
-        tensor.adopt_strided(np.zeros((3, 4), complex).T)
+    with pytest.raises(ShapeError, match="timedelta64"):
+        tensor.adopt_strided(np.zeros((3, 4), "timedelta64[s]").T)
     with pytest.raises(ShapeError, match="bytes only"):
         tensor.adopt_strided(np.array([["a", b"b"], [b"c", b"d"]], object).T)
     assert tensor.is_empty

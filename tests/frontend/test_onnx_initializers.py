@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
+from dagexec.core.dtypes import HELD_TYPES, STRING, TypeMeta
 from dagexec.errors import ModelFormatError, ResourceError
 from dagexec.frontend.onnx import external_data, load_onnx
 from dagexec.frontend.onnx.external_data import ExternalData
@@ -35,6 +36,18 @@ def test_every_element_type_is_read_from_raw_bytes_and_from_typed_fields(dtype: 
     assert found.dtype == values.dtype
     np.testing.assert_array_equal(found, values)
     assert not found.flags.writeable
+
+
+@pytest.mark.parametrize("meta", [meta for meta in HELD_TYPES if meta is not STRING], ids=str)
+@pytest.mark.parametrize("raw", [True, False])
+def test_types_are_read_as_the_onnx_package_writes_them(meta: TypeMeta, raw: bool) -> None:
+    """Three elements: where they are packed, the last byte is not full."""
+    values = np.array([1, 0, -1 if meta.name in ("int4", "int2") else 1]).astype(meta.numpy)
+    packed = numpy_helper.from_array(values)
+    tensor = packed if raw else helper.make_tensor("t", meta.onnx, [3], values.tolist())
+    found = tensor_array(tensor, NOWHERE, "t")
+    assert found.dtype == meta.numpy
+    assert found.tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -77,8 +90,10 @@ WRONG = {
     "sizes that overflow": (TensorProto(data_type=1, dims=[2**40, 2**40], raw_data=b"\0" * 4), "found 4"),
     "huge sizes of nothing": (TensorProto(data_type=1, dims=[2**62, 2**62, 0], raw_data=b""), "too large"),
     "an unknown type": (TensorProto(data_type=99, dims=[1], raw_data=b"\0"), "element type 99 is not supported"),
-    "an unsupported type": (TensorProto(data_type=TensorProto.COMPLEX64, dims=[0]), "COMPLEX64 is not supported"),
+    "an unsupported type": (TensorProto(data_type=TensorProto.FLOAT6E2M3, dims=[0]), "FLOAT6E2M3 is not supported"),
     "no type": (TensorProto(dims=[1], raw_data=b"\0"), "UNDEFINED is not supported"),
+    "too few packed bytes": (TensorProto(data_type=TensorProto.INT4, dims=[3], raw_data=b"x"), "2 bytes, found 1"),
+    "parts of complex numbers": (TensorProto(data_type=TensorProto.COMPLEX64, dims=[1], float_data=[1]), "2 parts"),
     "a value out of range": (TensorProto(data_type=TensorProto.INT8, dims=[1], int32_data=[300]), "does not fit int8"),
     "raw strings": (TensorProto(data_type=TensorProto.STRING, dims=[1], raw_data=b"x"), "strings may not"),
     "a segment": (TensorProto(data_type=1, dims=[0], segment=TensorProto.Segment(begin=0, end=1)), "segment"),

@@ -179,7 +179,7 @@ RELU = (helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Neg", ["r"], [
     ("declared", "message"),
     [
         ({"y": (TensorProto.INT64, None)}, "tensor 'y' is declared as int64, and float32 is computed"),
-        ({"r": (TensorProto.FLOAT8E5M2, None)}, "tensor 'r' is declared as FLOAT8E5M2, and float32 is computed"),
+        ({"r": (TensorProto.FLOAT8E5M2, None)}, "tensor 'r' is declared as float8e5m2, and float32 is computed"),
         ({"y": (TensorProto.FLOAT, ["n", 4, 4])}, r"tensor 'y' is declared with shape \[\?, 4, 4\], computed \["),
         (
             {"r": (TensorProto.FLOAT, ["n", 5, 4, 4])},

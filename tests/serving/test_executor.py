@@ -77,7 +77,7 @@ def test_inputs_may_change_their_free_axes_between_runs(net_type: str) -> None:
         ({"x": np.ones((2, 3))}, r"'x' must be float32, found float64; convert it with array.astype\(float32\)"),
         ({"x": np.ones((2, 4), np.float32)}, r"'x' must have shape \('any', 3\), found \(2, 4\)"),
         ({"x": np.ones((3,), np.float32)}, r"'x' must have shape \('any', 3\), found \(3,\)"),
-        ({"x": np.ones((2, 3), np.complex64)}, "complex64 is not one a tensor can hold"),
+        ({"x": np.ones((2, 3), "timedelta64[s]")}, r"timedelta64\[s\] is not one a tensor can hold"),
     ],
 )
 def test_feeds_that_do_not_match_are_refused_with_what_was_expected(feeds: dict[str, object], message: str) -> None:

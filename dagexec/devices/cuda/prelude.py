@@ -7,6 +7,7 @@ even. Nothing is included, so that a kernel compiles in milliseconds and needs n
 from __future__ import annotations
 
 from dagexec.core.dtypes import TypeMeta
+from dagexec.errors import DeviceError
 
 C_TYPES = {
     "float32": "float",
@@ -19,13 +20,17 @@ C_TYPES = {
     "uint16": "unsigned short",
     "int32": "int",
     "int64": "long long",
+    "uint32": "unsigned int",
+    "uint64": "unsigned long long",
     "bool": "bool",
 }
 """The C type of an element in memory, by the name of its TypeMeta."""
 
 
 def c_type(meta: TypeMeta) -> str:
-    """The C type of the elements of a tensor of `meta`."""
+    """The C type of the elements of a tensor of `meta`. Raises DeviceError for those that kernels do not know."""
+    if meta.name not in C_TYPES:
+        raise DeviceError(f"elements of type {meta} are not supported on CUDA; expected one of {', '.join(C_TYPES)}")
     return C_TYPES[meta.name]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from dagexec.core import dtypes
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.initializers import NOWHERE, element_type, tensor_array
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
@@ -61,10 +62,17 @@ def _clip_by_tensors(node: Node) -> list[OperatorDef]:
 @converts(Cast=28)
 def cast(node: Node) -> list[OperatorDef]:
     """Cast; before opset 6 the type is a name."""
-    node.ignore("saturate", "round_mode")  # of types of 8 bits, which are not supported
     if node.opset < 6:
-        return node.unary("Cast", to=dtypes.from_name(node.text("to", "float")).number)
-    return node.unary("Cast", to=element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label).number)
+        target = dtypes.from_name(node.text("to", "float"))
+    else:
+        target = element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label)
+    if target is dtypes.STRING:
+        raise CannotConvertError("numbers are written out in another form")
+    rounding: dict[str, ArgumentValue | None] = {}
+    if target in dtypes.NARROW_TYPES:
+        rounding = {"saturate": node.integer("saturate", 1), "round_mode": node.text("round_mode", "up")}
+    node.ignore("saturate", "round_mode")  # of other types
+    return node.unary("Cast", to=target.number, **rounding)
 
 
 @converts(Dropout=22)

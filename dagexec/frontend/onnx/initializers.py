@@ -23,24 +23,15 @@ Array = npt.NDArray[Any]
 NOWHERE = ExternalData(None)
 """For tensors that may have no external data."""
 
-_TYPES: dict[int, TypeMeta] = {
-    onnx.TensorProto.FLOAT: dtypes.FLOAT32,
-    onnx.TensorProto.DOUBLE: dtypes.FLOAT64,
-    onnx.TensorProto.FLOAT16: dtypes.FLOAT16,
-    onnx.TensorProto.BFLOAT16: dtypes.BFLOAT16,
-    onnx.TensorProto.INT8: dtypes.INT8,
-    onnx.TensorProto.UINT8: dtypes.UINT8,
-    onnx.TensorProto.INT16: dtypes.INT16,
-    onnx.TensorProto.UINT16: dtypes.UINT16,
-    onnx.TensorProto.INT32: dtypes.INT32,
-    onnx.TensorProto.INT64: dtypes.INT64,
-    onnx.TensorProto.BOOL: dtypes.BOOL,
-    onnx.TensorProto.STRING: dtypes.STRING,
-}
+_TYPES: dict[int, TypeMeta] = {meta.onnx: meta for meta in dtypes.HELD_TYPES}
 
 _TYPED_FIELDS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float_data",
     onnx.TensorProto.DOUBLE: "double_data",
+    onnx.TensorProto.COMPLEX64: "float_data",
+    onnx.TensorProto.COMPLEX128: "double_data",
+    onnx.TensorProto.UINT32: "uint64_data",
+    onnx.TensorProto.UINT64: "uint64_data",
     onnx.TensorProto.INT64: "int64_data",
     onnx.TensorProto.STRING: "string_data",
 }  # every other element type travels in int32_data
@@ -78,7 +69,7 @@ def tensor_array(tensor: onnx.TensorProto, external: ExternalData, owner: str) -
         if meta is dtypes.STRING:
             raise ModelFormatError(f"{owner}: strings may not be external data")
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        flat = _native(external.read(entries, count * meta.itemsize, owner), meta)
+        flat = _native(external.read(entries, stored_bytes(meta, count), owner), meta, count)
     elif tensor.HasField("raw_data"):
         flat = _raw(tensor.raw_data, meta, count, owner)
     else:
@@ -99,12 +90,22 @@ def _check_length(found: int, expected: int, unit: str, owner: str) -> None:
 def _raw(data: bytes, meta: TypeMeta, count: int, owner: str) -> Array:
     if meta is dtypes.STRING:
         raise ModelFormatError(f"{owner}: strings may not be given as raw data")
-    _check_length(len(data), count * meta.itemsize, "bytes", owner)
-    return _native(np.frombuffer(data, np.uint8), meta)
+    _check_length(len(data), stored_bytes(meta, count), "bytes", owner)
+    return _native(np.frombuffer(data, np.uint8), meta, count)
 
 
-def _native(data: npt.NDArray[np.uint8], meta: TypeMeta) -> Array:
-    """Little-endian bytes as elements: a view, except for bool (any byte but 0 is true) and on big-endian machines."""
+def stored_bytes(meta: TypeMeta, count: int) -> int:
+    """The bytes that `count` elements take in a file, where those of less than a byte are packed."""
+    return -(-count * meta.bits // 8)
+
+
+def _native(data: npt.NDArray[np.uint8], meta: TypeMeta, count: int) -> Array:
+    """Little-endian bytes as `count` elements.
+
+    A view, except for packed elements, for bool (any byte but 0 is true) and on big-endian machines.
+    """
+    if meta.bits < 8:
+        return _unpacked(data, meta, count)
     if meta is dtypes.BOOL:
         return np.not_equal(data, 0)
     if data.ctypes.data % meta.itemsize:
@@ -113,8 +114,21 @@ def _native(data: npt.NDArray[np.uint8], meta: TypeMeta) -> Array:
     return array.byteswap() if sys.byteorder == "big" else array
 
 
+def _unpacked(data: npt.NDArray[np.uint8], meta: TypeMeta, count: int) -> Array:
+    """Elements of less than a byte, of which the first in a byte has its lowest bits."""
+    shifts = np.arange(0, 8, meta.bits, dtype=np.uint8)
+    bits = (data[:, np.newaxis] >> shifts & np.uint8((1 << meta.bits) - 1)).reshape(-1)[:count]
+    return bits.view(meta.numpy)
+
+
 def _typed(tensor: onnx.TensorProto, meta: TypeMeta, count: int, owner: str) -> Array:
     values = getattr(tensor, _TYPED_FIELDS.get(tensor.data_type, "int32_data"))
+    if meta.bits < 8:  # as many in an integer as in a byte
+        _check_length(len(values), stored_bytes(meta, count), "bytes", owner)
+        return _unpacked(_narrow(values, np.dtype(np.uint8), owner), meta, count)
+    if meta in (dtypes.COMPLEX64, dtypes.COMPLEX128):  # real and imaginary parts in turn
+        _check_length(len(values), 2 * count, "parts", owner)
+        return np.array(values, np.empty(0, meta.numpy).real.dtype).view(meta.numpy)
     _check_length(len(values), count, "elements", owner)
     if meta is dtypes.STRING:
         strings = np.empty(count, np.object_)
@@ -122,6 +136,8 @@ def _typed(tensor: onnx.TensorProto, meta: TypeMeta, count: int, owner: str) -> 
         return strings
     if meta in (dtypes.FLOAT16, dtypes.BFLOAT16):  # their bits, as integers
         return _narrow(values, np.dtype(np.uint16), owner).view(meta.numpy)
+    if meta in dtypes.NARROW_TYPES:  # floats of a byte, likewise
+        return _narrow(values, np.dtype(np.uint8), owner).view(meta.numpy)
     if meta is dtypes.BOOL:
         return np.not_equal(np.array(values, np.int32), 0)
     if meta.is_integer:
@@ -130,7 +146,7 @@ def _typed(tensor: onnx.TensorProto, meta: TypeMeta, count: int, owner: str) -> 
 
 
 def _narrow(values: Any, dtype: np.dtype[Any], owner: str) -> Array:
-    wide = np.array(values, np.int64)
+    wide = np.array(values, np.uint64 if dtype == np.uint64 else np.int64)
     limits = np.iinfo(dtype)
     if wide.size and not limits.min <= wide.min() <= wide.max() <= limits.max:
         raise ModelFormatError(f"{owner}: a value does not fit {dtype}: {wide.min()} to {wide.max()}")
