@@ -19,6 +19,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     convolution,
     elementwise,
     indexing,
+    microsoft,
     quantized,
     recurrent,
     reduction,

@@ -8,6 +8,7 @@ function is registered with `converts` where one operator becomes several, or in
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -254,6 +255,17 @@ class Node:
         """An OperatorDef under this node's name; arguments that are None are left out."""
         return op(op_type, inputs, outputs, name=self._name, arg=arguments)
 
+    def standard(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[OperatorDef]:
+        """What a node of the default domain with these attributes becomes: of the newest version that is read."""
+        found = converter_of(op_type)
+        assert found is not None, f"ONNX operator {op_type} has no converter"
+        converter, version = found
+        node = copy.copy(self)  # with the same set of attributes that were asked for
+        node.op_type, node.inputs, node.outputs = op_type, tuple(inputs), tuple(outputs)
+        node.opset = min(version, onnx.defs.onnx_opset_version())
+        node.definition = definition_of(op_type, node.opset)
+        return converter(node)
+
     def unary(self, op_type: str, **arguments: ArgumentValue | None) -> list[OperatorDef]:
         """The one operator that computes the first output from the first input."""
         return [self.operator(op_type, [self.inputs[0]], self.only_output(), **arguments)]
@@ -375,6 +387,36 @@ def converts(domain: str = "", /, **newest: int) -> Callable[[Converter], Conver
         return function
 
     return register
+
+
+def converts_microsoft(*op_types: str, inputs: str, outputs: int = 1) -> Callable[[Converter], Converter]:
+    """Decorator: the function converts nodes of these types of onnxruntime's domain, which the onnx package knows not.
+
+    `inputs` are the names of the inputs, optional ones with ? behind them, and any number of the last one with *;
+    `outputs` is how many outputs there may be. Nodes that have others are refused, as invalid models.
+    """
+    names = inputs.split()
+
+    def register(function: Converter) -> Converter:
+        def checked(node: Node) -> list[OperatorDef]:
+            _check_arity(node, names, outputs)
+            return function(node)
+
+        converts(MICROSOFT, **dict.fromkeys(op_types, 1))(checked)
+        return function
+
+    return register
+
+
+def _check_arity(node: Node, names: Sequence[str], outputs: int) -> None:
+    """Raise ModelFormatError unless a node has the inputs of these names, and so many outputs at most."""
+    for index, name in enumerate(names):
+        if name[-1] != "?" and not node.has_input(index):
+            raise ModelFormatError(f"{node.label}: its input {name.rstrip('*')} is missing")
+    if len(node.inputs) > len(names) and names[-1][-1] != "*":
+        raise ModelFormatError(f"{node.label}: it has {len(node.inputs)} inputs; expected at most {len(names)}")
+    if not 1 <= len(node.outputs) <= outputs:
+        raise ModelFormatError(f"{node.label}: it has outputs {list(node.outputs)}; expected 1 to {outputs}")
 
 
 def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None:

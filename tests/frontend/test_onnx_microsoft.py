@@ -1,0 +1,128 @@
+"""onnxruntime's own operators (com.microsoft), one node at a time, against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import dagexec
+from dagexec.errors import ModelFormatError, UnsupportedOperatorError
+from dagexec.frontend.onnx import from_model_proto
+from tests.frontend.test_onnx_operators import Case, Const, build, floats
+
+Array = npt.NDArray[Any]
+RNG = np.random.default_rng(23)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def of_microsoft(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """The one-node model, whose node is onnxruntime's own, and its feeds."""
+    proto, feeds = build(case)
+    if case.op != "SimplifiedLayerNormalization":
+        proto.graph.node[0].domain = "com.microsoft"
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return proto, feeds
+
+
+def by_onnxruntime(proto: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def computed(proto: onnx.ModelProto, feeds: dict[str, Array], optimize: bool = True) -> list[Array]:
+    with dagexec.compile(proto, optimize=optimize) as executor:
+        found = executor.run(feeds)
+    return [found[value.name] for value in proto.graph.output]
+
+
+ROWS = normal(2, 5, 8)
+IMAGE = normal(2, 3, 7, 6)
+FILTER = Const(normal(4, 3, 3, 3))
+GAMMA, BETA, BIAS = Const(normal(8)), Const(normal(8)), Const(normal(8))
+IDS = RNG.integers(0, 11, (2, 5)).astype(np.int32)
+WORDS, PLACES, KINDS = Const(normal(11, 8)), Const(normal(9, 8)), Const(normal(2, 8))
+SEGMENTS = (IDS % 2).astype(np.int32)
+MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
+
+CASES = [
+    Case("Gelu", 17, (ROWS,)),
+    Case("QuickGelu", 17, (ROWS,)),
+    Case("QuickGelu", 17, (ROWS,), {"alpha": 1.0}),
+    Case("FastGelu", 17, (ROWS,)),
+    Case("FastGelu", 17, (ROWS, BIAS)),
+    Case("BiasGelu", 17, (ROWS, BIAS)),
+    Case("FusedConv", 17, (IMAGE, FILTER), {"pads": [1, 1, 1, 1]}),
+    Case("FusedConv", 17, (IMAGE, FILTER, floats(1, 2, 3, 4)), {"activation": "Relu", "strides": [2, 1]}),
+    Case("FusedConv", 17, (IMAGE, FILTER, floats(1, 2, 3, 4), normal(2, 4, 7, 6)),
+         {"activation": "Relu", "pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}),
+    Case("FusedConv", 17, (IMAGE, FILTER, None, normal(2, 4, 5, 4)), {}),
+    *(Case("FusedConv", 17, (IMAGE, FILTER), {"activation": name}) for name in ("Tanh", "Sigmoid")),
+    *(Case("FusedConv", 17, (IMAGE, FILTER), {"activation": name, "activation_params": parameters})
+      for name, parameters in (("LeakyRelu", [0.2]), ("Clip", [-0.5, 0.75]), ("HardSigmoid", [0.3, 0.4]))),
+    Case("FusedGemm", 17, (ROWS[0], Const(normal(3, 8)), floats(1, 2, 3)),
+         {"transB": 1, "alpha": 0.5, "beta": 2.0, "activation": "LeakyRelu", "activation_alpha": 0.3}),
+    Case("FusedMatMul", 17, (ROWS, Const(normal(8, 3))), {"alpha": 0.125}),
+    Case("FusedMatMul", 17, (ROWS, normal(2, 3, 8)), {"transB": 1}),
+    Case("FusedMatMul", 17, (ROWS, normal(2, 5, 3)), {"transA": 1, "alpha": 2.0}),
+    Case("FusedMatMul", 17, (normal(5, 2, 8), normal(2, 8, 3)), {"transBatchA": 1}),
+    Case("FusedMatMul", 17, (normal(8, 2, 5), normal(3, 2, 8)),
+         {"transBatchA": 1, "transA": 1, "transB": 1, "transBatchB": 1}),
+    Case("SkipLayerNormalization", 17, (ROWS, normal(2, 5, 8), GAMMA, BETA, BIAS), {"epsilon": 1e-5}),
+    Case("SkipLayerNormalization", 17, (ROWS, normal(1, 5, 8), GAMMA), {}),
+    Case("SkipLayerNormalization", 17, (ROWS, normal(2, 5, 8), GAMMA, None, BIAS), outputs=4),
+    Case("SimplifiedLayerNormalization", 17, (ROWS, GAMMA), {"axis": -1, "epsilon": 1e-3}),
+    Case("SkipSimplifiedLayerNormalization", 17, (ROWS, normal(2, 5, 8), GAMMA, BIAS), outputs=4),
+    Case("EmbedLayerNormalization", 17, (IDS, SEGMENTS, WORDS, PLACES, KINDS, GAMMA, BETA, MASK), outputs=3),
+    Case("EmbedLayerNormalization", 17, (IDS, None, WORDS, PLACES, None, GAMMA, BETA), outputs=2),
+    Case("EmbedLayerNormalization", 17, (IDS, SEGMENTS, WORDS, PLACES, KINDS, GAMMA, BETA, None, IDS % 9), outputs=2),
+]  # fmt: skip
+
+
+def without_training_outputs(proto: onnx.ModelProto) -> None:
+    """Leave the outputs of mean and deviation out, which only training has."""
+    node = proto.graph.node[0]
+    if len(node.output) == 4:
+        node.output[1] = node.output[2] = ""
+        kept = [value for value in proto.graph.output if value.name in node.output]
+        del proto.graph.output[:]
+        proto.graph.output.extend(kept)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_node_computes_what_onnxruntime_does(case: Case) -> None:
+    proto, feeds = of_microsoft(case)
+    without_training_outputs(proto)
+    for found, expected in zip(computed(proto, feeds), by_onnxruntime(proto, feeds), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_inputs_that_are_missing_or_too_many_are_named() -> None:
+    for inputs, message in ((ROWS,), "input gamma is missing"), ((ROWS,) * 6, "it has 7 inputs; expected at most 5"):
+        case = Case("SkipLayerNormalization", 17, (ROWS, *inputs))
+        with pytest.raises(ModelFormatError, match=message):
+            from_model_proto(of_microsoft(case)[0])
+
+
+def test_what_only_training_needs_is_refused() -> None:
+    proto, _ = of_microsoft(Case("SkipLayerNormalization", 17, (ROWS, ROWS, GAMMA, BETA), outputs=2))
+    with pytest.raises(UnsupportedOperatorError, match="its outputs 1 and 2, for training, are not supported"):
+        from_model_proto(proto)
+
+
+def test_an_attribute_that_nothing_reads_is_refused() -> None:
+    proto, _ = of_microsoft(Case("Gelu", 17, (ROWS,), {"approximate": "tanh"}))
+    with pytest.raises(UnsupportedOperatorError, match="its attribute approximate = b'tanh' is not supported"):
+        from_model_proto(proto)
