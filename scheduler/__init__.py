@@ -28,8 +28,9 @@ A worker's wake-up and the gate of a waiting caller are semaphores, not locks: t
 
 from dagexec.core.workspace import register_net_type
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
+from dagexec.scheduler.nets.body import BodyNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.simple import SimpleNet
 
-for _net_class in (SimpleNet, DAGNet, AsyncDAGNet):
+for _net_class in (SimpleNet, DAGNet, AsyncDAGNet, BodyNet):
     register_net_type(_net_class.net_type, _net_class.from_definition)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -34,6 +35,7 @@ from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeErr
 from dagexec.platform.host_memory import check_fits
 
 if TYPE_CHECKING:
+    from dagexec.core.body import Body
     from dagexec.core.shared_buffer import SharedBuffer
     from dagexec.core.workspace import Workspace
 
@@ -146,6 +148,7 @@ class Operator(ABC):
             they are packed there, as copies where the tensors are not.
         crosses_devices: it may read from one device and write to another.
         waits_for_device: its step on a device waits there for results, so that it cannot be captured.
+        bodies: the nets it runs, by the argument that holds each; none for most.
         run_check: for an operator whose device finds what is wrong with values and cannot raise; None for others. It is
             called on the host when all work of a run is done, gives the error that the run should end with, None for
             a good one, and forgets it.
@@ -156,6 +159,7 @@ class Operator(ABC):
     writes_strided: ClassVar[bool] = False
     crosses_devices: ClassVar[bool] = False
     waits_for_device: ClassVar[bool] = False
+    bodies: Mapping[str, Body] = MappingProxyType({})
     run_check: Callable[[], Exception | None] | None = None
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:

@@ -17,7 +17,7 @@ from dagexec.core.device import Device
 from dagexec.core.io_access import check_allowed
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator
-from dagexec.core.proto import OperatorDef
+from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import OpSchema, operator_label
 from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 
@@ -180,7 +180,14 @@ def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSche
     unknown = _unknown_argument(definition, schema)
     if unknown is not None:
         raise schema.unknown_argument(unknown, operator_label(definition, index, net))
+    for body in sub_nets_of(definition, schema).values():
+        verify_all(body.op, body.name)
     return schema
+
+
+def sub_nets_of(definition: OperatorDef, schema: OpSchema) -> dict[str, NetDef]:
+    """The nets that an operator runs, by the argument that holds each."""
+    return {argument.name: argument.n for argument in definition.arg if argument.name in schema.sub_nets}
 
 
 def verify_all(definitions: Sequence[OperatorDef], net: str = "") -> tuple[OpSchema, ...]:

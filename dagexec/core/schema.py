@@ -227,6 +227,8 @@ class OpSchema:
             that they have there. Not for speed, and written apart from what computes.
         results: outputs behind so many are for gradients or tell how it was done; inference may leave them out, and
             the others stay what they are. 0: all are results.
+        sub_nets: arguments that hold nets which the operator runs (`dagexec.core.body`). What they read besides the
+            values it hands them are the last inputs of the operator, under the names in its argument `captured`.
 
     What compiler and scheduler ask besides (`dagexec.core.traits`):
         post_ops: what the operator is as post-ops; None for one that is never any.
@@ -271,6 +273,7 @@ class OpSchema:
     onnx: tuple[OnnxName, ...] = ()
     formula: Formula | None = None
     results: int = 0
+    sub_nets: tuple[str, ...] = ()
     post_ops: PostOpsRule | None = None
     layer: LayerKind | None = None
     fused: str = ""

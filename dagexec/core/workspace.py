@@ -103,6 +103,15 @@ class Workspace:
         with self._lock.own:
             return self._blobs.setdefault(name, Blob(name))
 
+    def link_blob(self, name: str, blob: Blob) -> None:
+        """Let `name` mean here a blob of another workspace, which may have another name there.
+
+        Raises SchemaError when there is another blob of that name.
+        """
+        with self._lock.own:
+            if self._blobs.setdefault(name, blob) is not blob:
+                raise SchemaError(f"blob {name!r} exists already in this workspace")
+
     def get_blob_or_none(self, name: str) -> Blob | None:
         """The blob `name` here or in a parent, or None."""
         blob = self._blobs.get(name)

@@ -24,8 +24,11 @@ class Stoppable(Protocol):
         waits: the waits to end when it is stopped.
     """
 
-    stopped: bool
-    waits: list[ThreadWait]
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def waits(self) -> list[ThreadWait]: ...
 
 
 class _Work(threading.local):
@@ -50,6 +53,18 @@ def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Ite
         yield
     finally:
         work.run, work.deadline = before
+
+
+def check_stopped(what: str) -> None:
+    """For work that lasts: RunCancelledError when the run that this thread works for was stopped.
+
+    RunTimeoutError when it is late. `what` names the work.
+    """
+    run = work.run
+    if run is not None and run.stopped:
+        raise RunCancelledError(f"{what}: the run was stopped")
+    if work.deadline < math.inf and threads().monotonic() > work.deadline:
+        raise RunTimeoutError(f"{what}: the run timed out")
 
 
 class _Call(ThreadWait):

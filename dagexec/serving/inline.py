@@ -15,9 +15,12 @@ from collections.abc import Mapping, Sequence
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.core.feeds import Feeds
+from dagexec.core.operator import Step
 from dagexec.platform import teams
+from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
-from dagexec.platform.threads import ThreadsEndedError
+from dagexec.platform.threads import ThreadsEndedError, ThreadWait
+from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.pooled import PooledRuns
@@ -70,7 +73,8 @@ class InlineRuns:
                 assert known is not None
             request.steps = known.steps
             if request.cancelled is None:
-                replica.arithmetic.run(run_inline, replica.net.name, known.steps, known.name_step)
+                run = _run_stoppable if replica.net.has_bodies else run_inline
+                replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
             if request.cancelled is not None:
                 raise request.cancelled
             outputs = known.fetch(names, out)
@@ -95,3 +99,21 @@ class InlineRuns:
             return False
         teams.enter()
         return True
+
+
+class _StoppedWithList:
+    """A run in its caller's thread, as operators that last see it: stopped once the list of its steps was cleared."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.waits: list[ThreadWait] = []
+        self._steps = steps
+
+    @property
+    def stopped(self) -> bool:
+        return not self._steps
+
+
+def _run_stoppable(net: str, steps: list[Step], name_step: NameStep) -> None:
+    """`run_inline` of a net with loops, which end when the list is cleared."""
+    with working_for(_StoppedWithList(steps)):
+        run_inline(net, steps, name_step)

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from dagexec.core.graph import Graph, Hazard
 from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses, touched_memory
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.hazards.overwriting import Overwritten, find_overwritten
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
-from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.plan import Plan, build_plan, build_sequence
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains, synchronize
@@ -74,6 +73,13 @@ class Proof:
     pairs_checked: int
     unordered: tuple[UnorderedAccesses, ...]
     overwritten: tuple[Overwritten, ...] = ()
+
+    def together(self, other: Proof) -> Proof:
+        """Both as one."""
+        guards = Counter(self.guards) + Counter(other.guards)
+        names = [one.name for one in fields(self) if one.name != "guards"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Proof(guards=dict(guards), **sums)
 
     @property
     def holds(self) -> bool:
@@ -140,15 +146,27 @@ def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False
     """
     if by_name:
         plan = build_plan(net.graph, [0.0] * len(net.graph))
-        return _check_order(net, plan, named_accesses(net.graph), streams)
+        return _with_bodies(net, _check_order(net, plan, named_accesses(net.graph), streams))
     preparation = net.prepared()
     touched = touched_memory(net.graph, net.operators, preparation.prepared)
     accesses = prepared_accesses(net.graph, net.operators, preparation.prepared, touched)
     proof = _check_order(net, preparation.plan, accesses, streams)
-    if preparation.memory is None:
-        return proof
-    inputs = [binding.blob for binding in preparation.bindings.inputs]
-    return replace(proof, overwritten=find_overwritten(net.graph, net.operators, touched, inputs, net.keep))
+    if preparation.memory is not None:
+        inputs = [binding.blob for binding in preparation.bindings.inputs]
+        proof = replace(proof, overwritten=find_overwritten(net.graph, net.operators, touched, inputs, net.keep))
+    return _with_bodies(net, proof)
+
+
+def _with_bodies(net: BaseNet, proof: Proof) -> Proof:
+    """`proof`, and those of the nets that operators run, as far as these are prepared on memory and else by name.
+
+    What a body has in common with the outer net are inputs of the operator that runs it.
+    """
+    for operator in net.operators:
+        for body in operator.bodies.values():
+            assert isinstance(body, BaseNet)
+            proof = proof.together(check_net(body, by_name=not body.is_prepared))
+    return proof
 
 
 def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int | None) -> Proof:
@@ -157,7 +175,7 @@ def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int |
         own = net.streams_of_a_device()
         found = net.synchronization(chained) if streams in (None, own) else synchronize(chained, net.guards(), streams)
         return check_plan(chained, found, accesses, streams or own)
-    plan = chained if isinstance(net, DAGNet) else build_sequence(net.graph)
+    plan = build_sequence(net.graph) if net.in_list_order else chained
     return check_plan(plan, finished_chains(plan, net.guards()), accesses, streams, finished=True)
 
 

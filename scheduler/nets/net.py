@@ -59,6 +59,7 @@ class BaseNet(ABC, Closing):
         operators: the operator objects, in list order.
         workspace: where the blobs are.
         has_teams: operators use several threads each.
+        has_bodies: some operator runs nets.
         streams: those it has leased, of the devices that its operators run on.
         keep: the blobs whose values survive a run; None for all.
         checked: the operators that tell only when a run's work is done whether it went well.
@@ -98,6 +99,7 @@ class BaseNet(ABC, Closing):
             for index, operator in enumerate(self.graph.operators)
         )
         self._constants = constants
+        self.has_bodies = any(operator.bodies for operator in self.operators)
         self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
         self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)
@@ -157,6 +159,9 @@ class BaseNet(ABC, Closing):
         self._wait_for_run()
         self._finalizer()
         self.streams.give_back()
+        for operator in self.operators:
+            for body in operator.bodies.values():
+                body.close()
 
     def _wait_for_run(self) -> None:
         """Block until no thread is in `run` for work on devices: its end needs the streams, and the pool."""
@@ -299,6 +304,11 @@ class BaseNet(ABC, Closing):
     def kernels(self) -> list[Kernel]:
         """The prepared step of each operator as work for a stream, for the shapes the blobs have now."""
         return kernels_of(self.operators, self.prepared())
+
+    @property
+    def is_prepared(self) -> bool:
+        """True once there are steps for some shapes."""
+        return self._current is not None
 
     def prepared(self) -> Preparation:
         """Steps for the shapes the blobs have now. Costs one comparison while no tensor has been replaced."""

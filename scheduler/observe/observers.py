@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagexec.core.conversion import Conversion, ConvertedStep
@@ -65,6 +67,18 @@ class Observer:
         self, run: ObservedRun, operator: int, worker: str, conversion: Conversion, start: int, end: int
     ) -> None:
         """`operator`, which is under way, had the layout of a tensor converted."""
+
+    def inner_stopped(
+        self,
+        run: ObservedRun,
+        operator: int,
+        inner: str,
+        worker: str,
+        start: int,
+        end: int,
+        error: BaseException | None,
+    ) -> None:
+        """`operator`, which is under way, runs nets, and `worker` is done with an operator of one, named `inner`."""
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
@@ -215,6 +229,47 @@ class ObservedRun:
         return observed
 
 
+Tell = Callable[[str, str, int, int, BaseException | None], None]
+"""Told of an operator in a body: its label, the worker, start, end, and the error."""
+
+
+class _Telling(threading.local):
+    """Who is to be told of the operators in bodies that this thread executes."""
+
+    tell: Tell | None = None
+
+
+telling = _Telling()
+
+
+@contextmanager
+def telling_of_bodies(tell: Tell | None) -> Iterator[None]:
+    """Within it, `tell` is told what bodies execute in this thread."""
+    before, telling.tell = telling.tell, tell
+    try:
+        yield
+    finally:
+        telling.tell = before
+
+
+def observed_in_body(label: str, step: Step, tell: Tell) -> Step:
+    """The step of an operator in a body, which tells what it did, on whichever thread it is called."""
+
+    def observed() -> None:
+        error: BaseException | None = None
+        start = _now()
+        try:
+            with telling_of_bodies(tell):
+                step()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            tell(label, threading.current_thread().name, start, _now(), error)
+
+    return observed
+
+
 class _ObservedOperator:
     """The step of an operator, with what is told of it."""
 
@@ -238,6 +293,9 @@ class _ObservedOperator:
                 self._convert(worker, current.before)
                 current.step()
                 self._convert(worker, current.after)
+            elif run.graph.schemas[index].sub_nets:
+                with telling_of_bodies(partial(run.observer.inner_stopped, run, index)):
+                    current()
             else:
                 current()
         except BaseException as caught:

@@ -34,6 +34,8 @@ class TracedRun:
 class Span:
     """One execution of an operator by a worker, or of a `conversion` for it; on a device the launch of the operator.
 
+    With `inner`, of an operator of that label in a net that the operator runs.
+
     Times are nanoseconds of `time.perf_counter_ns`; `run` is the place of the run in `Trace.runs`. `error` is the name
     of what the operator raised.
     """
@@ -45,11 +47,17 @@ class Span:
     conversion: Conversion | None = None
     run: int = 0
     error: str | None = None
+    inner: str | None = None
 
     @property
     def seconds(self) -> float:
         """How long it took."""
         return (self.end - self.start) / 1e9
+
+    @property
+    def is_whole(self) -> bool:
+        """True for a whole operator of the run, not a part of one."""
+        return self.conversion is None and self.inner is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +206,7 @@ class Trace(Observer):
         host: list[list[float]] = [[] for _ in range(count)]
         device: list[list[float]] = [[] for _ in range(count)]
         for span in self.spans:
-            if span.conversion is None:
+            if span.is_whole:
                 host[span.operator].append(span.seconds)
         for track in self.tracks:
             for kernel in track.kernels:
@@ -211,7 +219,7 @@ class Trace(Observer):
         """What the operators of each run took on the workers, for each run in which one ran."""
         spans: dict[int, list[Span]] = {}
         for span in self.spans:
-            if span.conversion is None:
+            if span.is_whole:
                 spans.setdefault(span.run, []).append(span)
         return [
             RunSeconds(
@@ -254,6 +262,19 @@ class Trace(Observer):
         self, run: ObservedRun, operator: int, worker: str, conversion: Conversion, start: int, end: int
     ) -> None:
         self.spans.append(Span(operator, worker, start, end, conversion, self._numbers[run]))
+
+    def inner_stopped(
+        self,
+        run: ObservedRun,
+        operator: int,
+        inner: str,
+        worker: str,
+        start: int,
+        end: int,
+        error: BaseException | None,
+    ) -> None:
+        name = None if error is None else type(error).__name__
+        self.spans.append(Span(operator, worker, start, end, None, self._numbers[run], name, inner))
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None

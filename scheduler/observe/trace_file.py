@@ -163,6 +163,9 @@ def _described(span: Span, run: TracedRun, chain_of: dict[int, int]) -> tuple[st
     """Name, category and arguments of the event of `span`."""
     definition = run.graph.operators[span.operator]
     found: TraceEvent = {"index": span.operator, "chain": chain_of[span.operator]}
+    if span.inner is not None:
+        found |= {"inner": span.inner} | ({} if span.error is None else {"failed": span.error})
+        return span.inner.split(" ", 1)[0], "inner operator", found
     if span.conversion is None:
         found |= {"inputs": list(definition.input), "outputs": list(definition.output)}
         found |= {} if span.error is None else {"failed": span.error}

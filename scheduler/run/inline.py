@@ -24,7 +24,15 @@ def run_inline(net: str, steps: Iterable[Step], name_step: NameStep) -> None:
         for step in steps:
             step()
     except BaseException as error:
-        signaled = not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
-        if step is None or signaled or needs_no_culprit(error):
+        failure = failure_inline(net, step, error, name_step)
+        if failure is error:
             raise
-        raise operator_failure(net, name_step(None, step), error) from error
+        raise failure from error
+
+
+def failure_inline(net: str, step: Step | None, error: BaseException, name_step: NameStep) -> BaseException:
+    """What a run in this thread ends with when `step` raised `error`: the error itself, or one that names it."""
+    signaled = not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
+    if step is None or signaled or needs_no_culprit(error):
+        return error
+    return operator_failure(net, name_step(None, step), error)

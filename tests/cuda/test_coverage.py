@@ -10,6 +10,7 @@ from dagexec.core.registry import operator_module, registered_engines, registere
 COUNTERS = "a counter, a rate, a lock: a few bytes that the host decides by"
 QUEUES = "queues hand tensors from one thread of the host to another"
 FILES = "files and databases are read and written by the host"
+CONTROL = "the host decides what runs, and holds values that are no tensors"
 PROCESSES = "processes meet through the host (MPI)"
 ONNX = "of ONNX files, which are run on the host"
 
@@ -38,6 +39,21 @@ HOST = {
     "CreateCommonWorld": PROCESSES,
     "DestroyCommonWorld": PROCESSES,
     "Reduce": PROCESSES,
+    "ConcatFromSequence": CONTROL,
+    "CopyValue": CONTROL,
+    "If": CONTROL,
+    "Loop": CONTROL,
+    "Optional": CONTROL,
+    "OptionalGetElement": CONTROL,
+    "OptionalHasElement": CONTROL,
+    "Scan": CONTROL,
+    "SequenceAt": CONTROL,
+    "SequenceConstruct": CONTROL,
+    "SequenceEmpty": CONTROL,
+    "SequenceErase": CONTROL,
+    "SequenceInsert": CONTROL,
+    "SequenceLength": CONTROL,
+    "SplitToSequence": CONTROL,
     "GivenTensorStringFill": "strings are not tensors of a device",
     "CumProd": ONNX,
     "CumSum": ONNX,

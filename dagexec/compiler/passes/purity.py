@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator_module, schema_of
+from dagexec.core.registry import operator_module, schema_of, sub_nets_of
 
 _OWN = "dagexec.ops."
 _FOR_ORDER_ONLY = "NoOp"
@@ -14,17 +14,32 @@ def has_no_effects(definition: OperatorDef) -> bool:
 
     Of operators that an application registers nothing is known, so they stay; so do those whose point is the order.
     """
-    return is_known(definition) and definition.type != _FOR_ORDER_ONLY
+    return _only_computes(definition) and definition.type != _FOR_ORDER_ONLY
 
 
 def is_known(definition: OperatorDef) -> bool:
-    """True for operators of this package, which do no more than compute and may be run on inputs that are made up."""
+    """True for operators of this package, which do no more than compute and may be run on inputs that are made up.
+
+    A loop may not: on such inputs it might never end.
+    """
+    return _only_computes(definition) and not schema_of(definition.type).sub_nets
+
+
+def _only_computes(definition: OperatorDef) -> bool:
+    """True when it is of this package and has no effects, nor have operators of nets that it runs."""
     if not operator_module(definition.type).startswith(_OWN):
         return False
     schema = schema_of(definition.type)
-    return not schema.effects and not schema.mutates
+    inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
+    return not schema.effects and not schema.mutates and all(map(_only_computes, inner))
 
 
 def is_pure(definition: OperatorDef) -> bool:
     """True when, moreover, the same inputs give the same outputs: fillers from a random generator do not."""
-    return has_no_effects(definition) and schema_of(definition.type).reproducible
+    return has_no_effects(definition) and _is_reproducible(definition)
+
+
+def _is_reproducible(definition: OperatorDef) -> bool:
+    schema = schema_of(definition.type)
+    inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
+    return schema.reproducible and all(map(_is_reproducible, inner))

@@ -1,0 +1,135 @@
+"""What operators with bodies do with values from one execution to the next: carry them, and stack them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dagexec.core.blob import Blob
+from dagexec.core.dtypes import from_number
+from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.core.variant import Variant, content_of, set_content, tensor_in
+from dagexec.errors import ShapeError
+from dagexec.ops.base.blocks import Array
+from dagexec.platform.host_memory import check_fits
+
+_FIRST_ROWS = 16
+
+
+class Carrying:
+    """Brings what some blobs hold to others, all at once: no target is written before every source was read.
+
+    While no tensor anywhere has moved since the last time, that is one copy a tensor.
+    """
+
+    def __init__(self, targets: Sequence[Blob], sources: Sequence[Blob]) -> None:
+        """Element i of `sources` goes to element i of `targets`; one may be the other."""
+        pairs = zip(targets, sources, strict=True)
+        self._pairs = [(target, source) for target, source in pairs if target is not source]
+        self._epoch = -1
+        self._copies: list[tuple[Array, Array]] = []
+        self._variants: list[tuple[Blob, Blob]] = []
+
+    def __call__(self) -> None:
+        """Carry all of them once."""
+        if self._epoch == binding_epoch():
+            for target, source in self._copies:
+                target[...] = source
+        else:
+            self._find_and_carry()
+        if self._variants:
+            contents = [content_of(source) for _, source in self._variants]
+            for (blob, _), content in zip(self._variants, contents, strict=True):
+                set_content(blob, content)
+
+    def _find_and_carry(self) -> None:
+        """Size the targets, carry tensors there, and note the copies for the next time.
+
+        What lies in the memory of a target is brought elsewhere first.
+        """
+        self._variants = [(target, source) for target, source in self._pairs if isinstance(source.value, Variant)]
+        moved = [(blob, source.get(Tensor)) for blob, source in self._pairs if not isinstance(source.value, Variant)]
+        written = [blob.value.array for blob, _ in moved if isinstance(blob.value, Tensor) and not blob.value.is_empty]
+        aside: list[tuple[Array, Array]] = []
+        sources: list[Array] = []
+        for _, tensor in moved:
+            array = tensor.array
+            if any(np.may_share_memory(array, other) for other in written):
+                aside.append((array.copy(), array))
+                array = aside[-1][0]
+            sources.append(array)
+        copies = []
+        for (blob, tensor), array in zip(moved, sources, strict=True):
+            target = tensor_in(blob).resize(tensor.shape, tensor.meta)
+            target[...] = array
+            copies.append((target, array))
+        self._copies = [*aside, *copies]
+        self._epoch = binding_epoch()
+
+
+class Stacking:
+    """Rows that are gathered, one in each execution of a body: what one of its results holds then."""
+
+    def __init__(self, source: Blob, label: str) -> None:
+        """`label` is how messages name the operator."""
+        self._source = source
+        self._label = label
+        self._rows: Array | None = None
+        self.count = 0
+
+    def clear(self) -> None:
+        """Begin anew; the memory stays."""
+        self.count = 0
+
+    def add(self) -> None:
+        """Append a row. Raises ShapeError when it is of another type than those before."""
+        array = self._source.get(Tensor).array
+        rows = self._rows
+        if rows is None or rows.shape[1:] != array.shape or rows.dtype != array.dtype:
+            rows = self._new_rows(array)
+        elif self.count == len(rows):
+            rows = self._grown(rows)
+        rows[self.count] = array
+        self.count += 1
+
+    def stacked(self) -> Array:
+        """The rows, as long as none is added; shape [count, ...]."""
+        if self._rows is None:
+            raise ShapeError(f"{self._label}: {self._source.name!r} has no rows")
+        return self._rows[: self.count]
+
+    def no_rows(self, dtype: int) -> Array:
+        """An array of shape [0, ...] of the type that the rows would have.
+
+        Where that is not known it has one axis, of the data type with the number `dtype`, or float32 for 0.
+        """
+        value = self._source.value
+        if isinstance(value, Tensor) and not value.is_empty:
+            return np.empty((0, *value.shape), value.meta.numpy)
+        return np.empty(0, from_number(dtype).numpy if dtype else np.float32)
+
+    def _new_rows(self, array: Array) -> Array:
+        if self.count:
+            assert self._rows is not None
+            raise ShapeError(
+                f"{self._label}: {self._source.name!r} is stacked, so it must keep its type; it was "
+                f"{self._rows.dtype}{list(self._rows.shape[1:])}, and in iteration {self.count} it is "
+                f"{array.dtype}{list(array.shape)}"
+            )
+        self._rows = self._allocated(_FIRST_ROWS, array)
+        return self._rows
+
+    def _grown(self, rows: Array) -> Array:
+        self._rows = self._allocated(2 * len(rows), rows[0])
+        self._rows[: len(rows)] = rows
+        return self._rows
+
+    def _allocated(self, count: int, like: Array) -> Array:
+        check_fits(count * like.nbytes, f"{self._label}: {count} rows of {self._source.name!r}, {like.shape} each")
+        return np.empty((count, *like.shape), like.dtype)
+
+
+def deliver(target: Blob, array: Array) -> None:
+    """Have `target` hold a copy of `array`."""
+    tensor_in(target).feed(array)

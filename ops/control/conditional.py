@@ -1,0 +1,66 @@
+"""If: one of two nets, as a value decides."""
+
+from __future__ import annotations
+
+from dagexec.core.body import OperatorWithBodies
+from dagexec.core.gradient import no_gradient
+from dagexec.core.operator import Operator, Step
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.variant import assign
+from dagexec.core.workspace import Workspace
+from dagexec.errors import ShapeError
+
+CAPTURED = "names in the nets of the last inputs, which these read from outside"
+
+
+def truth_of(owner: Operator, index: int) -> bool:
+    """Input `index`, which must be one truth value. Raises ShapeError."""
+    array = owner.input(index).array
+    if array.size != 1 or array.dtype.kind != "b":
+        found = f"{array.dtype}{list(array.shape)}"
+        raise ShapeError(f"{owner.label}: {owner.input_blobs[index].name!r} must be one bool, found {found}")
+    return bool(array.item())
+
+
+@operator(
+    OpSchema(
+        "If",
+        inputs=(1, UNBOUNDED),
+        outputs=(0, UNBOUNDED),
+        infer=None,
+        doc="Runs then_net if the condition, one bool, is true, else else_net. The outputs are what that net results "
+        "in; types and shapes may differ between the two.",
+        input_names=("condition", "captured..."),
+        output_names=("results...",),
+        args={
+            "then_net": "a net that takes nothing",
+            "else_net": "the other",
+            "captured": CAPTURED,
+        },
+        required_args=("then_net", "else_net"),
+        sub_nets=("then_net", "else_net"),
+    )
+)
+class If(OperatorWithBodies):
+    """Executes one of its bodies."""
+
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        super().__init__(definition, workspace, index=index, net=net)
+        for argument in self.bodies:
+            self.expect(argument, 0, len(self.output_blobs))
+
+    def prepare(self) -> Step:
+        """Choose, execute, copy."""
+        return self._execute
+
+    def _execute(self) -> None:
+        chosen = "then_net" if truth_of(self, 0) else "else_net"
+        with self.naming(chosen):
+            self.bodies[chosen]()
+        for target, source in zip(self.output_blobs, self.results[chosen], strict=True):
+            assign(target, source)
+
+
+no_gradient("If")

@@ -1,0 +1,146 @@
+"""Loop: a net over and over, while a count and a condition allow it, with values carried between iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from dagexec.core import dtypes
+from dagexec.core.body import OperatorWithBodies
+from dagexec.core.dtypes import BOOL, INT64
+from dagexec.core.gradient import no_gradient
+from dagexec.core.operator import Step
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.tensor import Tensor
+from dagexec.core.variant import assign, tensor_in
+from dagexec.core.workspace import Workspace
+from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
+from dagexec.ops.base.blocks import Array
+from dagexec.ops.control.carrying import Carrying, Stacking, deliver
+from dagexec.ops.control.conditional import CAPTURED, truth_of
+
+_NET = "loop_net"
+STACKED_TYPES = "data types of the stacked outputs, for when there is no iteration to tell"
+
+
+@operator(
+    OpSchema(
+        "Loop",
+        inputs=(0, UNBOUNDED),
+        outputs=(0, UNBOUNDED),
+        infer=None,
+        doc="Runs loop_net as long as fewer than trip_count iterations are done and the condition is true; each of the "
+        "two is an input if the argument of its name says so, and does not end the loop otherwise. The net takes the "
+        "number of the iteration (int64), the condition, and the carried values; it results in the condition for the "
+        "next iteration, the carried values for it, which may change their shapes, and values to be stacked. Outputs "
+        "are the carried values after the last iteration, then what was stacked, in a new first axis.",
+        input_names=("trip_count", "condition", "carried...", "captured..."),
+        output_names=("carried...", "stacked..."),
+        args={
+            "loop_net": "the net",
+            "trip_count": "there is an input that says how many iterations there are at most",
+            "condition": "there is an input that says whether there is a first iteration",
+            "stacked_types": STACKED_TYPES,
+            "captured": CAPTURED,
+        },
+        required_args=(_NET,),
+        sub_nets=(_NET,),
+    )
+)
+class Loop(OperatorWithBodies):
+    """Executes its body over and over."""
+
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        super().__init__(definition, workspace, index=index, net=net)
+        self._has_count = self.arguments.bool("trip_count")
+        self._has_condition = self.arguments.bool("condition")
+        self._first = int(self._has_count) + int(self._has_condition)
+        self._carried = len(self.input_blobs) - self._first - self.captured
+        stacked = len(self.output_blobs) - self._carried
+        if self._carried < 0 or stacked < 0:
+            raise SchemaError(
+                f"{self.label}: {len(self.input_blobs)} inputs and {len(self.output_blobs)} outputs do not fit: "
+                f"outputs are the carried values and what is stacked"
+            )
+        self.expect(_NET, 2 + self._carried, 1 + self._carried + stacked)
+        self._types = stacked_types(self.arguments.ints("stacked_types"), stacked, self.label)
+
+    def prepare(self) -> Step:
+        """Iterate; what an iteration leaves is for the next one alone."""
+        results = self.results[_NET]
+        self._next = Carrying(self.given[_NET][2:], results[1 : 1 + self._carried])
+        self._stacks = [Stacking(blob, self.label) for blob in results[1 + self._carried :]]
+        return self._execute
+
+    def _execute(self) -> None:
+        number, condition, *carried = self.given[_NET]
+        iteration = tensor_in(number).resize((), INT64)
+        tensor_in(condition).resize((), BOOL)[...] = True
+        for target, source in zip(carried, self.input_blobs[self._first :], strict=False):
+            assign(target, source)
+        for stack in self._stacks:
+            stack.clear()
+        done = self._iterate(iteration)
+        for target, source in zip(self.output_blobs, carried, strict=False):
+            assign(target, source)
+        stacked = self.output_blobs[self._carried :]
+        for target, stack, dtype in zip(stacked, self._stacks, self._types, strict=True):
+            deliver(target, stack.stacked() if done else self._no_rows(stack, dtype))
+
+    def _iterate(self, iteration: Array) -> int:
+        """How many iterations there were."""
+        body, carry, stacks, goes_on = self.bodies[_NET], self._next, self._stacks, self.results[_NET][0]
+        count = self._count()
+        done = 0
+        going = truth_of(self, int(self._has_count)) if self._has_condition else True
+        try:
+            while going and done < count:
+                iteration[()] = done
+                body()
+                going = self._condition(goes_on.get(Tensor).array)
+                for stack in stacks:
+                    stack.add()
+                carry()
+                done += 1
+        except (RunCancelledError, RunTimeoutError):
+            raise
+        except DagexecError as error:
+            raise self.failed(f"iteration {done}", error) from error
+        return done
+
+    def _count(self) -> float:
+        if not self._has_count:
+            return np.inf
+        array = self.input(0).array
+        if array.size != 1 or array.dtype.kind not in "iu":
+            raise ShapeError(
+                f"{self.label}: the trip count must be one integer, found {array.dtype}{list(array.shape)}"
+            )
+        return int(array.item())
+
+    def _condition(self, array: Array) -> bool:
+        if array.size != 1:
+            raise ShapeError(f"{self.label}: the condition must be one bool, found {array.dtype}{list(array.shape)}")
+        return bool(array.item())
+
+    def _no_rows(self, stack: Stacking, dtype: int) -> Array:
+        """No rows, of the type that the body would give if it is known before it runs."""
+        with suppress(DagexecError):
+            self.bodies[_NET].prepare()
+        return stack.no_rows(dtype)
+
+
+def stacked_types(numbers: Sequence[int], count: int, label: str) -> Sequence[int]:
+    """The argument `stacked_types`, 0 for each where it is absent. Raises SchemaError for another number of them."""
+    if numbers and len(numbers) != count:
+        raise SchemaError(f"{label}: stacked_types has {len(numbers)} entries for {count} stacked outputs")
+    for number in filter(None, numbers):
+        dtypes.from_number(number)
+    return numbers or [0] * count
+
+
+no_gradient("Loop")

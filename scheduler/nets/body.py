@@ -1,0 +1,94 @@
+"""BodyNet: the net inside an operator such as Loop (`dagexec.core.body`), executed by whoever runs that operator.
+
+An execution calls the steps one after another in the thread of the outer operator. Between them it looks whether the
+run was stopped, so that no loop is endless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar, Self
+
+from dagexec.core.operator import Step
+from dagexec.core.proto import NetDef
+from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
+from dagexec.errors import DeviceError
+from dagexec.platform.blocking import check_stopped, work
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import ObservedRun, Observer, Tell, observed_in_body, telling
+from dagexec.scheduler.plan.culprit import NameStep, label_of
+from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.run.inline import failure_inline
+from dagexec.scheduler.run.run import ChainSteps
+
+
+class BodyNet(BaseNet):
+    """Executed as often as the outer operator wants, on the blobs of its workspace; on the host only."""
+
+    net_type: ClassVar[str] = "body"
+
+    @classmethod
+    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
+        """What `Workspace.build_net` calls: only the outputs are kept, and frozen tensors are constants.
+
+        Raises DeviceError for operators on devices.
+        """
+        constants = frozenset(filter(partial(_is_constant, workspace), workspace.local_blobs()))
+        body = cls(definition, workspace, constants=constants, keep=frozenset(definition.external_output))
+        if not body.on_host:
+            body.close()
+            raise DeviceError(f"net {definition.name!r}: the nets that operators run are for the host, not for devices")
+        return body
+
+    def prepare(self) -> None:
+        """Prepare for what the inputs hold now."""
+        self.prepared()
+
+    def __call__(self) -> None:
+        """Execute once, for the outer operator, on its thread."""
+        preparation = self.prepared()
+        if telling.tell is not None:
+            self._run_observed(preparation, telling.tell)
+        else:
+            self._run_steps(preparation.in_order, preparation.name_step)
+
+    def _run_observed(self, preparation: Preparation, tell: Tell) -> None:
+        labels = map(self.graph.label, range(len(self.graph)))
+        steps = [observed_in_body(label, step, tell) for label, step in zip(labels, preparation.steps, strict=True)]
+        self._run_steps(steps, partial(label_of, preparation.plan, steps))
+
+    def _run_steps(self, steps: Sequence[Step], name_step: NameStep) -> None:
+        """Call `steps` as long as the run goes on that this thread works for; as `run_inline`, at less cost."""
+        run, deadline = work.run, work.deadline
+        step: Step | None = None
+        try:
+            if run is None and deadline == math.inf:
+                for step in steps:
+                    step()
+            else:
+                check_stopped(self.name)
+                for step in steps:
+                    step()
+                    if deadline < math.inf or (run is not None and run.stopped):
+                        check_stopped(self.name)
+        except BaseException as error:
+            failure = failure_inline(self.name, step, error, name_step)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
+        """The prepared ones; what observers are told of a body comes from the steps themselves."""
+        return preparation.chain_steps
+
+    def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
+        """As the outer operator executes it."""
+        self()
+
+
+def _is_constant(workspace: Workspace, name: str) -> bool:
+    value = workspace.get_blob(name).value
+    return isinstance(value, Tensor) and value.constant is not None
