@@ -20,6 +20,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     elementwise,
     indexing,
     microsoft,
+    microsoft_quantized,
     quantized,
     recurrent,
     reduction,

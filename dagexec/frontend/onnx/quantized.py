@@ -7,6 +7,8 @@ operators of their own scale and quantize.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -83,7 +85,7 @@ def _conv_by_integers(node: Node, window: dict[str, ArgumentValue | None]) -> li
     if node.has_input(8):
         sums = compose("Add", sums, compose.along(node.inputs[8], spatial))
     multiplier = compose.multiplier(x_scale, compose.along(w_scale, spatial), y_scale)
-    return _requantized(compose, sums, multiplier, y_zero)
+    return requantized(compose, sums, multiplier, y_zero)
 
 
 @converts(QLinearMatMul=21)
@@ -103,17 +105,17 @@ def _matmul_by_integers(node: Node) -> list[OperatorDef]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
     sums = compose("MatMulInteger", a, b, a_zero, b_zero)
     multiplier = compose.multiplier(compose.along(a_scale, 1), b_scale, compose.along(y_scale, 1))
-    return _requantized(compose, sums, multiplier, y_zero, axis=-2)
+    return requantized(compose, sums, multiplier, y_zero, axis=-2)
 
 
-def _requantized(
+def requantized(
     compose: Composition, sums: str, multiplier: str, zero_point: str, axis: int | None = None
 ) -> list[OperatorDef]:
     """The integers of Y: sums times `multiplier`, rounded, and the zero point."""
     values = compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier)
     shape = compose.node.scope.shape(zero_point) or ()
     one = compose.constant(np.ones([size or 1 for size in shape], np.float32))
-    return compose.result("QuantizeLinear", values, one, zero_point, axis=axis)
+    return compose.result("QuantizeLinear", values, one, *([zero_point] if zero_point else []), axis=axis)
 
 
 @converts(ConvInteger=10)
@@ -172,22 +174,35 @@ def _weights(compose: Composition, index: int, weights: Array) -> str:
 
 
 def requantization(
-    node: Node, x: tuple[int, int], w_scale: int, y: tuple[int, int]
+    node: Node, x: tuple[int, int], w_scale: int, y: tuple[int, int] | None, factor: float = 1.0
 ) -> dict[str, ArgumentValue | None] | None:
-    """Scales and zero points of X and Y as arguments, from the inputs of these numbers; None unless they can be."""
-    values = [node.value(index) for index in (*x, *y)]
-    scale = node.value(w_scale)
-    if scale is None or scale.dtype != np.float32 or scale.ndim > 1:
+    """Scales and zero points of X and Y as arguments, from the inputs of these numbers; None unless they can be.
+
+    Without `y` the output are floats. X's scale is multiplied by `factor`.
+    """
+    scale, found = node.value(w_scale), [_pair(node, pair) for pair in (x, y) if pair is not None]
+    if scale is None or scale.dtype != np.float32 or scale.ndim > 1 or factor <= 0:
         return None
-    if any(value is None or value.size != 1 for value in values) or not _bytes(*values[1::2]):
+    if any(pair is None for pair in found):
         return None
-    x_scale, x_zero, y_scale, y_zero = (value.reshape(-1)[0] for value in values if value is not None)
-    if x_scale.dtype != np.float32:
+    (x_scale, x_zero), *rest = (pair for pair in found if pair is not None)
+    arguments: dict[str, ArgumentValue | None] = {
+        "x_scale": float(np.float32(x_scale * factor)),
+        "x_zero_point": int(x_zero),
+    }
+    for y_scale, y_zero in rest:
+        arguments |= {"y_scale": float(y_scale), "y_zero_point": int(y_zero), "to": y_zero.dtype.name}
+    return arguments
+
+
+def _pair(node: Node, pair: tuple[int, int]) -> tuple[Any, Any] | None:
+    """One scale in float32 and one zero point of 8 bits, constants; None if they are anything else."""
+    scale, zero = (node.value(index) for index in pair)
+    if scale is None or zero is None or not scale.size == zero.size == 1:
         return None
-    return {
-        "x_scale": float(x_scale), "x_zero_point": int(x_zero),
-        "y_scale": float(y_scale), "y_zero_point": int(y_zero), "to": y_zero.dtype.name,
-    }  # fmt: skip
+    if scale.dtype != np.float32 or not _bytes(zero):
+        return None
+    return scale.reshape(-1)[0], zero.reshape(-1)[0]
 
 
 def _bytes(*values: Array | None) -> bool:

@@ -1,0 +1,258 @@
+"""Converters of onnxruntime's own operators (com.microsoft) on integers.
+
+`onnxruntime.quantization` writes them: QLinear* and QGemm for static quantization in QOperator format, the others for
+dynamic quantization. Products are sums of integers that are scaled, as in `quantized`; a QLinear operator of another
+kind is the operator on floats, between DequantizeLinear and QuantizeLinear.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.proto import OperatorDef
+from dagexec.errors import ModelFormatError
+from dagexec.frontend.onnx.composition import Composition
+from dagexec.frontend.onnx.convolution import window_arguments
+from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
+from dagexec.frontend.onnx.quantized import requantization, requantized, symmetric_weights
+
+
+@converts_microsoft("QuantizeLinear", "DequantizeLinear", inputs="x scale zero_point?")
+def linear(node: Node) -> list[OperatorDef]:
+    """As the operators of the default domain."""
+    return node.standard(node.op_type, node.inputs, node.outputs)
+
+
+@converts_microsoft("MatMulIntegerToFloat", inputs="A B a_scale b_scale a_zero_point? b_zero_point? bias?")
+def matmul_integer_to_float(node: Node) -> list[OperatorDef]:
+    """The product of integers times the scales, plus a bias."""
+    compose = Composition(node)
+    a, b, a_scale, b_scale = node.inputs[:4]
+    zeros = _zero_points(compose, [_optional(node, 4), _optional(node, 5)])
+    sums = compose("MatMulInteger", a, b, *zeros)
+    return _scaled(compose, sums, compose.multiplier(a_scale, b_scale), _optional(node, 6))
+
+
+@converts_microsoft("DynamicQuantizeMatMul", inputs="A B b_scale b_zero_point? bias?")
+def dynamic_quantize_matmul(node: Node) -> list[OperatorDef]:
+    """As DynamicQuantizeLinear and MatMulIntegerToFloat."""
+    compose = Composition(node)
+    integers, scale, zero = (node.new_name(what) for what in ("integers", "scale", "zero_point"))
+    compose.operators.append(node.operator("DynamicQuantizeLinear", node.inputs[:1], [integers, scale, zero]))
+    sums = compose("MatMulInteger", integers, node.inputs[1], *_zero_points(compose, [zero, _optional(node, 3)]))
+    return _scaled(compose, sums, compose.multiplier(scale, node.inputs[2]), _optional(node, 4))
+
+
+def _optional(node: Node, index: int) -> str:
+    return node.inputs[index] if node.has_input(index) else ""
+
+
+def _zero_points(compose: Composition, names: list[str]) -> list[str]:
+    """The zero points as inputs of a product: none that is not there at the end, and 0 before one that is."""
+    while names and not names[-1]:
+        names.pop()
+    return [name or compose.constant(np.zeros((), np.uint8)) for name in names]
+
+
+def _scaled(compose: Composition, sums: str, multiplier: str, bias: str) -> list[OperatorDef]:
+    """Sums times `multiplier` as floats, and the bias added."""
+    values = compose("Cast", sums, to=FLOAT32.number)
+    if not bias:
+        return compose.result("Mul", values, multiplier)
+    return compose.result("Add", compose("Mul", values, multiplier), bias)
+
+
+@converts_microsoft("QGemm", inputs="A a_scale a_zero_point B b_scale b_zero_point C? y_scale? y_zero_point?")
+def qgemm(node: Node) -> list[OperatorDef]:
+    """alpha A B + C of integers, C in units of alpha * a_scale * b_scale; integers where there is a y_scale."""
+    alpha, turned = node.number("alpha", 1.0), [node.integer(f"trans{letter}", 0) for letter in "AB"]
+    weights = symmetric_weights(node, 3, 5, 0 if turned[1] else 1)
+    scaling = requantization(node, (1, 2), 4, (7, 8) if node.has_input(7) else None, alpha)
+    bias = node.value(6)
+    if weights is None or weights.ndim != 2 or scaling is None or turned[0]:
+        return _gemm_by_integers(node, alpha, turned)
+    rows = weights if turned[1] else weights.T
+    if node.has_input(6) and (bias is None or bias.shape not in ((len(rows),), (1, len(rows)))):
+        return _gemm_by_integers(node, alpha, turned)
+    compose = Composition(node)
+    inputs = [node.inputs[0], compose.constant(np.ascontiguousarray(rows)), node.inputs[4]]
+    if bias is None:
+        return compose.result("QuantFC", *inputs, **scaling)
+    return compose.result("QuantFC", *inputs, compose.constant(bias.reshape(-1)), bias=1, **scaling)
+
+
+def _gemm_by_integers(node: Node, alpha: float, turned: list[int]) -> list[OperatorDef]:
+    """Sums of MatMulInteger and C, and what makes them Y."""
+    compose = Composition(node)
+    a, b = (
+        compose("Transpose", node.inputs[index], axes=[1, 0]) if turn else node.inputs[index]
+        for index, turn in ((0, turned[0]), (3, turned[1]))
+    )
+    sums = compose("MatMulInteger", a, b, node.inputs[2], node.inputs[5])
+    if node.has_input(6):
+        sums = compose("Add", sums, node.inputs[6])
+    multiplier = compose.multiplier(node.inputs[1], node.inputs[4], _optional(node, 7))
+    if alpha != 1:
+        multiplier = compose("Scale", multiplier, scale=alpha)
+    if node.has_input(7):
+        return requantized(compose, sums, multiplier, _optional(node, 8))
+    return _scaled(compose, sums, multiplier, "")
+
+
+def _real(compose: Composition, first: int) -> str:
+    """What integers stand for: input `first`, with its scale and zero point in the inputs behind it."""
+    node = compose.node
+    return compose("DequantizeLinear", *[name for name in node.inputs[first : first + 3] if name])
+
+
+def _quantized(compose: Composition, values: str, scale: int) -> list[OperatorDef]:
+    """All operators, and the integers of Y with its scale in input `scale` and its zero point behind that."""
+    return compose.result("QuantizeLinear", values, *[name for name in compose.node.inputs[scale : scale + 2] if name])
+
+
+@converts_microsoft("QLinearAdd", inputs="A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?")
+def qlinear_add(node: Node) -> list[OperatorDef]:
+    """The sum; on integers where their shapes are known to be equal, and scales and zero points are constants."""
+    compose = Composition(node)
+    shape, addend = node.shape(0), requantization(node, (4, 5), 4, None)
+    scaling = requantization(node, (1, 2), 1, (6, 7))
+    if shape is None or None in shape or shape != node.shape(3) or scaling is None or addend is None:
+        return _quantized(compose, compose("Add", _real(compose, 0), _real(compose, 3)), 6)
+    added = {"add_scale": addend["x_scale"], "add_zero_point": addend["x_zero_point"]}
+    return compose.result("QuantAdd", node.inputs[0], node.inputs[3], post_ops=["add:1"], **scaling, **added)
+
+
+@converts_microsoft("QLinearMul", inputs="A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?")
+def qlinear_mul(node: Node) -> list[OperatorDef]:
+    """The product."""
+    compose = Composition(node)
+    return _quantized(compose, compose("Mul", _real(compose, 0), _real(compose, 3)), 6)
+
+
+_UNARY = "X X_scale X_zero_point? Y_scale Y_zero_point?"
+
+
+@converts_microsoft("QLinearSigmoid", inputs=_UNARY)
+def qlinear_sigmoid(node: Node) -> list[OperatorDef]:
+    """1 / (1 + exp(-X))."""
+    compose = Composition(node)
+    return _quantized(compose, compose("Sigmoid", _real(compose, 0)), 3)
+
+
+@converts_microsoft("QLinearLeakyRelu", inputs=_UNARY)
+def qlinear_leaky_relu(node: Node) -> list[OperatorDef]:
+    """X, times alpha where it is negative."""
+    compose = Composition(node)
+    return _quantized(compose, compose("LeakyRelu", _real(compose, 0), alpha=node.number("alpha", 0.01)), 3)
+
+
+@converts_microsoft("QLinearSoftmax", inputs=_UNARY)
+def qlinear_softmax(node: Node) -> list[OperatorDef]:
+    """Softmax as the operator set `opset` has it: over one axis from 13 on, before over all from `axis` on."""
+    compose = Composition(node)
+    single = 1 if node.integer("opset", 13) >= 13 else None
+    values = compose("Softmax", _real(compose, 0), axis=node.integer("axis", -1), single_axis=single)
+    return _quantized(compose, values, 3)
+
+
+@converts_microsoft("QLinearGlobalAveragePool", inputs=_UNARY)
+def qlinear_global_average_pool(node: Node) -> list[OperatorDef]:
+    """The mean of each channel."""
+    compose = Composition(node)
+    return _quantized(compose, compose("AveragePool", _real(compose, 0), global_pooling=1, order=_order(node)), 3)
+
+
+@converts_microsoft("QLinearAveragePool", inputs=_UNARY)
+def qlinear_average_pool(node: Node) -> list[OperatorDef]:
+    """AveragePool."""
+    compose = Composition(node)
+    arguments: dict[str, ArgumentValue | None] = {
+        **window_arguments(node, node.integers("kernel_shape") or []),
+        "ceil_mode": node.integer("ceil_mode", 0),
+        "count_include_pad": node.integer("count_include_pad", 0),
+        "order": _order(node),
+    }
+    return _quantized(compose, compose("AveragePool", _real(compose, 0), **arguments), 3)
+
+
+def _order(node: Node) -> str | None:
+    return "NHWC" if node.integer("channels_last", 0) else None
+
+
+@converts_microsoft("NhwcMaxPool", inputs="x")
+def nhwc_max_pool(node: Node) -> list[OperatorDef]:
+    """MaxPool with the channels last."""
+    window = window_arguments(node, node.integers("kernel_shape") or [])
+    return node.unary("MaxPool", ceil_mode=node.integer("ceil_mode", 0), order="NHWC", **window)
+
+
+@converts_microsoft("QLinearConcat", inputs="Y_scale Y_zero_point inputs*")
+def qlinear_concat(node: Node) -> list[OperatorDef]:
+    """Concat of the inputs, each quantized as Y, along `axis`."""
+    if len(node.inputs) % 3 != 2:
+        raise ModelFormatError(f"{node.label}: expected a tensor, a scale and a zero point each, found {node.inputs}")
+    compose = Composition(node)
+    parts = [_as_output(compose, first) for first in range(2, len(node.inputs), 3)]
+    return compose.result("Concat", *parts, axis=node.integer("axis", 0))
+
+
+def _as_output(compose: Composition, first: int) -> str:
+    """Input `first` in integers of Y's scale and zero point, which are inputs 0 and 1."""
+    node = compose.node
+    if _equal_constants(node, first + 1, 0) and _equal_constants(node, first + 2, 1):
+        return node.inputs[first]
+    return compose("QuantizeLinear", _real(compose, first), *node.inputs[:2])
+
+
+def _equal_constants(node: Node, index: int, other: int) -> bool:
+    one, two = node.value(index), node.value(other)
+    return one is not None and two is not None and one.dtype == two.dtype and np.array_equal(one, two)
+
+
+@converts_microsoft(
+    "QLinearWhere", inputs="condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point"
+)
+def qlinear_where(node: Node) -> list[OperatorDef]:
+    """X where the condition holds, else Y."""
+    compose = Composition(node)
+    return _quantized(compose, compose("Where", node.inputs[0], _real(compose, 1), _real(compose, 4)), 7)
+
+
+@converts_microsoft("QLinearConv", inputs="x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?")
+def qlinear_conv(node: Node) -> list[OperatorDef]:
+    """As QLinearConv of the default domain."""
+    if node.integer("channels_last", 0):
+        raise CannotConvertError("channels_last=1 is not supported")
+    return node.standard("QLinearConv", node.inputs, node.outputs)
+
+
+@converts_microsoft(
+    "DynamicQuantizeLSTM",
+    inputs="X W R B? sequence_lens? initial_h? initial_c? P? W_scale W_zero_point R_scale R_zero_point",
+    outputs=3,
+)
+def dynamic_quantize_lstm(node: Node) -> list[OperatorDef]:
+    """LSTM with the weights that W and R stand for; X and the state stay floats, which loses nothing.
+
+    onnxruntime quantizes X and the state of each step by their own ranges. Its results differ by that error.
+    """
+    compose = Composition(node)
+    weights = [_transposed_weights(compose, index, first) for index, first in ((1, 8), (2, 10))]
+    return node.standard("LSTM", [node.inputs[0], *weights, *node.inputs[3:8]], node.outputs)
+
+
+def _transposed_weights(compose: Composition, index: int, scale: int) -> str:
+    """Weights as LSTM has them, directions x 4 hidden x inputs, from directions x inputs x 4 hidden of integers."""
+    node = compose.node
+    integers, factors, zeros = (
+        node.constant(at, "weights, scales and zero points") for at in (index, scale, scale + 1)
+    )
+    per_direction = [len(integers), 1, -1]
+    try:
+        differences = integers.astype(np.float32) - zeros.astype(np.float32).reshape(per_direction)
+        values = differences * factors.reshape(per_direction)
+    except ValueError:
+        raise CannotConvertError(f"scales of shape {factors.shape} do not fit weights of {integers.shape}") from None
+    return compose.constant(np.ascontiguousarray(values.transpose(0, 2, 1)))

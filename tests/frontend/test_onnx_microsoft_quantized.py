@@ -1,0 +1,112 @@
+"""onnxruntime's own operators on integers (com.microsoft), one node at a time, against onnxruntime.
+
+Weights have 7 bits, because onnxruntime without VNNI saturates sums of two products of 8. Where it computes in another
+order of float32 operations, or by tables, a value that lies halfway between two integers may become the other one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec.errors import ModelFormatError
+from dagexec.frontend.onnx import from_model_proto
+from tests.frontend.test_onnx_microsoft import by_onnxruntime, computed, normal, of_microsoft
+from tests.frontend.test_onnx_operators import Case, Const, build, floats
+from tests.frontend.test_onnx_quantized import scale, seven_bits, whole, zero
+
+Array = npt.NDArray[Any]
+RNG = np.random.default_rng(29)
+
+A, B = whole((2, 5, 8), np.uint8), whole((2, 5, 8), np.uint8)
+ROWS, SIGNED = A[0], whole((5, 8), np.int8)
+MATRIX, COLUMNS = Const(seven_bits((8, 3), np.int8)), Const(np.float32([0.01, 0.02, 0.03]))
+ZEROS = Const(np.int8([3, -4, 0]))
+X, Y = (scale(0.02), zero(7)), (scale(0.03), zero(99))
+IMAGE = whole((2, 3, 7, 6), np.uint8)
+LAST = np.ascontiguousarray(np.moveaxis(IMAGE, 1, 3))
+BIAS = Const(RNG.integers(-900, 900, 3).astype(np.int32))
+
+CASES = [
+    Case("QuantizeLinear", 17, (normal(3, 4), *X)),
+    Case("DequantizeLinear", 17, (ROWS, Const(np.float32(RNG.uniform(0, 1, 8))), Const(whole((8,), np.uint8)))),
+    Case("MatMulIntegerToFloat", 17, (ROWS, MATRIX, scale(0.1), scale(0.2))),
+    Case("MatMulIntegerToFloat", 17, (A, MATRIX, np.array(0.1, np.float32), COLUMNS, np.array(9, np.uint8), ZEROS,
+                                      floats(1, 2, 3))),
+    Case("DynamicQuantizeMatMul", 17, (normal(2, 5, 8), MATRIX, COLUMNS, ZEROS, floats(1, 2, 3))),
+    Case("DynamicQuantizeMatMul", 17, (normal(5, 8), MATRIX, scale(0.3))),
+    Case("QGemm", 17, (ROWS, *X, MATRIX, COLUMNS, Const(np.zeros(3, np.int8)), BIAS, scale(0.5), zero(100))),
+    Case("QGemm", 17, (ROWS, *X, Const(MATRIX.array.T.copy()), scale(0.01), zero(2, np.int8), None, scale(0.2),
+                       zero(100)), {"transB": 1, "alpha": 0.75}),
+    Case("QGemm", 17, (ROWS, *X, MATRIX, scale(0.01), zero(0, np.int8), BIAS)),
+    Case("QGemm", 17, (ROWS.T.copy(), np.array(0.02, np.float32), np.array(7, np.uint8), MATRIX, COLUMNS, ZEROS, BIAS,
+                       scale(0.5), zero(100)), {"transA": 1, "alpha": 0.5}),
+    Case("QLinearAdd", 17, (A, *X, B, *Y, scale(0.06), zero(80))),
+    Case("QLinearAdd", 17, (A, *X, B[:1, :1], *Y, scale(0.06), zero(80))),
+    Case("QLinearMul", 17, (A, *X, Const(B[0]), *Y, scale(0.03), zero(80))),
+    Case("QLinearSigmoid", 17, (SIGNED, scale(0.05), zero(-7, np.int8), scale(0.004), zero(-128, np.int8))),
+    Case("QLinearLeakyRelu", 17, (A, scale(0.05), zero(120), scale(0.04), zero(90)), {"alpha": 0.2}),
+    Case("QLinearSoftmax", 17, (A, scale(0.05), zero(120), scale(0.004), zero(0)), {"axis": 1, "opset": 13}),
+    Case("QLinearSoftmax", 17, (A, scale(0.05), zero(120), scale(0.004), zero(0)), {"axis": 1, "opset": 11}),
+    Case("QLinearGlobalAveragePool", 17, (IMAGE, *X, *Y), {"channels_last": 0}),
+    Case("QLinearGlobalAveragePool", 17, (LAST, *X, *Y), {"channels_last": 1}),
+    Case("QLinearAveragePool", 17, (IMAGE, *X, *Y), {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}),
+    Case("QLinearAveragePool", 17, (LAST, *X, *Y), {"kernel_shape": [2, 2], "ceil_mode": 1, "strides": [2, 2],
+                                                    "channels_last": 1}),
+    Case("NhwcMaxPool", 17, (LAST,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    Case("QLinearConcat", 17, (*Y, A, *X, B, *Y, np.array([[[5] * 8]] * 2, np.uint8), *Y), {"axis": 1}),
+    Case("QLinearWhere", 17, (A > 99, A, *X, B, *Y, scale(0.04), zero(9))),
+    Case("QLinearConv", 17, (IMAGE, *X, Const(seven_bits((4, 3, 3, 3), np.uint8)), scale(0.01), zero(64), scale(0.3),
+                             zero(128))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_node_computes_what_onnxruntime_does(case: Case) -> None:
+    proto, feeds = of_microsoft(case)
+    for found, expected in zip(computed(proto, feeds), by_onnxruntime(proto, feeds), strict=True):
+        assert found.dtype == expected.dtype
+        if expected.dtype == np.float32:
+            np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+        else:
+            assert found.shape == expected.shape
+            assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+
+
+def test_integers_are_concatenated_in_parts_of_three() -> None:
+    proto, _ = of_microsoft(Case("QLinearConcat", 17, (*Y, A, *X, B)))
+    with pytest.raises(ModelFormatError, match="expected a tensor, a scale and a zero point each"):
+        from_model_proto(proto)
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_dynamically_quantized_lstm_computes_with_the_weights_that_its_integers_stand_for(
+    dtype: Any, each: bool
+) -> None:
+    steps, batch, inputs, hidden = 6, 3, 5, 4
+    x, bias = normal(steps, batch, inputs), Const(normal(2, 8 * hidden))
+    state = [normal(2, batch, hidden) for _ in range(2)]
+    shape = (2, 4 * hidden) if each else (2,)
+    zero = np.full(shape, 0 if each else 11, dtype)
+    weights = [seven_bits((2, size, 4 * hidden), dtype) for size in (inputs, hidden)]
+    scales = [RNG.uniform(0.005, 0.01, shape).astype(np.float32) for _ in range(2)]
+    quantized = [Const(array) for pair in zip(scales, (zero, zero), strict=True) for array in pair]
+    attributes = {"hidden_size": hidden, "direction": "bidirectional"}
+    middle = (bias, None, *state)
+    case = Case("DynamicQuantizeLSTM", 17, (x, *map(Const, weights), *middle, None, *quantized), attributes, outputs=3)
+    found = computed(*of_microsoft(case))
+    stands_for = [
+        (array.astype(np.float32) - zero.reshape(2, 1, -1)) * one.reshape(2, 1, -1)
+        for array, one in zip(weights, scales, strict=True)
+    ]
+    floats_of = [Const(array.transpose(0, 2, 1).copy()) for array in stands_for]
+    exact = by_onnxruntime(*build(Case("LSTM", 14, (x, *floats_of, *middle), attributes, outputs=3)))
+    # onnxruntime quantizes X and the state with 8 bits, each step by its own range, and adds these errors up
+    near = by_onnxruntime(*of_microsoft(case))
+    for array, one, other in zip(found, exact, near, strict=True):
+        np.testing.assert_allclose(array, one, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(array, other, atol=0.03)
