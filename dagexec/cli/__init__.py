@@ -1,5 +1,5 @@
-"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `stress`, `tune` and
-`operators`, with one module per command.
+"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `stress`, `tune`
+and `operators`, with one module per command.
 
 Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage. A
 DagexecError is printed as one message, without a traceback.
@@ -18,6 +18,7 @@ import dagexec
 from dagexec.cli.check import check_command
 from dagexec.cli.compare import compare_command
 from dagexec.cli.explore import explore_command
+from dagexec.cli.export import export_command
 from dagexec.cli.inspect import inspect_command
 from dagexec.cli.operators import operators_command
 from dagexec.cli.run import run_command
@@ -54,6 +55,7 @@ app.command("compare")(compare_command)
 app.command("inspect")(inspect_command)
 app.command("check")(check_command)
 app.command("explore")(explore_command)
+app.command("export")(export_command)
 app.command("operators")(operators_command)
 app.command("stress")(stress_command)
 app.command("train")(train_command)

@@ -32,6 +32,14 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "caffe2"
 GIVEN = ("--no-optimize",)
 
 
+def test_export_writes_a_model_that_gives_the_same(cli: Cli, tmp_path: Path) -> None:
+    status, out, _ = cli("export", "zoo:lenet", str(tmp_path / "lenet.onnx"))
+    assert (status, out) == (0, f"lenet: 8 operators written to {tmp_path / 'lenet.onnx'}\n")
+    status, out, _ = cli("run", str(tmp_path / "lenet.onnx"), "--json")
+    assert status == 0
+    assert [output["shape"] for output in json.loads(out)["outputs"].values()] == [[1, 10]]
+
+
 def test_run_shows_the_outputs(cli: Cli) -> None:
     status, out, _ = cli("run", "zoo:lenet", "--net-type", "async_dag")
     assert status == 0

@@ -79,7 +79,8 @@ class Case:
     def data_sets(self) -> Iterator[tuple[list[Any], list[Any]]]:
         """Inputs, and expected outputs."""
         if self._case.data_sets is not None:
-            yield from self._case.data_sets
+            for inputs, outputs in self._case.data_sets:
+                yield [_array(value) for value in inputs], [_array(value) for value in outputs]
             return
         model = self.model
         for folder in sorted(Path(self._case.model_dir).glob("test_data_set_*")):
@@ -137,6 +138,10 @@ def _value(path: Path, info: onnx.ValueInfoProto) -> Any:
     if kind == "sequence_type":
         return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(path.read_bytes()))
     return onnx.numpy_helper.to_optional(onnx.OptionalProto.FromString(path.read_bytes()))
+
+
+def _array(value: Any) -> Any:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 def all_cases() -> list[Case]:

@@ -1,0 +1,226 @@
+"""A Model as an ONNX model: every blob gets one name each time it is written, and operators become nodes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.checker
+import onnx.defs
+import onnx.helper
+import onnx.numpy_helper
+import onnx.shape_inference
+
+from dagexec.binding.parameters import initialized
+from dagexec.core import dtypes
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorError
+from dagexec.export import onnx_images, onnx_operators, onnx_shapes  # noqa: F401 - registers their exporters
+from dagexec.export.onnx_node import CannotExportError, Dims, Nodes, Operation, exporter_of
+from dagexec.export.onnx_shapes import element_type
+
+_OPERATOR_SET = 21
+"""Used unless an operator is newer: it is what onnxruntime 1.18 and newer read."""
+
+_IR_VERSION = 10
+_MOST_IN_ONE_FILE = 1 << 30  # bytes of parameters; a protobuf message ends at 2 GiB
+_PROBES = ((1, 224), (2, 256))
+"""Sizes that open axes are given in turn: the first axis, and others."""
+
+Shapes = Mapping[str, Sequence[int | None]]
+
+
+def save_onnx(model: Model, path: str | os.PathLike[str], *, shapes: Shapes | None = None) -> None:
+    """Write a model as an ONNX file; more than 1 GiB of parameters lie beside it, in a file of its name and `.data`.
+
+    Raises what `to_onnx` raises, and OSError.
+    """
+    proto = to_onnx(model, shapes=shapes)
+    large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > _MOST_IN_ONE_FILE
+    onnx.save_model(proto, path, save_as_external_data=large, location=f"{os.path.basename(path)}.data")
+
+
+def to_onnx(model: Model, *, shapes: Shapes | None = None) -> onnx.ModelProto:
+    """A model as an ONNX message that the onnx package's checker accepts; tensors keep their names where ONNX can.
+
+    A blob that is written more than once gets a number behind its name, but for its last value. Parameters that an
+    init net computes are computed. `shapes` gives sizes of inputs that the model does not have, None for open ones.
+    Raises UnsupportedOperatorError, listing every operator that ONNX has no counterpart for; ModelFormatError for the
+    shape of something else than an input.
+    """
+    given = initialized(model)
+    for name in shapes or {}:
+        if name not in given.inputs:
+            raise ModelFormatError(f"{model.name}: shapes: {name!r} is no input; expected one of {list(given.inputs)}")
+    inputs = {name: _with_shape(info, (shapes or {}).get(name)) for name, info in given.inputs.items()}
+    return _Export(given, inputs).proto()
+
+
+def _with_shape(info: InputInfo, shape: Sequence[int | None] | None) -> InputInfo:
+    return InputInfo(info.dtype or FLOAT32, info.shape if shape is None else tuple(shape))
+
+
+class _Export:
+    """One model on its way: the current name of every blob, and the types at each probe."""
+
+    def __init__(self, model: Model, inputs: Mapping[str, InputInfo]) -> None:
+        self.model = model
+        self.inputs = {name: info for name, info in inputs.items() if name in model.needed_inputs()}
+        self.names = {name: name for name in (*inputs, *model.parameters)}
+        self.writes = Counter(name for operator in model.net.op for name in set(operator.output))
+        self.nodes = Nodes({*inputs, *model.parameters, *self.writes})
+        self.read = {name for operator in model.net.op for name in operator.input} | set(model.outputs)
+        self.probes = [self._types(*sizes) for sizes in _PROBES]
+        self.unsupported: dict[str, list[str]] = {}
+
+    def _types(self, first: int, other: int) -> dict[str, TensorType | None]:
+        """Types of inputs whose open axes have these sizes, and of parameters."""
+        known: dict[str, TensorType | None] = {
+            name: TensorType(tuple(array.shape), from_numpy(array.dtype))
+            for name, array in self.model.parameters.items()
+        }
+        for name, info in self.inputs.items():
+            known[name] = None
+            if info.shape is not None:
+                sizes = ((other if axis else first) if size is None else size for axis, size in enumerate(info.shape))
+                known[name] = TensorType(tuple(sizes), info.dtype or FLOAT32)
+        return known
+
+    def proto(self) -> onnx.ModelProto:
+        """The message. Raises UnsupportedOperatorError."""
+        for definition in self.model.net.op:
+            self._add(definition)
+        if self.unsupported:
+            raise UnsupportedOperatorError(_refusal(self.model.name, self.unsupported))
+        proto = self._assembled()
+        if any(not value.HasField("type") for value in proto.graph.output):
+            _state_outputs(proto)
+        try:
+            onnx.checker.check_model(proto, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise UnsupportedOperatorError(f"model {self.model.name!r} cannot be written as ONNX: {error}") from None
+        return proto
+
+    def _add(self, definition: OperatorDef) -> None:
+        schema = schema_of(definition.type)
+        arguments = Arguments(definition, definition.type)
+        calls = [self._call(definition, arguments, types) for types in self.probes]
+        inputs = [self.names[name] for name in definition.input]
+        outputs = [self._written(name) for name in definition.output]
+        blobs = dict(zip(outputs, definition.output, strict=True))
+        operation = Operation(
+            definition, schema, inputs, outputs, self.nodes, calls, lambda name: blobs[name] in self.read
+        )
+        try:
+            exporter_of(schema)(operation)
+            operation.check_all_read()
+        except CannotExportError as reason:
+            self.unsupported.setdefault(f"{definition.type}: {reason}", []).append(definition.name or outputs[0])
+        for types, call in zip(self.probes, calls, strict=True):
+            found: Sequence[TensorType | None] = [None] * len(outputs)
+            if call is not None and schema.infer is not None and schema.can_infer(definition):
+                with suppress(DagexecError):  # of sizes that are made up, or values that only a run computes
+                    found = schema.infer(call)
+            types.update(zip(definition.output, found, strict=False))
+
+    def _call(
+        self, definition: OperatorDef, arguments: Arguments, types: Mapping[str, TensorType | None]
+    ) -> OperatorCall | None:
+        known = [kind for name in definition.input if (kind := types.get(name)) is not None]
+        if len(known) < len(definition.input):
+            return None
+        values = tuple(self._constant(name) for name in definition.input)
+        return OperatorCall(definition, arguments, tuple(known), values, definition.name or definition.type)
+
+    def _constant(self, name: str) -> npt.NDArray[Any] | None:
+        """The value of a parameter that nothing has written."""
+        return self.model.parameters.get(name) if self.names[name] == name else None
+
+    def _written(self, blob: str) -> str:
+        """The name of a blob's next value: its own for the last, unless an input or a parameter has it."""
+        self.writes[blob] -= 1
+        taken = blob in self.inputs or blob in self.model.parameters
+        self.names[blob] = self.nodes.new_name(f"{blob}_1") if self.writes[blob] or taken else blob
+        return self.names[blob]
+
+    def _assembled(self) -> onnx.ModelProto:
+        read = {name for node in self.nodes.nodes for name in node.input}
+        returned = [self.names[name] for name in self.model.outputs]
+        arrays = {**self.model.parameters, **self.nodes.constants}
+        tensors = [_tensor(array, name) for name, array in arrays.items() if name in read or name in returned]
+        inputs = [_value(name, info.dtype or FLOAT32, info.shape) for name, info in self.inputs.items()]
+        outputs = [self._output(blob) for blob in self.model.outputs]
+        graph = onnx.helper.make_graph(self.nodes.nodes, self.model.name or "net", inputs, outputs, tensors)
+        opset = onnx.helper.make_opsetid("", _operator_set(self.nodes.nodes))
+        return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="dagexec")
+
+    def _output(self, blob: str) -> onnx.ValueInfoProto:
+        kinds = [types.get(blob) for types in self.probes]
+        first, second = kinds
+        if first is None or second is None:
+            return onnx.ValueInfoProto(name=self.names[blob])
+        sizes: Dims = tuple(
+            size if size == other else None for size, other in zip(first.shape, second.shape, strict=True)
+        )
+        return _value(self.names[blob], first.meta, sizes)
+
+
+def _state_outputs(proto: onnx.ModelProto) -> None:
+    """Give outputs that have no type the one that the onnx package infers. Raises UnsupportedOperatorError without."""
+    inferred = onnx.shape_inference.infer_shapes(proto).graph.output
+    for value, found in zip(proto.graph.output, inferred, strict=True):
+        if not value.HasField("type"):
+            value.type.CopyFrom(found.type)
+        if not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedOperatorError(
+                f"model {proto.graph.name!r} cannot be written as ONNX, which requires how many axes an output has: "
+                f"that of {value.name!r} is not known; give shapes= for the inputs"
+            )
+
+
+def _value(name: str, meta: dtypes.TypeMeta, shape: Dims | None) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, element_type(meta), shape)
+
+
+def _tensor(array: npt.NDArray[Any], name: str) -> onnx.TensorProto:
+    if array.dtype == np.object_:
+        return onnx.helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, array.reshape(-1).tolist())
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def _operator_set(nodes: Sequence[onnx.NodeProto]) -> int:
+    """The least operator set, from the usual one on, that has all of these operators."""
+    known = {schema.name: schema for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
+    firsts = [_first_version(name) for name in {node.op_type for node in nodes} if name in known]
+    return max([_OPERATOR_SET, *firsts])
+
+
+def _first_version(op_type: str) -> int:
+    versions = [
+        int(schema.since_version)
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain == "" and schema.name == op_type
+    ]
+    return min(versions)
+
+
+_MAX_NAMED = 4
+
+
+def _refusal(name: str, unsupported: Mapping[str, Sequence[str]]) -> str:
+    lines = [f"model {name!r} cannot be written as ONNX, {sum(map(len, unsupported.values()))} operator(s):"]
+    for what, operators in sorted(unsupported.items(), key=lambda row: -len(row[1])):
+        more = f" and {len(operators) - _MAX_NAMED} more" if len(operators) > _MAX_NAMED else ""
+        lines.append(f"  {', '.join(map(repr, operators[:_MAX_NAMED]))}{more}: {what}")
+    return "\n".join(lines)

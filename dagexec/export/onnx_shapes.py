@@ -1,0 +1,209 @@
+"""Exporters of operators that move, cut, join or fill."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.helper
+
+from dagexec.core import dtypes
+from dagexec.core.proto import Argument
+from dagexec.export.onnx_node import CannotExportError, Operation, exports
+
+_END = np.iinfo(np.int64).max
+
+
+@exports("Copy", "StopGradient", "Alias")
+def copy(operation: Operation) -> None:
+    """Identity."""
+    operation.node("Identity", operation.inputs[:1], [operation.only_output()])
+
+
+@exports("Dropout")
+def dropout(operation: Operation) -> None:
+    """Identity, as inference computes it."""
+    if not operation.flag("is_test"):
+        raise CannotExportError("only inference (is_test=1) has a counterpart")
+    operation.ignore("ratio", "drawn_as")
+    operation.node("Identity", operation.inputs[:1], [operation.only_output()])
+
+
+@exports("Reshape")
+def reshape(operation: Operation) -> None:
+    """Reshape; the shape is an input."""
+    allow_zero = operation.integer("allow_zero", 0)
+    given = operation.integers("shape")
+    shape = _int64(operation, 1) if len(operation.inputs) > 1 else operation.constant(given or [])
+    operation.node("Reshape", [operation.inputs[0], shape], [operation.only_output()], allowzero=allow_zero or None)
+
+
+def _int64(operation: Operation, index: int) -> str:
+    """The name of an input of integers as int64, which ONNX wants of shapes."""
+    return operation.through("Cast", [operation.inputs[index]], to=onnx.TensorProto.INT64)
+
+
+@exports("Squeeze", "ExpandDims")
+def axes_of_one(operation: Operation) -> None:
+    """Squeeze and Unsqueeze; the axes are an input."""
+    kind = "Squeeze" if operation.definition.type == "Squeeze" else "Unsqueeze"
+    axes = operation.constant(operation.integers("dims") or [])
+    operation.node(kind, [operation.inputs[0], axes], [operation.only_output()])
+
+
+@exports("Flatten")
+def flatten(operation: Operation) -> None:
+    """Flatten."""
+    operation.node("Flatten", operation.inputs, [operation.only_output()], axis=operation.integer("axis", 1))
+
+
+@exports("Transpose")
+def transpose(operation: Operation) -> None:
+    """Transpose; without axes they are reversed, as in ONNX."""
+    operation.node("Transpose", operation.inputs, [operation.only_output()], perm=operation.integers("axes") or None)
+
+
+@exports("Concat")
+def concat(operation: Operation) -> None:
+    """Concat; with add_axis, of inputs that have that axis."""
+    axis = _axis(operation)
+    inputs = list(operation.inputs)
+    if operation.flag("add_axis"):
+        where = operation.constant([axis])
+        inputs = [operation.through("Unsqueeze", [name, where]) for name in inputs]
+    operation.node("Concat", inputs, [operation.only_output()], axis=axis)
+
+
+@exports("Split")
+def split(operation: Operation) -> None:
+    """Split; the sizes are an input."""
+    if operation.flag("add_axis"):
+        raise CannotExportError("add_axis has no counterpart")
+    axis, sizes = _axis(operation), operation.integers("split")
+    inputs = [operation.inputs[0]]
+    if len(operation.inputs) > 1:
+        inputs.append(_int64(operation, 1))
+    elif sizes:
+        inputs.append(operation.constant(sizes))
+    outputs = list(operation.outputs)
+    operation.node("Split", inputs, outputs, axis=axis, num_outputs=len(outputs) if len(inputs) == 1 else None)
+
+
+def _axis(operation: Operation) -> int:
+    last = operation.text("order", "NCHW").upper() == "NHWC"
+    return operation.integer("axis", -1 if last else 1)
+
+
+@exports("Slice")
+def slice_tensor(operation: Operation) -> None:
+    """Slice; Caffe2's negative bounds count from one behind the end, ONNX's from the end."""
+    if len(operation.inputs) > 1:
+        raise CannotExportError("computed bounds have no counterpart")
+    starts, ends = operation.integers("starts") or [], operation.integers("ends") or []
+    if not operation.flag("onnx_style"):
+        starts, ends = ([_END if bound == -1 else bound + (bound < 0) for bound in row] for row in (starts, ends))
+    axes = operation.integers("axes")
+    steps = operation.integers("steps")
+    inputs = [operation.inputs[0], operation.constant(starts), operation.constant(ends)]
+    inputs.append(operation.constant(list(range(len(starts))) if axes is None else axes))
+    if steps is not None:
+        inputs.append(operation.constant(steps))
+    operation.node("Slice", inputs, [operation.only_output()])
+
+
+@exports("Expand")
+def expand(operation: Operation) -> None:
+    """Expand."""
+    shape = operation.integers("shape")
+    wanted = _int64(operation, 1) if len(operation.inputs) > 1 else operation.constant(shape or [])
+    operation.node("Expand", [operation.inputs[0], wanted], [operation.only_output()])
+
+
+@exports("Tile")
+def tile(operation: Operation) -> None:
+    """Tile along one axis."""
+    if len(operation.inputs) > 1:
+        raise CannotExportError("computed repeats have no counterpart")
+    repeats = [1] * operation.rank(0, "its repeats are one for each axis")
+    repeats[operation.integer("axis", 0)] = operation.integer("tiles", 1)
+    operation.node("Tile", [operation.inputs[0], operation.constant(repeats)], [operation.only_output()])
+
+
+@exports("Pad")
+def pad(operation: Operation) -> None:
+    """Pad; pads and value are inputs."""
+    meta = operation.type_of(0, "the value is of its input's type").meta
+    value = operation.constant(operation.number("value", 0.0), meta.numpy)
+    inputs = [operation.inputs[0], operation.constant(operation.integers("pads") or []), value]
+    operation.node("Pad", inputs, [operation.only_output()], mode=operation.text("mode", "constant"))
+
+
+@exports("Shape")
+def shape_of(operation: Operation) -> None:
+    """Shape; some of the sizes are gathered from all."""
+    axes = operation.integers("axes")
+    output = operation.only_output()
+    if not axes:
+        operation.node("Shape", operation.inputs, [output])
+        return
+    sizes = operation.through("Shape", operation.inputs)
+    operation.node("Gather", [sizes, operation.constant(axes)], [output])
+
+
+@exports("Gather")
+def gather(operation: Operation) -> None:
+    """Gather; negative indices are none of Caffe2's, and so do not occur without wrap_indices."""
+    operation.ignore("wrap_indices")
+    operation.node("Gather", operation.inputs, [operation.only_output()], axis=operation.integer("axis", 0))
+
+
+@exports("Cast")
+def cast(operation: Operation) -> None:
+    """Cast."""
+    operation.ignore("to", "from_type")
+    message = operation.arguments.raw("to")
+    if message is None:
+        raise CannotExportError("it does not say to which type")
+    operation.node("Cast", operation.inputs, [operation.only_output()], to=element_type(stated_type(message)))
+
+
+@exports("ConstantFill")
+def constant_fill(operation: Operation) -> None:
+    """ConstantOfShape; without an input, of a constant shape."""
+    if operation.integers("extra_shape"):
+        raise CannotExportError("extra_shape has no counterpart")
+    meta, number = _filling(operation)
+    element = onnx.helper.make_tensor("value", element_type(meta), [1], [number])
+    if not operation.inputs:
+        shape = operation.constant(operation.integers("shape") or [])
+    elif operation.flag("input_as_shape"):
+        shape = _int64(operation, 0)
+    else:
+        shape = operation.through("Shape", operation.inputs)
+    operation.node("ConstantOfShape", [shape], [operation.only_output()], value=element)
+
+
+def _filling(operation: Operation) -> tuple[dtypes.TypeMeta, float | int]:
+    """The type and the value of each element."""
+    operation.ignore("value", "dtype")
+    value = operation.arguments.raw("value")
+    if value is not None and value.HasField("s"):
+        raise CannotExportError("strings have no counterpart")
+    number = 0 if value is None else value.f if value.HasField("f") else value.i
+    if operation.flag("input_type"):
+        return operation.type_of(0, "the elements are of its input's type").meta, number
+    given = operation.arguments.raw("dtype")
+    if given is not None:
+        return stated_type(given), number
+    return dtypes.FLOAT32 if value is None or value.HasField("f") else dtypes.INT64, number
+
+
+def stated_type(argument: Argument) -> dtypes.TypeMeta:
+    """The type that an argument names, or has the number of."""
+    by_name = argument.HasField("s")
+    return dtypes.from_name(argument.s.decode()) if by_name else dtypes.from_number(argument.i)
+
+
+def element_type(meta: dtypes.TypeMeta) -> int:
+    """The number of an element type in ONNX."""
+    if meta is dtypes.STRING:
+        return int(onnx.TensorProto.STRING)
+    return int(onnx.helper.np_dtype_to_tensor_dtype(meta.numpy))
