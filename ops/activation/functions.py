@@ -149,16 +149,19 @@ class Sigmoid(PostOpFunction):
 
 @pointwise(
     "Swish",
-    "Y = X * Sigmoid(X).",
+    "Y = X * Sigmoid(alpha * X).",
+    {"alpha": "how steep the gate is (default 1)"},
     flops=11,
     inplace=no_inplace,
-    onnx=OnnxName("Swish", 24),
-    formula=lambda x: x * logistic(x),
-    post_ops=["swish:1.0"],
+    onnx=OnnxName("Swish", 24, {"alpha": "alpha"}),
+    formula=lambda x, alpha=1.0: x * logistic(alpha * x),
+    post_ops=["swish:{alpha}"],
     narrows=True,
 )
 class Swish(PostOpFunction):
     """Sigmoid-weighted linear unit; zero at minus infinity."""
+
+    constants = {"alpha": 1.0}
 
 
 @pointwise(

@@ -231,16 +231,21 @@ class SoftsignGradient(PointwiseGradient):
         ]
 
 
-@pointwise_gradient("Swish", ("X", "Y", "dY"), "dX = dY * s * (1 + X * (1 - s)) with s = Sigmoid(X).", flops=16)
+@pointwise_gradient(
+    "Swish", ("X", "Y", "dY"), "dX = dY * s * (1 + alpha * X * (1 - s)) with s = Sigmoid(alpha * X).", flops=16
+)
 class SwishGradient(PointwiseGradient):
     """Gradient of Swish; Y is not read."""
 
     def passes(self, value: Array, dy: Array, dx: Array, scratch: Scratch) -> list[Step]:
-        """The formula on X clipped to where it is neither 0 nor 1."""
+        """The formula on alpha * X clipped to where it is neither 0 nor 1."""
         x, s, work = (scratch(number, value.shape) for number in range(3))
         floor, one = logistic_floor(value.dtype), np.ones((), value.dtype)
+        alpha = self.constant("alpha")
+        scaled = [] if alpha == 1 else [scalar_pass(np.multiply, value, alpha, x)]
         return [
-            clip_pass(value, floor, -floor, x),
+            *scaled,
+            clip_pass(x if scaled else value, floor, -floor, x),
             *sigmoid_passes(x, s),
             partial(np.subtract, one, s, out=work),
             partial(np.multiply, work, x, out=work),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dagexec.core.arguments import Arguments
-from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES, TypeMeta
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, STRING, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
@@ -110,11 +110,13 @@ def _define(
     return operator(binary_schema(name, doc, metas, inplace, onnx, ufunc, boolean=boolean, **traits))(cls)
 
 
+COMPARABLE_TYPES = (*NUMBER_TYPES, BOOL, STRING)
+
 Add = _define("Add", np.add, "C = A + B.", OnnxName("Add", 14), **arithmetic("add"))
 Sub = _define("Sub", np.subtract, "C = A - B.", OnnxName("Sub", 14), **arithmetic("sub"))
 Mul = _define("Mul", np.multiply, "C = A * B.", OnnxName("Mul", 14), **arithmetic("mul"))
-EQ = _define("EQ", np.equal, "C = (A == B).", OnnxName("Equal", 19), (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
-NE = _define("NE", np.not_equal, "C = (A != B).", None, (*NUMBER_TYPES, BOOL), no_inplace, boolean=True)
+EQ = _define("EQ", np.equal, "C = (A == B).", OnnxName("Equal", 19), COMPARABLE_TYPES, no_inplace, boolean=True)
+NE = _define("NE", np.not_equal, "C = (A != B).", None, COMPARABLE_TYPES, no_inplace, boolean=True)
 LT = _define("LT", np.less, "C = (A < B).", OnnxName("Less", 13), NUMBER_TYPES, no_inplace, boolean=True)
 LE = _define("LE", np.less_equal, "C = (A <= B).", OnnxName("LessOrEqual", 16), NUMBER_TYPES, no_inplace, boolean=True)
 GT = _define("GT", np.greater, "C = (A > B).", OnnxName("Greater", 13), NUMBER_TYPES, no_inplace, boolean=True)
@@ -162,8 +164,8 @@ def quiet(step: Step) -> None:
 
 
 def infer_pow(call: OperatorCall) -> list[TensorType]:
-    """The output has the type of X, a float, and the shape both operands broadcast to."""
-    call.require_types(0, *FLOAT_TYPES)
+    """The output has the type of X, and the shape both operands broadcast to."""
+    call.require_types(0, *(FLOAT_TYPES if len(call.inputs) == 1 else (*FLOAT_TYPES, INT32, INT64)))
     if ("exponent" in call.arguments) == (len(call.inputs) == 2):
         raise ArgumentError(f"{call.label}: the exponent must be given once, as argument 'exponent' or as input 1")
     if len(call.inputs) == 1:
@@ -174,6 +176,12 @@ def infer_pow(call: OperatorCall) -> list[TensorType]:
     output = TensorType(shape, call.inputs[0].meta)
     require_inplace_fits(call, output)
     return [output]
+
+
+def power(x: Array, exponents: Array) -> Array:
+    """Powers in float64, for tests: NumPy has none of integers by negative ones."""
+    found: Array = np.power(np.asarray(x, np.float64), exponents)
+    return found
 
 
 def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str] | None:
@@ -189,13 +197,14 @@ def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
         "Pow",
         inputs=(1, 2),
         infer=infer_pow,
-        doc="Y = X to the power of `exponent`, an argument or an input; that input may be of another numeric type.",
+        doc="Y = X to the power of `exponent`, an argument or an input; that input may be of another numeric type. "
+        "With it X may be of integers, of whose powers fractions are cut off.",
         input_names=("X", "exponent"),
         output_names=("Y",),
         args={"exponent": "the exponent, when there is no input for it", **BROADCAST_ARGS},
         inplace=any_to_first,
         onnx=(OnnxName("Pow", 15),),
-        formula=np.power,
+        formula=power,
         post_ops=_pow_post_ops,
         image_role=ImageRole.ELEMENTWISE,
     )
@@ -208,7 +217,10 @@ class Pow(Operator):
         x, y = self.x(0), self.y(0)
         if len(self.input_blobs) == 2:
             _, view = operand_views(self.call())
-            return partial(np.power, x, self.x(1).reshape(view), out=y, dtype=y.dtype, casting="unsafe")
+            exponents = self.x(1).reshape(view)
+            if y.dtype.kind == "i":
+                return partial(integer_power, x, exponents, y)
+            return partial(np.power, x, exponents, out=y, dtype=y.dtype, casting="unsafe")
         exponent = self.arguments.float("exponent", 1.0)
         if exponent == 2:
             return partial(np.square, x, out=y)
@@ -217,6 +229,19 @@ class Pow(Operator):
         if exponent == -1:
             return partial(np.divide, np.ones((), x.dtype), x, out=y)
         return partial(np.power, x, np.asarray(exponent, x.dtype), out=y)
+
+
+def integer_power(x: Array, exponents: Array, y: Array) -> None:
+    """y = x to the power of the exponents, cut off: exact for whole exponents, of which negative ones need fractions.
+
+    Infinity and NaN become what the machine makes of them.
+    """
+    with np.errstate(all="ignore"):
+        if exponents.dtype.kind not in "iu" or exponents.min(initial=0) < 0:
+            found = np.power(x.astype(np.float64), exponents.astype(np.float64))
+            np.copyto(y, found, casting="unsafe")
+        else:
+            np.power(x, exponents, out=y, dtype=y.dtype, casting="unsafe")
 
 
 class VariadicOperator(Operator):

@@ -1,4 +1,4 @@
-"""Bitwise logic and remainders: element-wise operators of integers."""
+"""Bitwise logic, shifts and remainders: element-wise operators of integers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.dtypes import BOOL, INT8, INT16, INT32, INT64, NUMBER_TYPES, UINT8, UINT16
+from dagexec.core.dtypes import BOOL, NUMBER_TYPES, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
@@ -19,19 +19,40 @@ from dagexec.ops.base.broadcasting import broadcast_shape, require_inplace_fits
 from dagexec.ops.base.pointwise import UfuncOperator, pointwise
 from dagexec.ops.elementwise.arithmetic import BinaryOperator, binary_schema, quiet
 
-BIT_TYPES = (INT32, INT64, BOOL, INT8, UINT8, INT16, UINT16)
+INTEGER_TYPES = tuple(meta for meta in NUMBER_TYPES if meta.is_integer)
+BIT_TYPES = (BOOL, *INTEGER_TYPES)
 
 
-def _define(name: str, ufunc: Callable[..., Any], doc: str) -> type[BinaryOperator]:
+def _define(
+    name: str, ufunc: Callable[..., Any], doc: str, metas: tuple[TypeMeta, ...], onnx: OnnxName | None
+) -> type[BinaryOperator]:
     members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
     cls = type(name, (BinaryOperator,), members)
-    doc = f"{doc} Of booleans, logic."
-    return operator(binary_schema(name, doc, BIT_TYPES, any_to_first, OnnxName(name, 18), ufunc))(cls)
+    return operator(binary_schema(name, doc, metas, any_to_first, onnx, ufunc))(cls)
 
 
-BitwiseAnd = _define("BitwiseAnd", np.bitwise_and, "C = A & B, bit by bit.")
-BitwiseOr = _define("BitwiseOr", np.bitwise_or, "C = A | B, bit by bit.")
-BitwiseXor = _define("BitwiseXor", np.bitwise_xor, "C = A ^ B, bit by bit.")
+def _logic(name: str, ufunc: Callable[..., Any], doc: str) -> type[BinaryOperator]:
+    return _define(name, ufunc, f"{doc} Of booleans, logic.", BIT_TYPES, OnnxName(name, 18))
+
+
+BitwiseAnd = _logic("BitwiseAnd", np.bitwise_and, "C = A & B, bit by bit.")
+BitwiseOr = _logic("BitwiseOr", np.bitwise_or, "C = A | B, bit by bit.")
+BitwiseXor = _logic("BitwiseXor", np.bitwise_xor, "C = A ^ B, bit by bit.")
+LeftShift = _define(
+    "LeftShift",
+    np.left_shift,
+    "C = A << B; 0 where B is negative or the number of A's bits or more. (dagexec's own, for ONNX.)",
+    INTEGER_TYPES,
+    None,
+)
+RightShift = _define(
+    "RightShift",
+    np.right_shift,
+    "C = A >> B, with copies of the sign; only these where B is negative or the number of A's bits or more. "
+    "(dagexec's own, for ONNX.)",
+    INTEGER_TYPES,
+    None,
+)
 
 
 @pointwise(
@@ -86,7 +107,7 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
             "sign_follow_divisor": "1: the result has the sign of the divisor, as Python's % (default 0)",
         },
         inplace=first_to_first,
-        onnx=(OnnxName("Mod", 13, {"fmod": "sign_follow_divisor"}, values={"fmod": {0: 1, 1: 0}}),),
+        onnx=(OnnxName("Mod", 28, {"fmod": "sign_follow_divisor"}, values={"fmod": {0: 1, 1: 0}}),),
     )
 )
 class Mod(Operator):
@@ -98,4 +119,4 @@ class Mod(Operator):
         return partial(quiet, partial(np.mod if follow else np.fmod, x, divisor, out=self.y(0)))
 
 
-no_gradient("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Mod")
+no_gradient("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "LeftShift", "RightShift", "Mod")

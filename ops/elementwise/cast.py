@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dagexec.core import dtypes
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of, no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
@@ -161,6 +161,36 @@ class CastLike(Conversion):
     """Elements converted to the type of another tensor."""
 
 
+def infer_bit_cast(call: OperatorCall) -> list[TensorType]:
+    """X's shape with the type `to`, whose elements must be as large."""
+    target, source = type_argument(call, "to"), call.inputs[0].meta
+    if STRING in (source, target) or source.itemsize != target.itemsize:
+        raise call.fail(f"the bits of {source} are none of {target}: both must be numbers of the same size")
+    return [TensorType(call.inputs[0].shape, target)]
+
+
+@operator(
+    OpSchema(
+        "BitCast",
+        infer=infer_bit_cast,
+        doc="The bits of X as elements of another type of the same size. (dagexec's own, for ONNX.)",
+        input_names=("X",),
+        output_names=("Y",),
+        args={"to": "the type, by `TensorProto.DataType` number or name"},
+        required_args=("to",),
+    )
+)
+class BitCast(Operator):
+    """The same bits as another type."""
+
+    def prepare(self) -> Step:
+        """A copy of bits, but that a boolean is true for all bits except 0."""
+        x, y = self.x(0), self.y(0)
+        if y.dtype == np.bool_:
+            return partial(np.not_equal, x.view(np.uint8), 0, out=y)
+        return partial(np.copyto, y.view(x.dtype), x)
+
+
 @gradient_of("Cast")
 def cast_maker(request: GradientRequest) -> GradientOperators:
     """The gradient cast back: to `from_type`, or, where that is not given, to the type of X.
@@ -188,5 +218,6 @@ def cast_like_maker(request: GradientRequest) -> GradientOperators:
     return request.single("CastLike", [request.dy(0), request.x(0)], [0])
 
 
+no_gradient("BitCast")
 gradient_by("FloatToHalf", "HalfToFloat", ("dY",))
 gradient_by("HalfToFloat", "FloatToHalf", ("dY",))

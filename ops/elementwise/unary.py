@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT8, INT16, INT32, INT64, TypeMeta
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT8, INT16, INT32, INT64, NUMBER_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import Array, Scratch
@@ -55,14 +55,14 @@ Negative = _define(
     "Negative", np.negative, "Y = -X.", OnnxName("Neg", 13), metas=SIGNED_TYPES, flops=1, post_ops=["linear:-1.0:0.0"]
 )
 Abs = _define(
-    "Abs", np.absolute, "Y = |X|.", OnnxName("Abs", 13), metas=SIGNED_TYPES, flops=1, post_ops=["abs"], narrows=True
+    "Abs", np.absolute, "Y = |X|.", OnnxName("Abs", 13), metas=NUMBER_TYPES, flops=1, post_ops=["abs"], narrows=True
 )
 Sign = _define(
     "Sign",
     np.sign,
     "Y = -1, 0 or 1, as X is negative, zero or positive.",
     OnnxName("Sign", 13),
-    metas=SIGNED_TYPES,
+    metas=NUMBER_TYPES,
     flops=1,
 )
 Floor = _define("Floor", np.floor, "Y = the largest integer that is at most X.", OnnxName("Floor", 13), flops=1)

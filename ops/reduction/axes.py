@@ -418,6 +418,7 @@ def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, *NUMBER_TYPES)
     shape = call.inputs[0].shape
     axis = call.axis("axis", -1, len(shape))
+    call.arguments.bool("last")
     output = TensorType(output_shape(shape, (axis,), call.arguments.bool("keepdims", True)), INT64)
     if output.elements and shape[axis] == 0:
         raise call.fail("an axis without elements has no maximum or minimum")
@@ -428,15 +429,17 @@ def _arg_schema(name: str, what: str) -> OpSchema:
     return OpSchema(
         name,
         infer=infer_arg_extreme,
-        doc=f"Index of the {what} element along `axis`, int64; of several equal ones the first, and NaN before all.",
+        doc=f"Index of the {what} element along `axis`, int64; of several equal ones the first, with `last` the last, "
+        "and NaN before all.",
         input_names=("X",),
         output_names=("Indices",),
         args={
             "axis": "axis to search, negative ones counted from the end (default -1)",
             "keepdims": "1: the axis stays, with size 1 (default 1)",
+            "last": "1: of several equal ones the last (default 0)",
         },
         cost=reduction_cost,
-        onnx=(OnnxName(name, 13, {"axis": "axis", "keepdims": "keepdims"}),),
+        onnx=(OnnxName(name, 13, {"axis": "axis", "keepdims": "keepdims", "select_last_index": "last"}),),
     )
 
 
@@ -456,11 +459,14 @@ class _ArgExtreme(Operator):
         y = self.y(0).reshape(output_shape(x.shape, (axis,), False))
         if y.size == 0:
             return in_sequence([])
-        if math.prod(x.shape[axis + 1 :]) == 1:
+        last = self.arguments.bool("last")
+        if math.prod(x.shape[axis + 1 :]) == 1 and not last:
             return partial(type(self).search, x, axis=axis, out=y)
         moved = np.moveaxis(x, axis, -1)
         copy = self.scratch(moved.shape, x.dtype)
-        return in_sequence([partial(np.copyto, copy, moved), partial(type(self).search, copy, axis=-1, out=y)])
+        ordered = moved[..., ::-1] if last else moved
+        steps: list[Step] = [partial(np.copyto, copy, ordered), partial(type(self).search, copy, axis=-1, out=y)]
+        return in_sequence([*steps, partial(np.subtract, x.shape[axis] - 1, y, out=y)] if last else steps)
 
 
 @operator(_arg_schema("ArgMax", "largest"))

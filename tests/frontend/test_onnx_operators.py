@@ -258,8 +258,6 @@ REFUSED = [
     (Case("DepthToSpace", 13, (IMAGE,), {"blocksize": 2}), "3 channels"),
     (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2"),
     (Case("Gelu", 20, (IMAGE,), {"approximate": "cubic"}), "approximate = 'cubic'"),
-    (Case("Swish", 24, (IMAGE,), {"alpha": 0.5}), "alpha = 0.5"),
-    (Case("ArgMax", 13, (IMAGE,), {"select_last_index": 1}), "select_last_index"),
 ]
 
 

@@ -20,12 +20,9 @@ from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of, convertible_operators
 
 NEVER_READ = {
-    "ArgMax": {"select_last_index"},
-    "ArgMin": {"select_last_index"},
     "GRU": {"activation_alpha", "activation_beta"},  # Sigmoid and Tanh have no such parameters
     "LSTM": {"activation_alpha", "activation_beta"},
     "LayerNormalization": {"stash_type"},
-    "Swish": {"alpha"},
     "QuantizeLinear": {"precision"},
     "Resize": {"antialias"},
     "Constant": {"sparse_value", "value_string", "value_strings"},

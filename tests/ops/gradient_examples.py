@@ -155,6 +155,7 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "TopK", Example([_apart(2, 5)], outputs=2, arguments={"k": 2, "axis": 0, "largest": 0})
     yield from _places()
     yield "Trilu", Example([x, _integers(1)], wanted=(0,))
+    yield "ReverseSequence", Example([x, _integers(2, 0, 1)], wanted=(0,))
     yield "CumSum", _example(x, axis=1, exclusive=1)
     yield "CumSum", Example([x, _integers(-1)], wanted=(0,), arguments={"reverse": 1})
     image = _normal(2, 4, 3, 3)

@@ -18,6 +18,40 @@ def is_nan(node: Node) -> list[OperatorDef]:
     return [node.operator("NE", [node.inputs[0], node.inputs[0]], node.only_output())]
 
 
+@converts(BitShift=28)
+def bit_shift(node: Node) -> list[OperatorDef]:
+    """A shift to the left or to the right."""
+    shifts = {"LEFT": "LeftShift", "RIGHT": "RightShift"}
+    direction = node.text("direction", "")
+    if direction not in shifts:
+        raise CannotConvertError(f"direction {direction!r} is unknown; expected one of {', '.join(shifts)}")
+    return [node.operator(shifts[direction], node.inputs, node.only_output())]
+
+
+@converts(BitCast=26)
+def bit_cast(node: Node) -> list[OperatorDef]:
+    """The same bits as another type; ONNX numbers element types in its own way."""
+    return node.unary("BitCast", to=element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label).number)
+
+
+@converts(SwiGLU=28)
+def swiglu(node: Node) -> list[OperatorDef]:
+    """Swish of the gate, times the values."""
+    gate = node.new_name("gate")
+    return [
+        node.operator("Swish", [node.inputs[0]], [gate], alpha=node.number("alpha", 1.0)),
+        node.operator("Mul", [gate, node.inputs[1]], node.only_output()),
+    ]
+
+
+@converts(Hardmax=13)
+def hardmax(node: Node) -> list[OperatorDef]:
+    """Over one axis from opset 13 on; before that over all axes from `axis` on, as Softmax."""
+    if node.opset >= 13:
+        return node.unary("Hardmax", axis=node.integer("axis", -1), single_axis=1)
+    return node.unary("Hardmax", axis=node.integer("axis", 1))
+
+
 @converts(PRelu=16)
 def prelu(node: Node) -> list[OperatorDef]:
     """PRelu. From opset 7 on the slope broadcasts to the input; before, a vector has one slope a channel."""

@@ -59,11 +59,16 @@ class Pow(CudaOperator):
     """Power."""
 
     def prepare(self) -> Step:
-        """One kernel; an exponent that is an input is rounded to the type of the output first."""
+        """One kernel; an exponent that is an input is rounded to the type of the output first.
+
+        Powers of integers are computed as double, exact up to 2^53.
+        """
         x, outputs = self.x(0), {"y": self.y(0)}
         if len(self.input_blobs) == 2:
             _, view = operand_views(self.call())
             inputs = {"x": x, "exponent": self.x(1).reshape(view)}
+            if x.dtype.kind == "i":
+                return elementwise(self, "integer_power", inputs, outputs, "y = (A)pow((double)x, (double)exponent);")
             return elementwise(self, "power", inputs, outputs, "y = pow(x, stored(y_p, exponent));")
         exponent = float(np.asarray(self.arguments.float("exponent", 1.0)).astype(x.dtype))
         special = {2.0: "x * x", 0.5: "sqrt(x)", -1.0: "A(1) / x"}.get(exponent)

@@ -18,6 +18,7 @@ from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.reduction import axes as reduction
 from dagexec.ops.reduction.axes import ArgMax, ArgMin, AxesReader, Reduction, output_shape
+from dagexec.ops.reduction.log_sum_exp import ReduceLogSumExp
 
 _SQUARED = r"""
 __device__ inline float squared(float x) { return x * x; }
@@ -57,8 +58,13 @@ _FORMS: dict[type[Reduction], tuple[str, Phase, str]] = {
     reduction.L2Reduction: ("length", Phase("sum_of<W>", "s.add(squared(x));"), "y = sqrt((A)total0.total);"),
     reduction.ElementSum: ("sum", Phase("sum_of<W>", "s.add((W)x);"), _FOUND),
     reduction.ElementSquareSum: ("squares", Phase("sum_of<W>", "s.add(squared(x));"), _FOUND),
-}
+    ReduceLogSumExp: (
+        "log_sum_exp", Phase("sum_of<W>", "s.add((W)exp(A(x - top)));"), "y = log((A)total1.total) + top;"
+    ),
+}  # fmt: skip
 """By what a reduction computes: the name of its kernel, what is found of each group, and the result from that."""
+_FIRST = {ReduceLogSumExp: Phase("max_of<A>", "s.add(x);", "const A m = total0.value, top = m - m == A(0) ? m : A(0);")}
+"""What is found of each group before that."""
 
 
 def total_step(owner: CudaOperator, name: str, x: Array, y: Array, absorb: str, last: str) -> Step:
@@ -88,7 +94,8 @@ class _CudaReduction(PrefixOperator):
         kept = y.reshape(output_shape(x.shape, axes, True))
         if len(self.input_blobs) > 1:
             return self._of_prefixes(form, x, kept, axes)
-        return by_groups(self, name, x.shape, axes, Groups([phase], last=last, helpers=_SQUARED), {"x": x}, {"y": kept})
+        phases = [_FIRST[form], phase] if form in _FIRST else [phase]
+        return by_groups(self, name, x.shape, axes, Groups(phases, last=last, helpers=_SQUARED), {"x": x}, {"y": kept})
 
     def _of_prefixes(self, form: type[Reduction], x: Array, y: Array, axes: tuple[int, ...]) -> Step:
         """A check of the lengths, and one reduction that leaves out what lies behind them."""
@@ -109,6 +116,8 @@ class _CudaArgExtreme(CudaOperator):
     def prepare(self) -> Step:
         """One reduction to a value and its place."""
         x, call = self.x(0), self.call()
+        if call.arguments.bool("last"):
+            raise call.fail("last=1 is not supported on CUDA; expected 0")
         axis = call.axis("axis", -1, x.ndim)
         kept = self.y(0).reshape(output_shape(x.shape, (axis,), True))
         state = "argmax_of" if isinstance(self, ArgMax) else "argmin_of"

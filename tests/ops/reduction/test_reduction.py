@@ -222,3 +222,15 @@ def test_arg_extreme_defaults_to_the_last_axis_kept_and_refuses_others() -> None
     assert run_operator("ArgMax", [np.array([[1, 5, 2]], np.float32)])[0].tolist() == [[1]]
     with pytest.raises(ShapeError, match=r"'axis' must be in \[-2, 1\], found 2"):
         run_operator("ArgMin", [sample(0, 2, 3)], axis=2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_log_of_a_sum_of_exponentials_does_not_overflow(dtype: Any) -> None:
+    """In a row far above what has an exponential, with infinities, and of elements that have none."""
+    x = np.array([[1000, 999, 1000], [-np.inf, -np.inf, -np.inf], [np.inf, 0, 1], [-2000, -2001, -np.inf]], dtype)
+    [found] = run_operator("ReduceLogSumExp", [x], axes=[1], keepdims=0)
+    expected = [1000 + np.log(2 + np.exp(-1)), -np.inf, np.inf, -2000 + np.log(1 + np.exp(-1))]
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, np.array(expected, dtype), rtol=1e-3 if dtype == np.float16 else 1e-6)
+    [empty] = run_operator("ReduceLogSumExp", [x[:, :0]], axes=[1])
+    np.testing.assert_array_equal(empty, np.full((4, 1), -np.inf))
