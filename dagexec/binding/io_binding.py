@@ -347,6 +347,7 @@ def _rebinds(net: BaseNet, preparation: Preparation, uses: Sequence[_Use], *, wr
     Empty when one of them cannot be rebound, works in place, or hands its memory on.
     """
     found: list[Rebind] = []
+    uses = [use for use in uses if use[2] or not preparation.prepared[use[0]].is_settled]
     writers = [index for index, _, writes in uses if writes]
     if len(writers) != int(written) or any(index in writers for index, _, writes in uses if not writes):
         return ()

@@ -23,7 +23,6 @@ from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_precision
-from dagexec.compiler.passes.purity import is_known
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import (
@@ -40,6 +39,7 @@ from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.choices import choices
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
+from dagexec.core.purity import is_known
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, ResourceError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW

@@ -15,10 +15,10 @@ one writes; `build_graph` then reports the cycle, or the wrong order, instead of
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from dagexec.core.device import Device
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
@@ -31,6 +31,9 @@ if not TYPE_CHECKING:
     nx = LazyModule("networkx")
 else:
     import networkx as nx
+
+
+Derived = TypeVar("Derived")
 
 
 class Hazard(enum.Flag):
@@ -75,6 +78,37 @@ class Graph:
     def hazards(self) -> Mapping[tuple[int, int], Hazard]:
         """(earlier, later) to the reasons for that edge."""
         return find_hazards(self.operators)
+
+    @cached_property
+    def _known(self) -> dict[Hashable, object]:
+        return {}
+
+    def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
+        """What `compute` finds out about the graph, kept under `key` for all nets and preparations of it."""
+        if key not in self._known:
+            self._known[key] = compute()
+        return cast(Derived, self._known[key])
+
+    def without_edges_of(self, operators: frozenset[int]) -> Graph:
+        """The graph in which nothing waits for `operators`, and they wait for nothing.
+
+        The others keep their order if none of `operators` writes a blob that another operator writes.
+        """
+        return self.derived(("without edges of", operators), lambda: self._without_edges_of(operators))
+
+    def _without_edges_of(self, operators: frozenset[int]) -> Graph:
+        parents = tuple(
+            () if index in operators else tuple(parent for parent in row if parent not in operators)
+            for index, row in enumerate(self.parents)
+        )
+        reduced = transitive_reduction(parents)
+        return replace(
+            self,
+            parents=parents,
+            children=_reverse(parents),
+            reduced_parents=reduced,
+            reduced_children=_reverse(reduced),
+        )
 
     def label(self, index: int) -> str:
         """How messages name operator `index`."""

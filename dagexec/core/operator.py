@@ -85,6 +85,7 @@ class Prepared:
         outputs_in_place: outputs that lie in input 0 already, likewise.
         working_memory: the arrays that the step was given as working memory.
         shared_buffer: the buffer whose memory it takes while it runs; None when it has its own.
+        is_settled: the outputs have their values already, for every run, and nothing writes them any more.
     """
 
     step: Step
@@ -94,6 +95,7 @@ class Prepared:
     outputs_in_place: tuple[int, ...] = ()
     working_memory: tuple[Array, ...] = ()
     shared_buffer: SharedBuffer | None = None
+    is_settled: bool = False
 
     def __call__(self) -> None:
         """Run the step."""

@@ -154,6 +154,7 @@ InferFunction = Callable[[OperatorCall], Sequence[TensorType]]
 CostFunction = Callable[[OperatorCall, Sequence[TensorType]], Cost]
 InplaceRule = Callable[[int, int], bool]
 PiecesFunction = Callable[[OperatorCall, Sequence[TensorType]], Mapping[int, int]]
+ShapeFunction = Callable[[OperatorCall], Sequence[npt.NDArray[Any]]]
 Formula = Callable[..., Any]
 
 
@@ -209,6 +210,7 @@ class OpSchema:
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
         values_read_if: an argument that must be true for that; without a name, it is always so.
         inferred_if: an argument without which only a run can tell the output types; without a name, `infer` always can.
+        from_types: the outputs of an operator that reads no elements, only what type its inputs have.
         view: output 0 holds input 0's elements unchanged, so it may share the storage.
         view_if: an argument that must be true for that; without a name, it is always so.
         joined: inputs whose bytes appear unchanged and in one piece in output 0, to the byte where each begins there:
@@ -261,6 +263,7 @@ class OpSchema:
     value_inputs: tuple[int, ...] = ()
     values_read_if: str = ""
     inferred_if: str = ""
+    from_types: ShapeFunction | None = None
     view: bool = False
     view_if: str = ""
     joined: PiecesFunction | None = None

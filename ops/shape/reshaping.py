@@ -350,11 +350,16 @@ class NHWC2NCHW(Operator):
         return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), -1, 1))
 
 
+def sizes_of(call: OperatorCall) -> list[Array]:
+    """The sizes of input 0 at the axes asked for, int64."""
+    shape = call.inputs[0].shape
+    axes = named_axes(call, "axes", len(shape)) if "axes" in call.arguments else range(len(shape))
+    return [np.array([shape[axis] for axis in axes], np.int64)]
+
+
 def infer_shape(call: OperatorCall) -> list[TensorType]:
     """An int64 vector, one size per axis asked for."""
-    rank = len(call.inputs[0].shape)
-    axes = named_axes(call, "axes", rank)
-    return [TensorType((len(axes) if "axes" in call.arguments else rank,), INT64)]
+    return [TensorType(sizes_of(call)[0].shape, INT64)]
 
 
 @operator(
@@ -366,6 +371,7 @@ def infer_shape(call: OperatorCall) -> list[TensorType]:
         output_names=("shape",),
         args={"axes": "the axes whose sizes are given (default: all)"},
         cost=no_cost,
+        from_types=sizes_of,
     )
 )
 class Shape(Operator):
@@ -375,9 +381,8 @@ class Shape(Operator):
 
     def prepare(self) -> Step:
         """The sizes are known now; the step writes them."""
-        shape = self.x(0).shape
-        axes = self.arguments.ints("axes") if "axes" in self.arguments else range(len(shape))
-        return partial(np.copyto, self.y(0), np.array([shape[axis] for axis in axes], np.int64))
+        [sizes] = sizes_of(self.call())
+        return partial(np.copyto, self.y(0), sizes)
 
 
 @operator(
@@ -388,6 +393,7 @@ class Shape(Operator):
         input_names=("X",),
         output_names=("size",),
         cost=no_cost,
+        from_types=lambda call: [np.array(call.inputs[0].elements, np.int64)],
         onnx=(OnnxName("Size", 25),),
     )
 )

@@ -83,7 +83,7 @@ class Untouched:
 
     Attributes:
         inputs: the ids of input blobs.
-        outputs: the indices of outputs that are views of input 0, or of a part of it.
+        outputs: the indices of outputs that are views of input 0, or of a part of it; all those of a settled operator.
         kept_parts: the ids of input blobs that are parts of output 0: the operator writes only what lies between.
     """
 
@@ -207,6 +207,8 @@ def _untouched(
     index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], prepared: Prepared
 ) -> Untouched:
     """What operator `index` does not touch: of a view that has nothing to do, all; and what it says and is so."""
+    if prepared.is_settled:
+        return Untouched(frozenset(map(id, operator.input_blobs)), frozenset(range(len(operator.output_blobs))))
     first_input = id(operator.input_blobs[0]) if operator.input_blobs else 0
     first_output = id(operator.output_blobs[0]) if operator.output_blobs else 0
     source, target = regions.get(first_input), regions.get(first_output)

@@ -106,7 +106,7 @@ class _Walk:
             for place, blob in enumerate(operator.output_blobs):
                 kept = untouched.kept_parts if place == 0 else ()
                 if place in untouched.outputs:
-                    self._made[id(blob)] = (index, (id(operator.input_blobs[0]),))
+                    self._made[id(blob)] = (index, tuple(map(id, operator.input_blobs[:1])))
                     continue
                 if place == 0:
                     self._made[id(blob)] = (index, kept)

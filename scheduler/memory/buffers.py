@@ -34,10 +34,14 @@ from dagexec.scheduler.memory.lifetime import Order
 
 @dataclass(frozen=True)
 class Inferred:
-    """An operator of static shapes: what inference saw, and the types of its outputs."""
+    """An operator of static shapes: what inference saw, and the types of its outputs.
+
+    If it `is_settled`, the outputs have memory of their own, and a run touches neither them nor its inputs for it.
+    """
 
     call: OperatorCall
     types: tuple[TensorType, ...]
+    is_settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class _Search:
     def run(self) -> Buffers:
         """Go through the operators in list order."""
         for index, (operator, found) in enumerate(zip(self._operators, self._inferred, strict=True)):
-            if found is None:
+            if found is None or found.is_settled:
                 continue
             for place, blob in enumerate(operator.output_blobs):
                 self._add_output(index, operator, found, place, blob)
@@ -300,6 +304,8 @@ class _Search:
 def _uses_of(operators: Sequence[Operator], inferred: Sequence[Inferred | None]) -> dict[int, _Uses]:
     uses: dict[int, _Uses] = {}
     for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
+        if found is not None and found.is_settled:
+            continue
         for name, blob in zip(operator.definition.input, operator.input_blobs, strict=True):
             uses.setdefault(id(blob), _Uses(blob, name)).readers.append(index)
         for place, (name, blob) in enumerate(zip(operator.definition.output, operator.output_blobs, strict=True)):

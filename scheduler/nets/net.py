@@ -37,6 +37,7 @@ from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
 from dagexec.scheduler.plan.culprit import label_of
+from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
@@ -100,6 +101,7 @@ class BaseNet(ABC, Closing):
         )
         self._constants = constants
         self.has_bodies = any(operator.bodies for operator in self.operators)
+        dependence(self.graph, constants)  # found here, once, and not in the first run of each replica
         self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
         self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import ClassVar
 
 from dagexec.core.operator import Step
@@ -13,7 +12,6 @@ from dagexec.platform.blocking import calling_when_stopped, working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
-from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import run_inline
@@ -27,21 +25,18 @@ class SimpleNet(BaseNet):
     in_list_order: ClassVar[bool] = True
     _chains: tuple[Preparation, ChainSteps] | None = None
 
-    @cached_property
-    def _sequence(self) -> Plan:
-        return build_sequence(self.graph)
-
     def _plan_of_run(self, preparation: Preparation) -> Plan:
         """Every operator is a chain that waits for the one before."""
-        return self._sequence
+        settled = preparation.settled
+        return self.graph.derived(("sequence", settled), lambda: build_sequence(self.graph, settled))
 
     def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
         """A chain for each step; kept for the next run unless somebody observes this one."""
         if observed is not None:
-            return [(step,) for step in observed.chain(0, preparation.steps)] or [()]
+            return [(step,) for step in _steps(preparation, observed)] or [()]
         known = self._chains
         if known is None or known[0] is not preparation:
-            known = self._chains = (preparation, [(step,) for step in preparation.steps] or [()])
+            known = self._chains = (preparation, [(step,) for step in _steps(preparation)] or [()])
         return known[1]
 
     def _forget_preparations(self) -> None:
@@ -61,7 +56,7 @@ class SimpleNet(BaseNet):
                 if timeout is None:
                     run_inline(self.name, steps, preparation.name_step)
                 else:
-                    self._execute_until(threads().monotonic() + timeout, timeout, steps, preparation.name_step)
+                    self._execute_until(threads().monotonic() + timeout, timeout, steps, preparation)
             except BaseException as caught:
                 error = caught
                 raise
@@ -69,12 +64,14 @@ class SimpleNet(BaseNet):
                 if observed is not None:
                     observed.stopped(error)
 
-    def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step], name_step: NameStep) -> None:
+    def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step], preparation: Preparation) -> None:
+        """Call `steps`, those of all operators that are not settled."""
         late: list[int] = []
+        running = [index for index in range(len(self.graph)) if index not in preparation.settled]
         now = threads().monotonic
 
         def in_time() -> Iterator[Step]:
-            for index, step in enumerate(steps):
+            for index, step in zip(running, steps, strict=True):
                 if now() > deadline:
                     late.append(index)
                     return
@@ -82,7 +79,7 @@ class SimpleNet(BaseNet):
 
         with working_for(deadline=deadline):
             try:
-                run_inline(self.name, in_time(), name_step)
+                run_inline(self.name, in_time(), preparation.name_step)
             except RunTimeoutError as error:
                 raise RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds: {error}") from None
         if late:
@@ -131,8 +128,12 @@ class SimpleNet(BaseNet):
         run.raise_error()
 
 
-def _steps(preparation: Preparation, observed: ObservedRun | None) -> Sequence[Step]:
-    return preparation.steps if observed is None else observed.chain(0, preparation.steps)
+def _steps(preparation: Preparation, observed: ObservedRun | None = None) -> Sequence[Step]:
+    """The steps of all operators but the settled ones, which tell the observer where there is one."""
+    if observed is not None:
+        [chain] = observed.all_chains(preparation.steps)
+        return chain
+    return [step for index, step in enumerate(preparation.steps) if index not in preparation.settled]
 
 
 def _until_stopped(run: Run) -> Iterator[Step]:

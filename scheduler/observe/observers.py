@@ -142,7 +142,7 @@ class ObservedRun:
         observer: who is told.
         graph: the operators.
         operators: their objects, in list order.
-        chains: operator indices of each chain; a single chain of all of them for a net that has no plan.
+        chains: operator indices of each chain; a single chain of all that run for a net that has no plan.
         parents: the chains that each chain waits for.
         prepared: the operators as they are prepared, in list order; empty where nobody knows.
         started: when the run was made.
@@ -161,7 +161,7 @@ class ObservedRun:
         self.prepared = prepared
         self.graph = graph
         self.operators = operators
-        self.chains = (tuple(range(len(graph))),) if plan is None else plan.chains
+        self.chains = (_unsettled(len(graph), prepared),) if plan is None else plan.chains
         parents: list[list[int]] = [[] for _ in self.chains]
         for chain, children in enumerate(() if plan is None else plan.children):
             for child in children:
@@ -268,6 +268,11 @@ def observed_in_body(label: str, step: Step, tell: Tell) -> Step:
             tell(label, threading.current_thread().name, start, _now(), error)
 
     return observed
+
+
+def _unsettled(count: int, prepared: Sequence[Prepared]) -> tuple[int, ...]:
+    """The indices of `count` operators without those that are settled as they are `prepared`."""
+    return tuple(index for index in range(count) if not (prepared and prepared[index].is_settled))
 
 
 class _ObservedOperator:

@@ -1,53 +1,134 @@
-"""Operators whose shapes are known only when they run: which they are, and the step that prepares them then.
+"""What a run's shapes decide: operators whose results are known with them, and those whose shapes even a run decides.
 
-The output shapes of such an operator depend on a value computed by the run, or it comes after one. Its `CheckedStep`
-prepares itself again when what it was prepared for has changed.
+An operator is *settled* when its results follow from the shapes a net is prepared for and from constants: `Shape`,
+and what is computed from it. It is computed once, while the net is prepared, so that others may take their shapes from
+what it gives, and a run has nothing to do for it. An operator is *dynamic* when its output shapes depend on a value
+computed by the run, or when it comes after one. Its `CheckedStep` prepares itself again when what it was prepared for
+has changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
+from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step
+from dagexec.core.purity import is_pure
 from dagexec.core.tensor import Tensor
 
 Array = npt.NDArray[Any]
 
 
-def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:
-    """Operators whose output shapes cannot be told from the input shapes alone, and all that follow from them.
+@dataclass(frozen=True)
+class Dependence:
+    """What the operators of a graph depend on.
 
-    A blob with one such writer counts as dynamic for all its writers, so that none of them keeps an array that
+    Attributes:
+        dynamic: those whose output shapes cannot be told from the input shapes alone, and all that follow from them.
+        settled: those whose results can, if these are not too large to be kept.
+        asked: those on whose results shapes depend.
+    """
+
+    dynamic: frozenset[int]
+    settled: frozenset[int]
+    asked: frozenset[int]
+
+
+def dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int] = frozenset()) -> Dependence:
+    """What the operators depend on where `constants` do not change and those in `unsettled` are left to the run.
+
+    A blob with one dynamic writer counts as dynamic for all its writers, so that none of them keeps an array that
     another has replaced. So does a blob that one of them reads and that may change its shape within a run, so that it
     is read in the shape it has then: when a run begins, it has the shape of its last writer.
     """
+    return graph.derived((constants, unsettled), lambda: _find_dependence(graph, constants, unsettled))
+
+
+def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:
+    """Operators whose output shapes cannot be told from the input shapes alone, and all that follow from them."""
+    return dependence(graph, constants).dynamic
+
+
+def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int]) -> Dependence:
+    asked = _asked(graph)
+    candidates = _may_be_settled(graph) - unsettled
     dynamic: set[int] = set()
     shared: set[str] = set()  # blobs with a dynamic writer
     changing = _may_change_shape(graph)
     while True:
         found: set[int] = set()
+        settled: set[int] = set()
         unknown: set[str] = set()
+        values: set[str] = set()  # the blobs that settled operators write
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
-            by_value = any(definition.input[i] not in constants for i in schema.values_read(definition))
+            inputs = definition.input
+            read = (inputs[i] for i in schema.values_read(definition))
             if (
                 not schema.can_infer(definition)
-                or by_value
-                or any(name in unknown for name in definition.input)
+                or any(name not in constants and name not in values for name in read)
+                or any(name in unknown for name in inputs)
                 or any(name in shared for name in definition.output)
             ):
                 found.add(index)
                 unknown.update(definition.output)
                 shared.update(definition.output)
-                shared.update(changing.intersection(definition.input))
-            else:
-                unknown.difference_update(definition.output)
+                shared.update(changing.intersection(inputs))
+                continue
+            unknown.difference_update(definition.output)
+            if index in candidates and (
+                schema.from_types is not None
+                or (
+                    all(name in values or name in constants for name in inputs)
+                    and (index in asked or any(name in values for name in inputs))
+                )
+            ):
+                settled.add(index)
+                values.update(definition.output)
         if found == dynamic:
-            return frozenset(dynamic)
+            return Dependence(frozenset(dynamic), frozenset(settled), asked)
         dynamic = found
+
+
+def _asked(graph: Graph) -> frozenset[int]:
+    """The operators on whose results the output shapes of others depend."""
+    found: set[int] = set()
+    names: set[str] = set()
+    for index in reversed(range(len(graph))):
+        definition, schema = graph.operators[index], graph.schemas[index]
+        names.update(definition.input[i] for i in schema.values_read(definition))
+        if not names.isdisjoint(definition.output):
+            found.add(index)
+            if schema.from_types is None:
+                names.update(definition.input)
+    return frozenset(found)
+
+
+def _may_be_settled(graph: Graph) -> frozenset[int]:
+    """Operators of the host that only compute, and write blobs that hold nothing else at any time of a run."""
+    writes = Counter(name for definition in graph.operators for name in definition.output)
+    touched: set[str] = set()  # otherwise than by being read after they were written
+    for definition, schema in zip(graph.operators, graph.schemas, strict=True):
+        touched.update(definition.control_input)
+        touched.update(definition.input[i] for i in schema.mutates if i < len(definition.input))
+    written: set[str] = set()
+    for definition in graph.operators:
+        touched.update(name for name in definition.input if name in writes and name not in written)
+        written.update(definition.output)
+    return frozenset(
+        index
+        for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True))
+        if all(writes[name] == 1 and name not in touched for name in definition.output)
+        and not definition.control_input
+        and not schema.handles
+        and not schema.does_io
+        and graph.device(index) == CPU
+        and is_pure(definition)
+    )
 
 
 def _may_change_shape(graph: Graph) -> frozenset[str]:

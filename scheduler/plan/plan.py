@@ -85,9 +85,9 @@ def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] |
     )
 
 
-def build_sequence(graph: Graph) -> Plan:
-    """A plan that keeps list order: every operator a chain that waits for the one before it."""
-    chains = single_operator_chains(graph) or _NO_OPERATORS
+def build_sequence(graph: Graph, settled: frozenset[int] = frozenset()) -> Plan:
+    """A plan that keeps list order: every operator but the `settled` a chain that waits for the one before it."""
+    chains = tuple(chain for chain in single_operator_chains(graph) if chain[0] not in settled) or _NO_OPERATORS
     count = len(chains)
     return Plan(
         graph=graph,

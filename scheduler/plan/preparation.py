@@ -1,9 +1,10 @@
 """Preparation: the operators of a net bound to tensors of known shapes, as steps that a run only has to call.
 
-First the types of all outputs are inferred from the inputs as they stand. Then operators are prepared in list order:
-outputs are sized, or placed where a memory plan has them (`dagexec.scheduler.memory`), and the operator makes its
-step. An operator whose output shapes depend on a value computed by the run, and every operator
-after it, gets a `CheckedStep` (`dagexec.scheduler.plan.dynamic`).
+First the types of all outputs are inferred from the inputs as they stand; what follows from shapes alone is computed
+on the way (`dagexec.scheduler.plan.settling`). Then operators are prepared in list order: outputs are sized, or placed
+where a memory plan has them (`dagexec.scheduler.memory`), and the operator makes its step. An operator whose output
+shapes depend on a value computed by the run, and every operator after it, gets a `CheckedStep`
+(`dagexec.scheduler.plan.dynamic`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from dagexec.platform.deadline import check_deadline
 from dagexec.platform.host_memory import check_fits, fits
 from dagexec.scheduler.memory import Inferred, MemoryPlan, find_buffers, graph_order, list_order
 from dagexec.scheduler.plan.bindings import Bindings
+from dagexec.scheduler.plan.chains import compute_chains
 from dagexec.scheduler.plan.culprit import NameStep, label_of, operator_failure
-from dagexec.scheduler.plan.dynamic import CheckedStep, dynamic_operators
+from dagexec.scheduler.plan.dynamic import CheckedStep, Dependence, dependence
 from dagexec.scheduler.plan.plan import Plan, build_plan
+from dagexec.scheduler.plan.settling import Settling
 
 Array = npt.NDArray[Any]
 
@@ -39,6 +42,7 @@ class Preparation:
         plan: the plan, its priorities from the costs of these shapes.
         memory: where outputs and working memory lie; None when each has memory of its own.
         prepared: each operator as it is prepared, in list order.
+        settled: those that a run has nothing to do for, as their results follow from the shapes.
         steps: their steps.
         seconds: the time each operator is estimated to take.
         chain_steps: the steps of each chain of the plan, those with nothing to do left out.
@@ -68,8 +72,7 @@ class Preparation:
         for operator in operators:
             operator.check_output_layouts()
         _own_what_is_written(operators, inputs)
-        dynamic = dynamic_operators(graph, constants)
-        inferred = _inferred(operators, graph, dynamic, in_one_plan=keep is not None)
+        dynamic, inferred = _inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
         self.memory: MemoryPlan | None = None
         if keep is not None:
             order = list_order(len(graph)) if in_list_order else graph_order(graph)
@@ -86,6 +89,10 @@ class Preparation:
                         prepared.append(Prepared(CheckedStep(operator, as_view), shared_buffer=operator.shared_buffer))
                         self.seconds.append(_UNKNOWN_SECONDS)
                         continue
+                    if found.is_settled:
+                        prepared.append(Prepared(nothing_to_do, is_settled=True))
+                        self.seconds.append(0.0)
+                        continue
                     under_way.operator = operator
                     taken.watch(operator)
                     prepared.append(_bound(index, operator, found, as_view, self.memory))
@@ -97,7 +104,8 @@ class Preparation:
             raise
         self.prepared = tuple(prepared)
         self.steps: list[Step] = [operator.step for operator in prepared]
-        self.plan: Plan = build_plan(graph, self.seconds)
+        self.settled = frozenset(index for index, one in enumerate(self.prepared) if one.is_settled)
+        self.plan: Plan = _planned(graph, self.settled, self.seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
         self.name_step: NameStep = partial(label_of, self.plan, self.steps)
@@ -139,19 +147,44 @@ def _array_of(blob: Blob) -> Array | None:
     return blob.value.current_array() if isinstance(blob.value, Tensor) else None
 
 
-def _inferred(
-    operators: Sequence[Operator], graph: Graph, dynamic: frozenset[int], *, in_one_plan: bool
-) -> list[Inferred | None]:
-    """What inference finds for each operator that is not `dynamic`.
+def _planned(graph: Graph, settled: frozenset[int], seconds: Sequence[float]) -> Plan:
+    """The plan of a run, in which `settled` operators have no place."""
+    if not settled:
+        return build_plan(graph, seconds)
+    others = graph.without_edges_of(settled)
+    return build_plan(others, seconds, [chain for chain in compute_chains(others) if chain[0] not in settled])
+
+
+def _inferred_and_settled(
+    operators: Sequence[Operator], graph: Graph, constants: frozenset[str], *, in_one_plan: bool
+) -> tuple[frozenset[int], list[Inferred | None]]:
+    """The dynamic operators, and what inference finds for the others, of which the settled ones are computed.
 
     Raises ResourceError for outputs that do not fit in memory, together unless they are `in_one_plan` to share it.
     """
+    unsettled: frozenset[int] = frozenset()
+    while True:
+        depends = dependence(graph, constants, unsettled)
+        inferred = _inferred(operators, graph, depends, in_one_plan=in_one_plan)
+        if len(inferred) == len(graph):
+            return depends.dynamic, inferred
+        unsettled |= {len(inferred)}
+
+
+def _inferred(
+    operators: Sequence[Operator], graph: Graph, depends: Dependence, *, in_one_plan: bool
+) -> list[Inferred | None]:
+    """What inference finds for each operator that is not dynamic.
+
+    It ends before an operator that cannot be settled though the shapes of others depend on its results.
+    """
+    settling = Settling(graph, operators, depends)
     known: dict[int, TensorType] = {}
     inferred: list[Inferred | None] = []
     nbytes = 0
     with _naming(graph.name) as under_way:
         for index, operator in enumerate(operators):
-            if index in dynamic:
+            if index in depends.dynamic:
                 inferred.append(None)
                 continue
             under_way.operator = operator
@@ -162,13 +195,19 @@ def _inferred(
             types = tuple(operator.schema.infer(call))
             if len(types) != len(operator.output_blobs):
                 raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
+            known.update(zip(map(id, operator.output_blobs), types, strict=True))
+            if index in depends.settled:
+                if settling.settle(index, call, types):
+                    inferred.append(Inferred(call, types, is_settled=True))
+                    continue
+                if index in depends.asked:
+                    break
             if not (index in graph.views and _is_packed(operator.input_blobs[0])):
                 needed = _bytes_of(types, operator)
                 nbytes = needed if in_one_plan else nbytes + needed
                 if not fits(nbytes):
                     beside = "" if in_one_plan else "with the outputs of the operators before it, "
                     check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
-            known.update(zip(map(id, operator.output_blobs), types, strict=True))
             inferred.append(Inferred(call, types))
     return inferred
 

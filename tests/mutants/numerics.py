@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "a random operator counts as one that always gives the same",
-        "dagexec/compiler/passes/purity.py",
+        "dagexec/core/purity.py",
         " and schema_of(definition.type).reproducible",
         "",
         ("tests/compiler/passes",),

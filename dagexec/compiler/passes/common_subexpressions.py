@@ -7,10 +7,10 @@ arguments and the blobs it reads, once reads of a merged operator's outputs have
 from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft, copied
-from dagexec.compiler.passes.purity import is_pure
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
+from dagexec.core.purity import is_pure
 
 Key = tuple[str, tuple[bytes, ...], bytes, int]
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from dagexec.compiler.passes.draft import Array, Draft, copied
-from dagexec.compiler.passes.purity import is_pure
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft, copied
 from dagexec.compiler.passes.operator_traits import min_outputs
-from dagexec.compiler.passes.purity import has_no_effects
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.model import Model
+from dagexec.core.purity import has_no_effects
 
 
 def apply(model: Model) -> Rewritten:

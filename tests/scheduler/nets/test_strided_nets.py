@@ -193,7 +193,7 @@ def test_the_trace_says_what_is_converted_within_the_span_of_its_operator(
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     conversions = [event for event in events if event.get("cat") == "conversion"]
     whole = [event for event in events if event.get("cat") == "operator"]
-    assert len(whole) == 2 * len(BRANCHES.op)
+    assert len(whole) == 2 * (len(BRANCHES.op) - 1)  # Shape is settled before the run
     assert sorted(event["args"]["index"] for event in conversions) == [0, 0, 1, 1, 3, 3]
     for event in conversions:
         assert event["name"] == "convert x"

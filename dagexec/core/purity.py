@@ -1,4 +1,4 @@
-"""Which operators a pass may drop, merge or compute ahead: those that do nothing but write what their inputs decide."""
+"""Which operators may be dropped, merged or computed ahead: those that only write what their inputs decide."""
 
 from __future__ import annotations
 
