@@ -20,6 +20,7 @@ from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
 from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.core.tensor import Tensor
+from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ResourceError
 from dagexec.platform.arithmetic import arithmetic_context
@@ -74,7 +75,7 @@ class Replica:
                 self.workspace.feed_blob(name, array)
             except ResourceError as error:
                 raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
-        if self.net.on_host:
+        if self.net.on_host and not any(isinstance(value, Variant) for value in feeds.values()):
             self.io_binding = self._found(feeds)
             self.io_binding.bind_results(names, out)
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.tensor import Tensor, advance_binding_epoch
+from dagexec.core.variant import Content, Variant
 from dagexec.errors import BlobTypeError, MissingBlobError
 
 T = TypeVar("T")
@@ -46,3 +47,40 @@ class Blob:
 
     def __repr__(self) -> str:
         return f"Blob({self.name!r}, {self.value!r})"
+
+
+def set_content(blob: Blob, content: Content) -> None:
+    """Have `blob` hold a variant with this content, in place of whatever it held."""
+    if isinstance(blob.value, Variant):
+        blob.value.content = content
+    else:
+        blob.value = Variant(content)
+
+
+def content_of(blob: Blob) -> Content:
+    """What `blob` holds: of a tensor, a copy of its values. Raises MissingBlobError, or BlobTypeError for a handle."""
+    value = blob.value
+    if isinstance(value, Variant):
+        return value.content
+    if isinstance(value, Tensor):
+        return value.fetch()
+    if value is None:
+        raise MissingBlobError(f"blob {blob.name!r} is empty")
+    raise BlobTypeError(f"blob {blob.name!r} holds a {type(value).__name__}; expected a tensor, sequence or optional")
+
+
+def tensor_in(blob: Blob) -> Tensor:
+    """The tensor of `blob`, a new one in place of a variant."""
+    if isinstance(blob.value, Variant):
+        blob.value = None
+    return blob.tensor()
+
+
+def assign(target: Blob, source: Blob) -> None:
+    """Have `target` hold what `source` holds: a tensor's values are copied, a variant's content is shared."""
+    value = source.value
+    if isinstance(value, Variant):
+        set_content(target, value.content)
+        return
+    tensor = source.get(Tensor)
+    tensor_in(target).feed(tensor.array)

@@ -14,7 +14,9 @@ from dagexec.core import dtypes
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.tensor import as_bytes_objects
+from dagexec.core.variant import Variant
 from dagexec.errors import DagexecError, FeedError
+from dagexec.platform.host_memory import check_fits
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
@@ -49,12 +51,15 @@ def result_names(net: str, outputs: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array]:
-    """The feeds as arrays; inputs that are not `needed` may be left out.
+    """The feeds as arrays, or Variants; inputs that are not `needed`, or are optional, may be left out.
 
     Raises FeedError unless they match the model's inputs by name, dtype and shape.
     """
     prefix = f"net {model.name!r}"
     unknown = sorted(set(feeds) - set(model.inputs), key=repr)
+    for name in needed - feeds.keys():
+        if model.inputs[name].is_optional:
+            feeds = {**feeds, name: None}  # type: ignore[dict-item]
     missing = sorted(needed - set(feeds))
     if unknown or missing:
         problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
@@ -150,7 +155,26 @@ def _as_array(prefix: str, name: str, value: npt.ArrayLike) -> Array:
         raise FeedError(f"{prefix}: input {name!r}: {error}") from None
 
 
-def _check_feed(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
+def _check_feed(prefix: str, name: str, info: InputInfo, value: Any) -> Any:
+    """What is fed, as an array, or as a Variant where the input is a sequence or an optional."""
+    if not (info.is_sequence or info.is_optional):
+        return _check_array(prefix, name, info, value)
+    if value is None and info.is_optional:
+        return Variant(None)
+    if not info.is_sequence:
+        return Variant(_own(_check_array(prefix, name, info, value)))
+    if not isinstance(value, list | tuple):
+        raise FeedError(f"{prefix}: input {name!r} must be a list of arrays, found {type(value).__name__}")
+    return Variant(tuple(_own(_check_array(prefix, f"{name}[{i}]", info, item)) for i, item in enumerate(value)))
+
+
+def _own(array: Array) -> Array:
+    """A copy, which nobody else writes."""
+    check_fits(array.nbytes, f"a copy of an array of shape {array.shape}")
+    return np.array(array, order="C")
+
+
+def _check_array(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
     array = _as_array(prefix, name, value)
     try:
         found = dtypes.from_numpy(array.dtype)

@@ -7,7 +7,7 @@ without a workspace or threads, so several executors may share one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,19 @@ class InputInfo:
     Attributes:
         dtype: the element type, or None if the model does not specify it (Caffe2's files do not).
         shape: the sizes of the axes, None for any size; or None if even their number is unknown.
+        is_sequence: a list of arrays of that dtype is fed, of any shapes.
+        is_optional: None may be fed.
     """
 
     dtype: TypeMeta | None = None
     shape: tuple[int | None, ...] | None = None
+    is_sequence: bool = False
+    is_optional: bool = False
 
     def __str__(self) -> str:
+        if self.is_sequence or self.is_optional:
+            what = "optional " * self.is_optional + "sequence of " * self.is_sequence
+            return f"{what}{replace(self, is_sequence=False, is_optional=False)}"
         axes = "[...]" if self.shape is None else f"[{', '.join('?' if n is None else str(n) for n in self.shape)}]"
         return f"{self.dtype or 'any'}{axes}"
 

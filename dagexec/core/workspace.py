@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.blob import Blob
+from dagexec.core.blob import Blob, set_content
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
 from dagexec.core.io_access import IO, check_inside
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
+from dagexec.core.variant import Variant, fetched
 from dagexec.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.platform.forking import ProcessLock
 
@@ -162,6 +163,9 @@ class Workspace:
         dtype or does not match the layout, BlobTypeError if the blob holds something else, DeviceError for an unknown
         device.
         """
+        if isinstance(value, Variant):
+            set_content(self.create_blob(name), value.content)
+            return
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:  # lists of unequal lengths
@@ -186,11 +190,16 @@ class Workspace:
         self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
     def fetch_blob(self, name: str) -> npt.NDArray[Any]:
-        """A copy of tensor blob `name`. Raises MissingBlobError, or BlobTypeError if it does not hold a tensor.
+        """A copy of tensor blob `name`; of a sequence a list of arrays, and of an optional without a value None.
+
+        Raises MissingBlobError, or BlobTypeError if it holds something else.
 
         A blob that a net does not keep is not available after the run, because its memory is reused.
         """
-        tensor = self.get_blob(name).get(Tensor)
+        blob = self.get_blob(name)
+        if isinstance(blob.value, Variant):
+            return cast(npt.NDArray[Any], fetched(blob.value.content))
+        tensor = blob.get(Tensor)
         if tensor.is_empty:
             raise MissingBlobError(f"blob {name!r} is empty")
         storage = tensor.storage()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dagexec.core.blob import Blob
-from dagexec.core.dtypes import from_number
+from dagexec.core.blob import Blob, content_of, set_content, tensor_in
+from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor, binding_epoch
-from dagexec.core.variant import Variant, content_of, set_content, tensor_in
+from dagexec.core.variant import Variant
 from dagexec.errors import ShapeError
 from dagexec.ops.base.blocks import Array
 from dagexec.platform.host_memory import check_fits
@@ -99,15 +99,12 @@ class Stacking:
             raise ShapeError(f"{self._label}: {self._source.name!r} has no rows")
         return self._rows[: self.count]
 
-    def no_rows(self, dtype: int) -> Array:
-        """An array of shape [0, ...] of the type that the rows would have.
-
-        Where that is not known it has one axis, of the data type with the number `dtype`, or float32 for 0.
-        """
+    def no_rows(self, kind: TensorType) -> Array:
+        """An array of shape [0, ...] of the type that the rows would have; where that is not known, of `kind`."""
         value = self._source.value
         if isinstance(value, Tensor) and not value.is_empty:
             return np.empty((0, *value.shape), value.meta.numpy)
-        return np.empty(0, from_number(dtype).numpy if dtype else np.float32)
+        return np.empty((0, *kind.shape), kind.meta.numpy)
 
     def _new_rows(self, array: Array) -> Array:
         if self.count:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dagexec.core.blob import assign
 from dagexec.core.body import OperatorWithBodies
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OpSchema
-from dagexec.core.variant import assign
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ShapeError
 

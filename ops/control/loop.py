@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from dagexec.core import dtypes
+from dagexec.core.blob import assign, tensor_in
 from dagexec.core.body import OperatorWithBodies
-from dagexec.core.dtypes import BOOL, INT64
+from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import no_gradient
-from dagexec.core.operator import Step
+from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.schema import UNBOUNDED, OpSchema, TensorType
 from dagexec.core.tensor import Tensor
-from dagexec.core.variant import assign, tensor_in
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
 from dagexec.ops.base.blocks import Array
@@ -24,7 +23,8 @@ from dagexec.ops.control.carrying import Carrying, Stacking, deliver
 from dagexec.ops.control.conditional import CAPTURED, truth_of
 
 _NET = "loop_net"
-STACKED_TYPES = "data types of the stacked outputs, for when there is no iteration to tell"
+STACKED_TYPES = "the data types of rows of the stacked outputs, for when there are none to tell"
+STACKED_SHAPES = "the shapes of such rows, as texts such as 2,0,3; 0 for an open size, empty without axes, ? if unknown"
 
 
 @operator(
@@ -44,7 +44,9 @@ STACKED_TYPES = "data types of the stacked outputs, for when there is no iterati
             "loop_net": "the net",
             "trip_count": "there is an input that says how many iterations there are at most",
             "condition": "there is an input that says whether there is a first iteration",
+            "number_axes": "axes of length 1 of the iteration's number (default: 0)",
             "stacked_types": STACKED_TYPES,
+            "stacked_shapes": STACKED_SHAPES,
             "captured": CAPTURED,
         },
         required_args=(_NET,),
@@ -58,6 +60,9 @@ class Loop(OperatorWithBodies):
         super().__init__(definition, workspace, index=index, net=net)
         self._has_count = self.arguments.bool("trip_count")
         self._has_condition = self.arguments.bool("condition")
+        self._number_axes = self.arguments.int("number_axes", 0)
+        if not 0 <= self._number_axes <= 1:
+            raise SchemaError(f"{self.label}: number_axes must be 0 or 1, found {self._number_axes}")
         self._first = int(self._has_count) + int(self._has_condition)
         self._carried = len(self.input_blobs) - self._first - self.captured
         stacked = len(self.output_blobs) - self._carried
@@ -67,7 +72,7 @@ class Loop(OperatorWithBodies):
                 f"outputs are the carried values and what is stacked"
             )
         self.expect(_NET, 2 + self._carried, 1 + self._carried + stacked)
-        self._types = stacked_types(self.arguments.ints("stacked_types"), stacked, self.label)
+        self._types = row_types(self, stacked)
 
     def prepare(self) -> Step:
         """Iterate; what an iteration leaves is for the next one alone."""
@@ -78,7 +83,7 @@ class Loop(OperatorWithBodies):
 
     def _execute(self) -> None:
         number, condition, *carried = self.given[_NET]
-        iteration = tensor_in(number).resize((), INT64)
+        iteration = tensor_in(number).resize((1,) * self._number_axes, INT64)
         tensor_in(condition).resize((), BOOL)[...] = True
         for target, source in zip(carried, self.input_blobs[self._first :], strict=False):
             assign(target, source)
@@ -88,8 +93,8 @@ class Loop(OperatorWithBodies):
         for target, source in zip(self.output_blobs, carried, strict=False):
             assign(target, source)
         stacked = self.output_blobs[self._carried :]
-        for target, stack, dtype in zip(stacked, self._stacks, self._types, strict=True):
-            deliver(target, stack.stacked() if done else self._no_rows(stack, dtype))
+        for target, stack, kind in zip(stacked, self._stacks, self._types, strict=True):
+            deliver(target, stack.stacked() if done else self._no_rows(stack, kind))
 
     def _iterate(self, iteration: Array) -> int:
         """How many iterations there were."""
@@ -99,7 +104,7 @@ class Loop(OperatorWithBodies):
         going = truth_of(self, int(self._has_count)) if self._has_condition else True
         try:
             while going and done < count:
-                iteration[()] = done
+                iteration[...] = done
                 body()
                 going = self._condition(goes_on.get(Tensor).array)
                 for stack in stacks:
@@ -127,20 +132,27 @@ class Loop(OperatorWithBodies):
             raise ShapeError(f"{self.label}: the condition must be one bool, found {array.dtype}{list(array.shape)}")
         return bool(array.item())
 
-    def _no_rows(self, stack: Stacking, dtype: int) -> Array:
+    def _no_rows(self, stack: Stacking, kind: TensorType) -> Array:
         """No rows, of the type that the body would give if it is known before it runs."""
         with suppress(DagexecError):
             self.bodies[_NET].prepare()
-        return stack.no_rows(dtype)
+        return stack.no_rows(kind)
 
 
-def stacked_types(numbers: Sequence[int], count: int, label: str) -> Sequence[int]:
-    """The argument `stacked_types`, 0 for each where it is absent. Raises SchemaError for another number of them."""
-    if numbers and len(numbers) != count:
-        raise SchemaError(f"{label}: stacked_types has {len(numbers)} entries for {count} stacked outputs")
-    for number in filter(None, numbers):
-        dtypes.from_number(number)
-    return numbers or [0] * count
+def row_types(owner: Operator, count: int) -> list[TensorType]:
+    """The types of rows that the arguments say; what they do not say is float32 without axes. Raises SchemaError."""
+    numbers = owner.arguments.ints("stacked_types") or [FLOAT32.number] * count
+    shapes = owner.arguments.strings("stacked_shapes") or ["?"] * count
+    if len(numbers) != count or len(shapes) != count:
+        raise SchemaError(
+            f"{owner.label}: expected {count} stacked_types and stacked_shapes, one for each stacked output; found "
+            f"{len(numbers)} and {len(shapes)}"
+        )
+    try:
+        sizes = [tuple(map(int, shape.split(","))) if shape not in ("", "?") else () for shape in shapes]
+    except ValueError:
+        raise SchemaError(f"{owner.label}: stacked_shapes must be sizes with commas between, found {shapes}") from None
+    return [TensorType(shape, dtypes.from_number(number)) for shape, number in zip(sizes, numbers, strict=True)]
 
 
 no_gradient("Loop")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dagexec.core.blob import assign, content_of, set_content, tensor_in
 from dagexec.core.dtypes import BOOL
 from dagexec.core.gradient import no_gradient
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
-from dagexec.core.variant import Variant, assign, content_of, set_content, tensor_in
+from dagexec.core.variant import Variant
 from dagexec.errors import MissingBlobError
 from dagexec.ops.control.sequence import VariantOperator
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from dagexec.core import dtypes
-from dagexec.core.blob import Blob
+from dagexec.core.blob import Blob, tensor_in
 from dagexec.core.body import OperatorWithBodies
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
@@ -16,13 +16,12 @@ from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OpSchema
 from dagexec.core.tensor import Tensor
-from dagexec.core.variant import tensor_in
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.control.carrying import Carrying, Stacking, deliver
 from dagexec.ops.control.conditional import CAPTURED
-from dagexec.ops.control.loop import STACKED_TYPES, stacked_types
+from dagexec.ops.control.loop import STACKED_SHAPES, STACKED_TYPES, row_types
 
 _NET = "scan_net"
 
@@ -49,6 +48,7 @@ _NET = "scan_net"
             "sequence_lengths": "input 0, before the states, says how many rows each scan of a batch has; what is "
             "stacked is 0 behind them",
             "stacked_types": STACKED_TYPES,
+            "stacked_shapes": STACKED_SHAPES,
             "captured": CAPTURED,
         },
         required_args=(_NET, "num_scan_inputs"),
@@ -71,7 +71,7 @@ class Scan(OperatorWithBodies):
                 f"{len(self.output_blobs)} outputs: outputs are the states and what is stacked"
             )
         self.expect(_NET, self._states + self._scanned, self._states + stacked)
-        self._types = stacked_types(self.arguments.ints("stacked_types"), stacked, self.label)
+        self._types = row_types(self, stacked)
         self._input_axes = self._for_each("scan_input_axes", self._scanned)
         self._from_end = self._for_each("scan_input_directions", self._scanned)
         self._output_axes = self._for_each("scan_output_axes", stacked)

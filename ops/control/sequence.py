@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.blob import Blob
+from dagexec.core.blob import Blob, content_of, set_content, tensor_in
 from dagexec.core.dtypes import INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import UNBOUNDED, OpSchema
-from dagexec.core.variant import Variant, content_of, described, set_content, tensor_in
+from dagexec.core.variant import Variant, described
 from dagexec.errors import BlobTypeError, ShapeError
 from dagexec.ops.base.blocks import Array
 from dagexec.platform.host_memory import check_fits
@@ -208,9 +208,9 @@ class SplitToSequence(VariantOperator):
         axis = self.arguments.int("axis", 0)
         if not -array.ndim <= axis < array.ndim:
             raise self.unfit(0, f"of a rank that has axis {axis}", array)
-        length = array.shape[axis]
-        ends = np.cumsum(self._lengths(length))
-        pieces = [np.array(piece, order="C") for piece in np.split(array, ends[:-1], axis)] if length else []
+        lengths = self._lengths(array.shape[axis])
+        parts = np.split(array, np.cumsum(lengths)[:-1], axis) if lengths else []
+        pieces = [np.array(part, order="C") for part in parts]
         if len(self.input_blobs) < 2 and not self.arguments.bool("keepdims", True):
             pieces = [piece.squeeze(axis) for piece in pieces]
         set_content(self.output_blobs[0], tuple(pieces))

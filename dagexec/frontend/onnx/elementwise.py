@@ -132,6 +132,9 @@ def identity(node: Node) -> list[OperatorDef]:
     if value is not None:
         node.scope.values[node.outputs[0]] = value
         return []
+    if node.inputs[0] in node.scope.variants:
+        node.scope.variants.add(node.outputs[0])
+        return node.unary("CopyValue")
     return node.unary("Copy")
 
 

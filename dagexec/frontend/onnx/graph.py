@@ -12,7 +12,7 @@ import onnx
 import onnx.checker
 
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import registered_operators
+from dagexec.core.registry import is_registered, registered_operators, schema_of
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, tensor_array
@@ -92,6 +92,7 @@ class GraphConversion:
         self.scope.read |= set(returned).union(*map(reads, graph.node))
         self.scope.values.update(initializer_arrays(graph, NOWHERE))
         self.scope.shapes.update(stated_shapes(graph))
+        self.scope.variants.update(variants_of(graph))
         operators = self.convert(graph.node, returned)
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
@@ -147,15 +148,18 @@ class GraphConversion:
         return self._rules.opsets.get("" if proto.domain in DEFAULT_DOMAINS else proto.domain)
 
     def _is_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef], returned: set[str]) -> bool:
-        """True when operators read parameters alone, and write nothing that their graph returns.
+        """True when operators read parameters alone, and write tensors that their graph does not return.
 
+        Nets inside of operators are left to runs, which can be stopped.
         What dequantizes a parameter is computed in every run, where a pass can see the integers.
         """
         written = {name for operator in operators for name in operator.output}
         read = {name for operator in operators for name in operator.input} - written
         if any(name not in self.scope.values and name not in self._computed_once for name in read):
             return False
-        if written & returned or proto.op_type == "DequantizeLinear":
+        if written & (returned | self.scope.variants) or proto.op_type == "DequantizeLinear":
+            return False
+        if any(is_registered(operator.type) and schema_of(operator.type).sub_nets for operator in operators):
             return False
         self._computed_once |= written
         return True
@@ -204,3 +208,9 @@ def stated_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
     stated = (*graph.value_info, *graph.input, *graph.output)
     tensors = [value for value in stated if value.type.WhichOneof("value") == "tensor_type"]
     return {value.name: dims for value in tensors if (dims := dims_of(value)) is not None}
+
+
+def variants_of(graph: onnx.GraphProto) -> set[str]:
+    """The names that a graph states to be sequences or optionals."""
+    stated = (*graph.value_info, *graph.input, *graph.output)
+    return {value.name for value in stated if value.type.WhichOneof("value") in ("sequence_type", "optional_type")}

@@ -16,6 +16,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.errors import ArgumentError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
+    control,
     convolution,
     elementwise,
     indexing,
@@ -28,7 +29,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
 )
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData
-from dagexec.frontend.onnx.graph import GraphConversion, Rules, dims_of, initializer_arrays, stated_shapes
+from dagexec.frontend.onnx.graph import GraphConversion, Rules, dims_of, initializer_arrays, stated_shapes, variants_of
 from dagexec.frontend.onnx.initializers import element_type
 from dagexec.frontend.onnx.node import DEFAULT_DOMAINS, Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
@@ -91,6 +92,7 @@ class _Conversion:
         read = set(self.outputs).union(*map(reads, self.graph.node))
         self.stated = stated_shapes(self.graph)
         self.scope = Scope(values, dict(self.stated), read, read.union(own_names(self.graph)))
+        self.scope.variants.update(variants_of(self.graph))
         self.conversion = GraphConversion(rules, self.scope)
 
     def model(self) -> Model:
@@ -151,10 +153,16 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def _input_info(value: onnx.ValueInfoProto) -> InputInfo:
-    if value.type.WhichOneof("value") != "tensor_type":
-        raise UnsupportedOperatorError(f"input {value.name!r} is not a tensor; sequences and maps are not supported")
-    dtype = element_type(value.type.tensor_type.elem_type, f"input {value.name!r}")
-    return InputInfo(dtype, dims_of(value))
+    kind, owner = value.type, f"input {value.name!r}"
+    is_optional = kind.WhichOneof("value") == "optional_type"
+    kind = kind.optional_type.elem_type if is_optional else kind
+    is_sequence = kind.WhichOneof("value") == "sequence_type"
+    kind = kind.sequence_type.elem_type if is_sequence else kind
+    if kind.WhichOneof("value") != "tensor_type":
+        raise UnsupportedOperatorError(f"{owner} is not a tensor, or a sequence of such; maps are not supported")
+    dtype = element_type(kind.tensor_type.elem_type, owner)
+    sizes = None if is_optional or is_sequence else dims_of(value)
+    return InputInfo(dtype, sizes, is_sequence, is_optional)
 
 
 def _read(operators: Iterable[OperatorDef]) -> set[str]:

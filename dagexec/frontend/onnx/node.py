@@ -46,12 +46,14 @@ class Scope:
         shapes: sizes the model states; None for a size it leaves open.
         read: every tensor that a node reads or a graph returns.
         names: every tensor name of the model, so that new ones differ.
+        variants: names that may stand for sequences or optionals, not tensors.
     """
 
     values: dict[str, Array]
     shapes: dict[str, Dims]
     read: set[str]
     names: set[str] = field(default_factory=set)
+    variants: set[str] = field(default_factory=set)
 
     def new_name(self, stem: str) -> str:
         """A tensor name that the model does not use."""
@@ -236,12 +238,16 @@ class Node:
         """A tensor attribute, None when absent."""
         return self._typed(name, onnx.TensorProto, "a tensor")
 
-    def subgraph(self, name: str) -> Subgraph:
-        """A graph attribute, converted. Raises ModelFormatError when it is absent or no graph that can be read."""
+    def graph(self, name: str) -> onnx.GraphProto:
+        """A graph attribute. Raises ModelFormatError when it is absent or no graph."""
         graph = self._typed(name, onnx.GraphProto, "a graph")
         if graph is None:
             raise ModelFormatError(f"{self.label}: attribute {name!r} is missing")
-        return self._convert_subgraph(graph, self.label)
+        return graph
+
+    def subgraph(self, name: str) -> Subgraph:
+        """A graph attribute, converted. Raises ModelFormatError when it is absent or no graph that can be read."""
+        return self._convert_subgraph(self.graph(name), self.label)
 
     def integers_given(self, name: str, index: int, since: int) -> list[int] | None:
         """Integers: attribute `name` before opset `since`, constant input `index` from then on; None if absent."""
@@ -304,8 +310,10 @@ def _value(attribute: onnx.AttributeProto) -> object:
             raise CannotConvertError(f"attribute {attribute.name!r} is of a kind that is not supported")
         field_name = found[0]
     value = getattr(attribute, field_name)
-    return value if isinstance(value, int | float | bytes | onnx.TensorProto | onnx.GraphProto) else list(value)
+    return value if isinstance(value, int | float | bytes | _MESSAGES) else list(value)
 
+
+_MESSAGES = onnx.TensorProto | onnx.GraphProto | onnx.TypeProto
 
 _FIELDS: Mapping[int, str] = {
     onnx.AttributeProto.FLOAT: "f",
@@ -313,6 +321,7 @@ _FIELDS: Mapping[int, str] = {
     onnx.AttributeProto.STRING: "s",
     onnx.AttributeProto.TENSOR: "t",
     onnx.AttributeProto.GRAPH: "g",
+    onnx.AttributeProto.TYPE_PROTO: "tp",
     onnx.AttributeProto.FLOATS: "floats",
     onnx.AttributeProto.INTS: "ints",
     onnx.AttributeProto.STRINGS: "strings",
