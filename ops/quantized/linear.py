@@ -10,16 +10,23 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, UINT8, UINT16, TypeMeta
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, NARROW_TYPES, UINT8, UINT16, TypeMeta
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Scratch, block_indices
+from dagexec.ops.elementwise.narrow_cast import to_narrow
 from dagexec.ops.quantized.scales import Array, along, checked_scales, integer_range, type_named
 
-QUANTIZED = (UINT8, INT8, UINT16, INT16)
+QUANTIZED = (
+    *(UINT8, INT8, UINT16, INT16),
+    *(meta for meta in NARROW_TYPES if meta.name in ("int4", "uint4", "int2", "uint2")),
+)
+"""The integers that stand for real numbers."""
+QUANTIZED_FLOATS = tuple(meta for meta in NARROW_TYPES if meta.name.startswith(("float4", "float8e4", "float8e5")))
+"""Floats of few bits, which have a scale and no zero point but 0."""
 _REAL = (FLOAT32, FLOAT16, BFLOAT16)
 
 _PLACEMENT_ARGS = {
@@ -62,9 +69,9 @@ def infer_quantize(call: OperatorCall) -> list[TensorType]:
     """X's shape; the zero point's type, else the type `to`."""
     call.require_types(0, *_REAL, INT32)
     _check_parameters(call)
-    meta = type_named(call, "to", UINT8, QUANTIZED)
+    meta = type_named(call, "to", UINT8, (*QUANTIZED, *QUANTIZED_FLOATS))
     if len(call.inputs) == 3:
-        given = call.require_types(2, *QUANTIZED)
+        given = call.require_types(2, *QUANTIZED, *QUANTIZED_FLOATS)
         if "to" in call.arguments and meta is not given:
             raise call.fail(f"argument 'to' is {meta}, the zero point is {given}")
         meta = given
@@ -73,7 +80,7 @@ def infer_quantize(call: OperatorCall) -> list[TensorType]:
 
 def infer_dequantize(call: OperatorCall) -> list[TensorType]:
     """X's shape; the scale's type."""
-    meta = call.require_types(0, *QUANTIZED, INT32)
+    meta = call.require_types(0, *QUANTIZED, *QUANTIZED_FLOATS, INT32)
     _check_parameters(call)
     if len(call.inputs) == 3:
         call.require_types(2, meta)
@@ -124,10 +131,15 @@ class _Linear(Operator):
         inputs=(2, 3),
         infer=infer_quantize,
         doc="Y = saturate(round(X / scale) + zero_point), rounded to the nearest integer, ties to even; computed in "
-        "float32. NaN becomes the least integer. As ONNX's QuantizeLinear.",
+        "float32. NaN becomes the least integer. Where Y's are floats of at most 8 bits, X / scale rounded to "
+        "them. As ONNX's QuantizeLinear.",
         input_names=("X", "scale", "zero_point"),
         output_names=("Y",),
-        args=_PLACEMENT_ARGS | {"to": "Y's type when there is no zero point: uint8 (default), int8, uint16, int16"},
+        args=_PLACEMENT_ARGS
+        | {
+            "to": "Y's type when there is no zero point, by number or name (default uint8)",
+            "saturate": "0: floats beyond the range of a Y of floats become infinite or NaN, not its largest",
+        },
         image_role=ImageRole.ON_INTEGERS,
         is_quantized=True,
     )
@@ -139,6 +151,7 @@ class QuantizeLinear(_Linear):
         """Block by block: divide, round, add the zero point, saturate, convert."""
         x, y, meta = self.x(0), self.y(0), self.output(0).meta
         scale, zero, steps = self.parameters(x)
+        saturate = self.arguments.bool("saturate", True)
         scratch = Scratch(self, min(x.size, BLOCK), np.dtype(np.float32))
         for index in block_indices(x.shape):
             values = scratch(0, x[index].shape)
@@ -147,7 +160,10 @@ class QuantizeLinear(_Linear):
             else:
                 steps.append(partial(np.copyto, values, x[index], casting="unsafe"))
                 steps.append(partial(np.divide, values, scale[index], out=values))
-            steps += saturate_passes(values, zero[index], meta, y[index])
+            if meta in QUANTIZED_FLOATS:
+                steps.append(partial(to_narrow, values, y[index], saturate=saturate, round_mode="nearest"))
+            else:
+                steps += saturate_passes(values, zero[index], meta, y[index])
         return in_sequence([*steps])
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +24,7 @@ BYTES = (UINT8, INT8)
 
 def integer_range(meta: TypeMeta) -> tuple[int, int]:
     """The least and the largest integer of a type."""
-    limits = np.iinfo(meta.numpy)
+    limits = np.iinfo(meta.numpy) if meta.is_integer else ml_dtypes.iinfo(meta.numpy)  # type: ignore[no-untyped-call]
     return int(limits.min), int(limits.max)
 
 

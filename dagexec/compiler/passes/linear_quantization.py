@@ -78,6 +78,8 @@ def dequantized_weights(draft: Draft, name: str) -> Weights | None:
     integers, scales = draft.constant(definition.input[0]), draft.constant(definition.input[1])
     if integers is None or scales is None or scales.dtype != np.float32 or integers.dtype.itemsize != 1:
         return None
+    if from_numpy(integers.dtype) not in QUANTIZED or draft.arguments(number).int("block_size", 0):
+        return None
     check_scales(scales, draft.label(number), definition.input[1])
     axis = draft.arguments(number).int("axis", 1) % max(1, integers.ndim)
     if len(definition.input) > 2:

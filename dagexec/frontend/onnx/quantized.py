@@ -45,10 +45,9 @@ def quantize_linear(node: Node) -> list[OperatorDef]:
     """QuantizeLinear."""
     _same_shape(node)
     inputs = [name for name in node.inputs if name]
-    node.ignore("saturate")  # of types of 8 bits that are floats, which are not supported
-    given = _given_type(node, "output_dtype")
-    to = None if node.has_input(2) else given
-    return [node.operator("QuantizeLinear", inputs, node.only_output(), to=to, **_placement(node))]
+    given, saturate = _given_type(node, "output_dtype"), node.integer("saturate", 1)
+    arguments = {"to": None if node.has_input(2) else given, "saturate": None if saturate else 0}
+    return [node.operator("QuantizeLinear", inputs, node.only_output(), **arguments, **_placement(node))]
 
 
 @converts(DequantizeLinear=28)

@@ -18,7 +18,7 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.cuda.base.expression import elementwise
 from dagexec.ops.cuda.base.faults import CheckedOperator
 from dagexec.ops.cuda.base.matrices import tiled_product
-from dagexec.ops.cuda.base.operator import Array, CudaOperator
+from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
 from dagexec.ops.cuda.conv.direct import DirectConvolution
 from dagexec.ops.quantized.accumulation import Operand, fits_int32
 from dagexec.ops.quantized.addition import QuantAdd, read_add
@@ -265,9 +265,11 @@ class _CudaLinear(CudaQuantized):
     def operands(self) -> tuple[Array, Array, dict[str, Array]]:
         """X and Y, and scale and zero point as they broadcast to X; of blocks, these have an axis of their own.
 
-        Raises UnsupportedFeatureError where the last block is shorter than the others.
+        Raises DeviceError for types that CUDA has not, UnsupportedFeatureError where the last block is a shorter one.
         """
         call, x, y = self.call(), self.x(0), self.y(0)
+        for array in (x, y):
+            c_type_of(array)
         axis = call.axis("axis", 1, x.ndim) if x.ndim and self.x(1).size > 1 else 0
         shape = x.shape
         if size := block_size(call):
