@@ -59,6 +59,7 @@ HOST = {
     "CenterCropPad": ONNX,
     "CumProd": ONNX,
     "CumSum": ONNX,
+    "Einsum": ONNX,
     "GatherElements": ONNX,
     "GatherND": ONNX,
     "Hardmax": ONNX,

@@ -182,6 +182,8 @@ def _products() -> Iterator[tuple[str, Example]]:
     yield "FCTransposed", _example(_normal(2, 3), _normal(3, 4), _normal(4))
     yield "MatMul", _example(_normal(2, 3), _normal(4, 3), trans_b=1)
     yield "BatchMatMul", _example(_normal(2, 2, 3), _normal(2, 3, 2))
+    yield "Einsum", _example(_normal(2, 3, 2), _normal(3, 4, 2), equation="bij,ikj->kb")
+    yield "Einsum", _example(_normal(2, 3), _normal(3), _normal(2), equation="ij,j,i")
     yield "Gemm", _example(_normal(2, 3), _normal(3, 4), _normal(4), alpha=0.5, beta=2.0)
 
 
