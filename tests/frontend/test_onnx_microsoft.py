@@ -89,6 +89,31 @@ CASES = [
     Case("EmbedLayerNormalization", 17, (IDS, SEGMENTS, WORDS, PLACES, KINDS, GAMMA, BETA, None, IDS % 9), outputs=2),
 ]  # fmt: skip
 
+WEIGHTS, QKV = Const(normal(8, 12)), Const(normal(12))
+NARROW = {"qkv_hidden_sizes": [8, 8, 4]}
+PAST = normal(2, 2, 2, 3, 2)
+
+CASES += [
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV), {"num_heads": 2}),
+    Case("Attention", 17, (ROWS, Const(normal(8, 20)), Const(normal(20))), {"num_heads": 4, "scale": 0.3} | NARROW),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV, MASK), {"num_heads": 2, "mask_filter_value": -50.0}),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV, RNG.integers(0, 2, (2, 5, 5)).astype(np.int32)), {"num_heads": 1}),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV, np.array([3, 5], np.int32)), {"num_heads": 2}),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV, np.array([3, 5, 1, 0], np.int32)), {"num_heads": 2}),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV), {"num_heads": 2, "unidirectional": 1}),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV, np.ones((2, 8), np.int32), PAST),
+         {"num_heads": 2, "unidirectional": 1}, outputs=2),
+    Case("Attention", 17, (ROWS, WEIGHTS, QKV, MASK, None, normal(1, 2, 5, 5)), {"num_heads": 2}),
+    Case("MultiHeadAttention", 17, (ROWS, normal(2, 5, 8), normal(2, 5, 8)), {"num_heads": 2}),
+    Case("MultiHeadAttention", 17, (ROWS, normal(2, 3, 8), normal(2, 3, 12), Const(normal(28)), MASK[:, :3]),
+         {"num_heads": 4, "scale": 0.7}),
+    Case("MultiHeadAttention", 17, (ROWS, normal(2, 2, 3, 4), normal(2, 2, 3, 4)), {"num_heads": 2}),
+    Case("MultiHeadAttention", 17, (ROWS, normal(2, 5, 8), normal(2, 5, 8), None, None, normal(1, 2, 5, 5)),
+         {"num_heads": 2, "unidirectional": 1}),
+    Case("MultiHeadAttention", 17, (ROWS, normal(2, 5, 8), normal(2, 5, 8), None, None, None, normal(2, 2, 3, 4),
+                                    normal(2, 2, 3, 4)), {"num_heads": 2, "unidirectional": 1}, outputs=3),
+]  # fmt: skip
+
 
 def without_training_outputs(proto: onnx.ModelProto) -> None:
     """Leave the outputs of mean and deviation out, which only training has."""

@@ -33,6 +33,14 @@ class Composition:
         """
         return [*self.operators, self.node.operator(op_type, inputs, self.node.only_output(), **arguments)]
 
+    def finish(self) -> list[OperatorDef]:
+        """All operators; what the last one computes is the node's first output, whose name it gets.
+
+        Raises CannotConvertError when another output is used as well.
+        """
+        self.operators[-1].output[0] = self.node.only_output()[0]
+        return self.operators
+
     def split(self, name: str, count: int, axis: int, sizes: list[int] | None = None) -> list[str]:
         """The tensor cut along `axis` into `count` parts, equal ones without `sizes`."""
         parts = [self.node.new_name("Split") for _ in range(count)]
@@ -57,9 +65,12 @@ class Composition:
             first, *rest = (self("Cast", name, to=FLOAT32.number) for name in (a, b, divisor) if name)
             product = self("Mul", first, rest[0])
             return self("Div", product, rest[1]) if divisor else product
-        x, y, *z = (value.astype(np.float32) for value in values if value is not None)
-        with np.errstate(all="ignore"):  # scales may be none
-            return self.constant(np.asarray(x * y / z[0] if z else x * y))
+        try:
+            x, y, *z = (value.astype(np.float32) for value in values if value is not None)
+            with np.errstate(all="ignore"):  # scales may be none
+                return self.constant(np.asarray(x * y / z[0] if z else x * y))
+        except ValueError as error:
+            raise CannotConvertError(f"scales {a!r}, {b!r} and {divisor!r} do not fit: {error}") from None
 
     def constant(self, values: npt.NDArray[Any]) -> str:
         """A new parameter of the model."""

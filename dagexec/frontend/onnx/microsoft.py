@@ -112,8 +112,10 @@ def fused_matmul(node: Node) -> list[OperatorDef]:
 def _batch_last(compose: Composition, name: str) -> str:
     """The tensor with its first axis, which has the rows, behind those of the batch."""
     shape = compose.node.scope.shape(name)
-    if shape is None:
-        raise CannotConvertError(f"its batch is transposed, and the model does not state the shape of {name!r}")
+    if shape is None or len(shape) < 2:
+        raise CannotConvertError(
+            f"its batch is transposed, and {name!r} is not known to have one: its shape is {shape}"
+        )
     axes = range(len(shape))
     return compose("Transpose", name, axes=[*axes[1:-1], 0, axes[-1]])
 

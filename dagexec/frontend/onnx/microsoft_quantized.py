@@ -16,7 +16,13 @@ from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
 from dagexec.frontend.onnx.convolution import window_arguments
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
-from dagexec.frontend.onnx.quantized import requantization, requantized, symmetric_weights
+from dagexec.frontend.onnx.quantized import (
+    given_zero_points,
+    requantization,
+    requantized,
+    scaled_product,
+    symmetric_weights,
+)
 
 
 @converts_microsoft("QuantizeLinear", "DequantizeLinear", inputs="x scale zero_point?")
@@ -29,10 +35,7 @@ def linear(node: Node) -> list[OperatorDef]:
 def matmul_integer_to_float(node: Node) -> list[OperatorDef]:
     """The product of integers times the scales, plus a bias."""
     compose = Composition(node)
-    a, b, a_scale, b_scale = node.inputs[:4]
-    zeros = _zero_points(compose, [_optional(node, 4), _optional(node, 5)])
-    sums = compose("MatMulInteger", a, b, *zeros)
-    return _scaled(compose, sums, compose.multiplier(a_scale, b_scale), _optional(node, 6))
+    return _biased(compose, scaled_product(compose, (0, 1), (2, 3), (4, 5)), 6)
 
 
 @converts_microsoft("DynamicQuantizeMatMul", inputs="A B b_scale b_zero_point? bias?")
@@ -41,27 +44,20 @@ def dynamic_quantize_matmul(node: Node) -> list[OperatorDef]:
     compose = Composition(node)
     integers, scale, zero = (node.new_name(what) for what in ("integers", "scale", "zero_point"))
     compose.operators.append(node.operator("DynamicQuantizeLinear", node.inputs[:1], [integers, scale, zero]))
-    sums = compose("MatMulInteger", integers, node.inputs[1], *_zero_points(compose, [zero, _optional(node, 3)]))
-    return _scaled(compose, sums, compose.multiplier(scale, node.inputs[2]), _optional(node, 4))
+    sums = compose("MatMulInteger", integers, node.inputs[1], *given_zero_points(compose, [zero, _optional(node, 3)]))
+    multiplier = compose.multiplier(scale, node.inputs[2])
+    return _biased(compose, compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier), 4)
 
 
 def _optional(node: Node, index: int) -> str:
     return node.inputs[index] if node.has_input(index) else ""
 
 
-def _zero_points(compose: Composition, names: list[str]) -> list[str]:
-    """The zero points as inputs of a product: none that is not there at the end, and 0 before one that is."""
-    while names and not names[-1]:
-        names.pop()
-    return [name or compose.constant(np.zeros((), np.uint8)) for name in names]
-
-
-def _scaled(compose: Composition, sums: str, multiplier: str, bias: str) -> list[OperatorDef]:
-    """Sums times `multiplier` as floats, and the bias added."""
-    values = compose("Cast", sums, to=FLOAT32.number)
-    if not bias:
-        return compose.result("Mul", values, multiplier)
-    return compose.result("Add", compose("Mul", values, multiplier), bias)
+def _biased(compose: Composition, values: str, bias: int) -> list[OperatorDef]:
+    """All operators, and the sum of `values` and input `bias`, if there is one."""
+    if not compose.node.has_input(bias):
+        return compose.finish()
+    return compose.result("Add", values, compose.node.inputs[bias])
 
 
 @converts_microsoft("QGemm", inputs="A a_scale a_zero_point B b_scale b_zero_point C? y_scale? y_zero_point?")
@@ -98,7 +94,7 @@ def _gemm_by_integers(node: Node, alpha: float, turned: list[int]) -> list[Opera
         multiplier = compose("Scale", multiplier, scale=alpha)
     if node.has_input(7):
         return requantized(compose, sums, multiplier, _optional(node, 8))
-    return _scaled(compose, sums, multiplier, "")
+    return compose.result("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier)
 
 
 def _real(compose: Composition, first: int) -> str:
@@ -249,6 +245,8 @@ def _transposed_weights(compose: Composition, index: int, scale: int) -> str:
     integers, factors, zeros = (
         node.constant(at, "weights, scales and zero points") for at in (index, scale, scale + 1)
     )
+    if integers.ndim != 3:
+        raise ModelFormatError(f"{node.label}: weights must have 3 axes, found shape {integers.shape}")
     per_direction = [len(integers), 1, -1]
     try:
         differences = integers.astype(np.float32) - zeros.astype(np.float32).reshape(per_direction)

@@ -117,6 +117,25 @@ def requantized(
     return compose.result("QuantizeLinear", values, one, *([zero_point] if zero_point else []), axis=axis)
 
 
+def scaled_product(
+    compose: Composition, operands: tuple[int, int], scales: tuple[int, int], zero_points: tuple[int, int]
+) -> str:
+    """The product of two tensors of integers, times their scales, as floats; from the inputs of these numbers."""
+    node = compose.node
+    a, b = (node.inputs[index] for index in operands)
+    zeros = given_zero_points(compose, [node.inputs[index] if node.has_input(index) else "" for index in zero_points])
+    sums = compose("MatMulInteger", a, b, *zeros)
+    multiplier = compose.multiplier(*(node.inputs[index] for index in scales))
+    return compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier)
+
+
+def given_zero_points(compose: Composition, names: list[str]) -> list[str]:
+    """The zero points as inputs of a product: none that is not there at the end, and 0 before one that is."""
+    while names and not names[-1]:
+        names.pop()
+    return [name or compose.constant(np.zeros((), np.uint8)) for name in names]
+
+
 @converts(ConvInteger=10)
 def conv_integer(node: Node) -> list[OperatorDef]:
     """ConvInteger."""
@@ -135,11 +154,7 @@ def matmul_integer(node: Node) -> list[OperatorDef]:
 def integer_operands(compose: Composition) -> list[str]:
     """Both operands and their zero points, the first of which is 0 where only the second is given."""
     node = compose.node
-    inputs = list(node.inputs[:2])
-    if node.has_input(3):
-        zero = node.inputs[2] or compose.constant(np.zeros((), np.uint8))
-        return [*inputs, zero, node.inputs[3]]
-    return [*inputs, node.inputs[2]] if node.has_input(2) else inputs
+    return [*node.inputs[:2], *given_zero_points(compose, list(node.inputs[2:4]))]
 
 
 def _filter_window(node: Node, index: int) -> dict[str, ArgumentValue | None]:
@@ -158,10 +173,10 @@ def symmetric_weights(node: Node, weights: int, zero_point: int, axis: int) -> A
     zero = np.zeros((), np.int8) if zero is None else zero
     if values.dtype == zero.dtype == np.int8 and not np.any(zero):
         return values
+    if not _bytes(values, zero) or not -values.ndim <= axis < values.ndim or zero.size not in (1, values.shape[axis]):
+        return None
     view = [1] * values.ndim
     view[axis] = zero.size
-    if not _bytes(values, zero) or zero.size not in (1, values.shape[axis]):
-        return None
     differences = values.astype(np.int16) - zero.astype(np.int16).reshape(view)
     narrow = differences.astype(np.int8)
     return narrow if np.array_equal(narrow, differences) else None
