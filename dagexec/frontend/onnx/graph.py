@@ -6,15 +6,16 @@ A node whose inputs are all parameters is put among those that are computed once
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx
 import onnx.checker
+import onnx.defs
 
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import is_registered, registered_operators, schema_of
-from dagexec.errors import ModelFormatError
+from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, tensor_array
 from dagexec.frontend.onnx.node import (
     DEFAULT_DOMAINS,
@@ -32,21 +33,6 @@ from dagexec.frontend.onnx.refusal import Refusals
 from dagexec.frontend.onnx.scoping import check_origins, own_names, reads, renamed, sorted_nodes, subgraphs
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What a model says of all its nodes.
-
-    Attributes:
-        ir_version: of the file.
-        opsets: versions of operator sets by domain, the default domain as ''.
-        functions: domain and name of the functions that the model defines.
-    """
-
-    ir_version: int
-    opsets: Mapping[str, int]
-    functions: frozenset[tuple[str, str]]
-
-
 class GraphConversion:
     """A model's graph on its way through, with the graphs inside its nodes: what is known, and what nodes became.
 
@@ -58,24 +44,28 @@ class GraphConversion:
         refusals: nodes that cannot be run.
     """
 
-    def __init__(self, rules: Rules, scope: Scope) -> None:
+    def __init__(self, ir_version: int, opsets: Mapping[str, int], functions: Functions, scope: Scope) -> None:
+        """`opsets`: versions of operator sets by domain, the default one as ''."""
         self.scope = scope
         self.once: list[OperatorDef] = []
         self.refusals = Refusals()
-        self._rules = rules
+        self._ir_version = ir_version
+        self._opsets = opsets
+        self._functions = functions
+        self._kept: set[str] = set()
         self._computed_once: set[str] = set()
         self._known = frozenset(registered_operators())
 
     def convert(self, nodes: Sequence[onnx.NodeProto], returned: Iterable[str]) -> list[OperatorDef]:
         """The operators of one run, of nodes in any order; `returned` are the tensors that their graph returns."""
-        kept = set(returned)
+        self._kept.update(returned)
         operators: list[OperatorDef] = []
         for proto in sorted_nodes(nodes):
             made = self._convert(proto)
             missing = sorted({operator.type for operator in made} - self._known)
             if missing:
                 self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
-            (self.once if self._is_once(proto, made, kept) else operators).extend(made)
+            (self.once if self._is_once(proto, made) else operators).extend(made)
         return operators
 
     def subgraph(self, graph: onnx.GraphProto, label: str) -> Subgraph:
@@ -101,10 +91,13 @@ class GraphConversion:
         return Subgraph(net, tuple(given), tuple(returned), outer)
 
     def _convert(self, proto: onnx.NodeProto) -> list[OperatorDef]:
+        if not isinstance(proto.op_type, str):  # bytes
+            raise ModelFormatError(f"the name of operator {proto.op_type!r} is not UTF-8 text")
         domain = domain_of(proto)
         opset = self._opset(proto)
-        if (domain, proto.op_type) in self._rules.functions:
-            return self._refuse(proto, "it is a function of the model; functions are not supported")
+        function = self._functions.of(proto)
+        if function is not None:
+            return self._inline(proto, function)
         if opset is None:
             return self._refuse(proto, "the model imports no operator set of that domain")
         found = converter_of(proto.op_type, domain)
@@ -126,15 +119,31 @@ class GraphConversion:
         except CannotConvertError as reason:
             return self._fallback(proto, str(reason))
 
+    def _inline(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> list[OperatorDef]:
+        """The operators of a function's nodes in place of `proto`."""
+        self._functions.enter(proto, function)
+        nodes = body(function, proto, self.scope.new_name)
+        self.scope.read.update(*map(reads, nodes))
+        around = self._opsets
+        self._opsets = {**around, **opset_versions(function.opset_import)}
+        operators = self.convert(nodes, ())
+        self._opsets = around
+        self._functions.leave()
+        return operators
+
     def _fallback(self, proto: onnx.NodeProto, reason: str) -> list[OperatorDef]:
         """What computes a node that has no converter, or that its converter does not serve, for this `reason`."""
+        opset = self._opset(proto)
+        function = standard_function(proto.op_type, opset) if opset is not None and not domain_of(proto) else None
+        if function is not None:
+            return self._inline(proto, function)
         return self._refuse(proto, reason)
 
     def _check_node(self, proto: onnx.NodeProto) -> None:
         """The onnx package's own check: arity, attribute names and types, for the operator set in force."""
         context = onnx.checker.C.CheckerContext()
-        context.ir_version = self._rules.ir_version or onnx.IR_VERSION
-        context.opset_imports = dict(self._rules.opsets)
+        context.ir_version = self._ir_version or onnx.IR_VERSION
+        context.opset_imports = dict(self._opsets)
         try:
             onnx.checker.check_node(_without_subgraphs(proto), context)
         except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
@@ -145,10 +154,10 @@ class GraphConversion:
         return []
 
     def _opset(self, proto: onnx.NodeProto) -> int | None:
-        return self._rules.opsets.get("" if proto.domain in DEFAULT_DOMAINS else proto.domain)
+        return self._opsets.get(standard_domain(proto.domain))
 
-    def _is_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef], returned: set[str]) -> bool:
-        """True when operators read parameters alone, and write tensors that their graph does not return.
+    def _is_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef]) -> bool:
+        """True when operators read parameters alone, and write nothing that a graph returns.
 
         Nets inside of operators are left to runs, which can be stopped.
         What dequantizes a parameter is computed in every run, where a pass can see the integers.
@@ -157,7 +166,9 @@ class GraphConversion:
         read = {name for operator in operators for name in operator.input} - written
         if any(name not in self.scope.values and name not in self._computed_once for name in read):
             return False
-        if written & (returned | self.scope.variants) or proto.op_type == "DequantizeLinear":
+        if not (written.isdisjoint(self._kept) and written.isdisjoint(self.scope.variants)):
+            return False
+        if proto.op_type == "DequantizeLinear":
             return False
         if any(is_registered(operator.type) and schema_of(operator.type).sub_nets for operator in operators):
             return False
@@ -178,6 +189,29 @@ def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:
         else:
             bare.attribute.append(attribute)
     return bare
+
+
+def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Operator set versions by domain, the default one as ''. Raises ModelFormatError for two of one domain."""
+    opsets: dict[str, int] = {}
+    for entry in imports:
+        domain = standard_domain(entry.domain)
+        if opsets.setdefault(domain, entry.version) != entry.version:
+            raise ModelFormatError(f"operator set {domain or 'ai.onnx'!r} is imported in two versions")
+    version = opsets.get("")
+    if version is not None and version < 1:
+        raise ModelFormatError(f"operator set version {version} does not exist")
+    newest = onnx.defs.onnx_opset_version()
+    if version is not None and version > newest:
+        raise UnsupportedOperatorError(
+            f"operator set {version} is newer than {newest}, the newest that onnx {onnx.__version__} knows"
+        )
+    return opsets
+
+
+def standard_domain(name: str) -> str:
+    """The one name of a domain that has several: '' of the default one."""
+    return "" if name in DEFAULT_DOMAINS else name
 
 
 def initializer_arrays(graph: onnx.GraphProto, external: ExternalData) -> dict[str, Array]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
-import onnx.defs
 
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
@@ -30,9 +29,18 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
 )
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData
-from dagexec.frontend.onnx.graph import GraphConversion, Rules, dims_of, initializer_arrays, stated_shapes, variants_of
+from dagexec.frontend.onnx.functions import Functions
+from dagexec.frontend.onnx.graph import (
+    GraphConversion,
+    dims_of,
+    initializer_arrays,
+    opset_versions,
+    standard_domain,
+    stated_shapes,
+    variants_of,
+)
 from dagexec.frontend.onnx.initializers import element_type
-from dagexec.frontend.onnx.node import DEFAULT_DOMAINS, Scope
+from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
 from dagexec.storage.net_file import load_message
 
@@ -76,8 +84,6 @@ class _Conversion:
         if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
             raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
         self.graph = proto.graph
-        functions = frozenset((_domain(function.domain), function.name) for function in proto.functions)
-        rules = Rules(proto.ir_version, _opsets(proto), functions)
         if self.graph.sparse_initializer:
             raise ModelFormatError("sparse initializers are not supported")
         with ExternalData(folder) as external:
@@ -94,7 +100,8 @@ class _Conversion:
         self.stated = stated_shapes(self.graph)
         self.scope = Scope(values, dict(self.stated), read, read.union(own_names(self.graph)))
         self.scope.variants.update(variants_of(self.graph))
-        self.conversion = GraphConversion(rules, self.scope)
+        functions = Functions(proto.functions, standard_domain)
+        self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope)
 
     def model(self) -> Model:
         """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be."""
@@ -121,10 +128,6 @@ class _Conversion:
         return Model(name, net, init_net, parameters, self.inputs, self.outputs)
 
 
-def _domain(name: str) -> str:
-    return "" if name in DEFAULT_DOMAINS else name
-
-
 def _check_inputs(graph: onnx.GraphProto) -> None:
     """Raise ModelFormatError when two inputs have one name."""
     seen: set[str] = set()
@@ -135,22 +138,9 @@ def _check_inputs(graph: onnx.GraphProto) -> None:
 
 
 def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
-    """Operator set versions by domain, the default domain as ''. Files older than IR version 3 mean version 1."""
-    opsets: dict[str, int] = {}
-    for entry in proto.opset_import:
-        if opsets.setdefault(_domain(entry.domain), entry.version) != entry.version:
-            raise ModelFormatError(f"operator set {_domain(entry.domain) or 'ai.onnx'!r} is imported in two versions")
-    if not opsets and proto.ir_version < 3:
-        opsets = {"": 1}
-    newest = onnx.defs.onnx_opset_version()
-    version = opsets.get("")
-    if version is not None and version < 1:
-        raise ModelFormatError(f"operator set version {version} does not exist")
-    if version is not None and version > newest:
-        raise UnsupportedOperatorError(
-            f"operator set {version} is newer than {newest}, the newest that onnx {onnx.__version__} knows"
-        )
-    return opsets
+    """The operator sets that the model imports. Files older than IR version 3 mean version 1."""
+    opsets = opset_versions(proto.opset_import)
+    return {"": 1} if not opsets and proto.ir_version < 3 else opsets
 
 
 def _input_info(value: onnx.ValueInfoProto) -> InputInfo:

@@ -54,13 +54,15 @@ class Scope:
     read: set[str]
     names: set[str] = field(default_factory=set)
     variants: set[str] = field(default_factory=set)
+    _numbers: dict[str, int] = field(default_factory=dict, repr=False)
 
     def new_name(self, stem: str) -> str:
         """A tensor name that the model does not use."""
-        name, number = stem, 1
+        name, number = stem, self._numbers.get(stem, 1)
         while name in self.names:
             number += 1
             name = f"{stem}_{number}"
+        self._numbers[stem] = number
         self.names.add(name)
         return name
 

@@ -122,8 +122,13 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     for tensor in graph.sparse_initializer:
         tensor.values.name = names.get(tensor.values.name, tensor.values.name)
     for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for inner in subgraphs(node):
-            hidden = set(own_names(inner))
-            _rename(inner, {name: new for name, new in names.items() if name not in hidden})
+        rename_in_node(node, names)
+
+
+def rename_in_node(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Give tensors that a node, and graphs in it, read or write the names that `names` has for them."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    node.output[:] = [names.get(name, name) for name in node.output]
+    for inner in subgraphs(node):
+        hidden = set(own_names(inner))
+        _rename(inner, {name: new for name, new in names.items() if name not in hidden})
