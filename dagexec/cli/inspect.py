@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,8 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import TensorType
 from dagexec.scheduler.plan.plan import Plan, build_plan
 
@@ -129,7 +132,18 @@ def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
         table.add_row(
             str(index), definition.type + view, str(chain_of[index]), Text("\n".join(names)), "\n".join(kinds), flops
         )
+        for number, inner in _inner_operators(definition, str(index)):
+            table.add_row(number, inner.type, "", Text("\n".join(inner.output)), "", "")
     return table
+
+
+def _inner_operators(definition: OperatorDef, number: str) -> Iterator[tuple[str, OperatorDef]]:
+    """The operators of the nets that an operator runs, each with its number: 3.then_net.0 stands in operator 3."""
+    for argument, net in sub_nets_of(definition, schema_of(definition.type)).items():
+        for index, inner in enumerate(net.op):
+            place = f"{number}.{argument}.{index}"
+            yield place, inner
+            yield from _inner_operators(inner, place)
 
 
 def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters: int) -> dict[str, object]:
@@ -149,6 +163,10 @@ def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters
                 "flops": cost.flops if cost else None,
                 "parents": list(graph.parents[index]),
                 "view": index in graph.views,
+                "inner": [
+                    {"number": number, "type": inner.type, "name": inner.name, "outputs": list(inner.output)}
+                    for number, inner in _inner_operators(definition, str(index))
+                ],
             }
         )
     return {

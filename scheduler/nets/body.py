@@ -1,7 +1,8 @@
 """BodyNet: the net inside an operator such as Loop (`dagexec.core.body`), executed by whoever runs that operator.
 
 An execution calls the steps one after another in the thread of the outer operator. Between them it looks whether the
-run was stopped, so that no loop is endless.
+run was stopped, so that no loop is endless. Where that thread is a worker of a pool, and chains side by side would save
+more than it takes to hand them out, they are a run of their own, which the worker has a part in.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Self
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.proto import NetDef
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
@@ -22,13 +23,18 @@ from dagexec.scheduler.observe.observers import ObservedRun, Observer, Tell, obs
 from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import failure_inline
-from dagexec.scheduler.run.run import ChainSteps
+from dagexec.scheduler.run.run import ChainSteps, Helping, Run
+
+MIN_SECONDS_SAVED = 100e-6
+"""Estimated seconds that one more worker must save an execution; to wake it and wait for it costs half of that."""
 
 
 class BodyNet(BaseNet):
     """Executed as often as the outer operator wants, on the blobs of its workspace; on the host only."""
 
     net_type: ClassVar[str] = "body"
+    _judged: Preparation | None = None
+    _may_share = False
 
     @classmethod
     def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
@@ -49,16 +55,40 @@ class BodyNet(BaseNet):
 
     def __call__(self) -> None:
         """Execute once, for the outer operator, on its thread."""
-        preparation = self.prepared()
-        if telling.tell is not None:
-            self._run_observed(preparation, telling.tell)
-        else:
+        preparation, tell = self.prepared(), telling.tell
+        if self._judged is not preparation:
+            self._judge(preparation)
+        if self._may_share:
+            outer = work.run
+            if isinstance(outer, Run) and outer.pool is not None and outer.side_by_side:
+                self._run_side_by_side(preparation, outer, outer.pool, tell)
+                return
+        if tell is None:
             self._run_steps(preparation.in_order, preparation.name_step)
+        else:
+            steps = self._observed_steps(preparation, tell)
+            self._run_steps(steps, partial(label_of, preparation.plan, steps))
 
-    def _run_observed(self, preparation: Preparation, tell: Tell) -> None:
+    def _judge(self, preparation: Preparation) -> None:
+        """Note whether chains of these steps side by side would save enough."""
+        plan = preparation.plan
+        self._may_share = len(plan.chains) > 1 and plan.work - plan.critical_path > MIN_SECONDS_SAVED
+        self._judged = preparation
+
+    def _observed_steps(self, preparation: Preparation, tell: Tell) -> list[Step]:
         labels = map(self.graph.label, range(len(self.graph)))
-        steps = [observed_in_body(label, step, tell) for label, step in zip(labels, preparation.steps, strict=True)]
-        self._run_steps(steps, partial(label_of, preparation.plan, steps))
+        return [observed_in_body(label, step, tell) for label, step in zip(labels, preparation.steps, strict=True)]
+
+    def _run_side_by_side(self, preparation: Preparation, outer: Run, pool: Helping, tell: Tell | None) -> None:
+        plan, chains, name_step = preparation.plan, preparation.chain_steps, preparation.name_step
+        if tell is not None:
+            steps = self._observed_steps(preparation, tell)
+            chains = [tuple(steps[index] for index in chain) for chain in plan.chains]
+            name_step = partial(label_of, plan, steps)
+        run = Run(self.name, plan, chains, name_step, nothing_to_do)
+        pool.run_within(run, outer)
+        run.raise_error()
+        run.check_complete()
 
     def _run_steps(self, steps: Sequence[Step], name_step: NameStep) -> None:
         """Call `steps` as long as the run goes on that this thread works for; as `run_inline`, at less cost."""
@@ -79,6 +109,11 @@ class BodyNet(BaseNet):
             if failure is error:
                 raise
             raise failure from error
+
+    def _forget_preparations(self) -> None:
+        """Let go of all steps."""
+        super()._forget_preparations()
+        self._judged = None
 
     def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
         """The prepared ones; what observers are told of a body comes from the steps themselves."""

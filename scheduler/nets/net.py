@@ -252,6 +252,7 @@ class BaseNet(ABC, Closing):
         by_plan = preparation.name_step if plan is preparation.plan else partial(label_of, plan, preparation.steps)
         run = Run(self.name, plan, steps, by_plan, finished)
         run.teams = self.has_teams
+        run.side_by_side = not self.in_list_order
         if observed is not None:
             observed.follow(run)
         if not self.on_host:

@@ -31,7 +31,7 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
-from dagexec.platform.threads import Thread, ThreadsEndedError, threads
+from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.run import Run
 
@@ -68,14 +68,16 @@ class _Worker:
     Attributes:
         name: the thread's.
         wake_up: how it is woken; None until the thread runs.
-        run: the run it is inside, and counted in.
+        run: the run it is inside, and counted in; with a run of a body in an operator, the inner one.
+        ident: of its thread, 0 until that runs.
         telling: the run whose owner it is telling that it is over.
     """
 
-    __slots__ = ("name", "run", "telling", "wake_up")
+    __slots__ = ("ident", "name", "run", "telling", "wake_up")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.ident = 0
         self.wake_up: CoreWakeUp | None = None
         self.run: Run | None = None
         self.telling: Run | None = None
@@ -144,6 +146,7 @@ class WorkerPool:
                 if self._closed:
                     raise ClosedError(f"net {run.name!r}: {self._closed}")
                 run.order = next(self._orders)
+                run.pool = self
                 if run.priority:
                     self._prioritized = True
                 self._list(run)
@@ -153,6 +156,58 @@ class WorkerPool:
         except BaseException:  # KeyboardInterrupt
             self._wake_all()
             raise
+
+    def run_within(self, run: Run, outer: Run) -> None:
+        """Execute `run` for an operator of `outer`, on whose worker this is called; other workers join in.
+
+        The worker runs ready chains until there are none, and then waits for those who have the others, who never wait
+        for it: they take what becomes ready themselves. So one worker is enough. `run` is stopped with `outer`.
+        """
+        worker = next(worker for worker in self._workers if worker.ident == threading.get_ident())
+        end = ThreadWait()
+        run.finished = end.notify
+        run.priority = outer.priority
+        with self.lock:
+            run.order = next(self._orders)
+            run.pool = self
+            outer.inner.append(run)
+            if outer.stopped:
+                assert outer.error is not None
+                run.stop(outer.error)
+        try:
+            self._help(worker, run)
+            end.wait()
+        except BaseException as error:  # raised outside of any operator: nobody else may stay behind in the blobs
+            with self.lock:
+                run.stop(error)
+                run.active -= worker.run is run
+            if run.active:
+                end.wait()
+            raise
+        finally:
+            with self.lock:
+                worker.run = blocking.run = outer
+                outer.inner.remove(run)
+
+    def _help(self, worker: _Worker, run: Run) -> None:
+        """Run chains of `run` until it has none that are ready; say that it is over if nobody is in it then."""
+        while True:
+            with self.lock:
+                chain = heappop(run.ready) if run.ready else -1
+                if chain < 0:
+                    unattended = not run.active and not run.over
+                    run.over = run.over or unattended
+                    break
+                run.active += 1
+                worker.run = run
+                helper = self._idle.pop() if run.ready and self._idle else None
+                if run.ready and not run.listed:
+                    self._list(run)
+            if helper is not None:
+                helper.wake()
+            self._work(worker, run, chain)
+        if unattended:
+            _finish(run)
 
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
@@ -230,7 +285,7 @@ class WorkerPool:
 
     def _serve(self, worker: _Worker) -> None:
         """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
-        ident = threading.get_ident()
+        ident = worker.ident = threading.get_ident()
         self.workers.add(ident)
         try:
             with operator_arithmetic():

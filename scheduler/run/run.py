@@ -48,6 +48,13 @@ class SingleChain:
     frontier: tuple[int, ...] = (0,)
 
 
+class Helping(Protocol):
+    """What is used of a pool by a body that one of its workers executes."""
+
+    def run_within(self, run: Run, outer: Run) -> None:
+        """Execute `run` for an operator of `outer`, on whose worker this is called."""
+
+
 class Run:
     """One execution: parent counts still open, chains ready, workers inside, and the error if there is one.
 
@@ -65,14 +72,18 @@ class Run:
         on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
         listed: the pool knows that this run has ready chains.
         teams: operators use several threads each (see `dagexec.platform.teams`).
+        inner: runs of bodies that operators of this one wait for; they are stopped with it.
+        pool: the pool that executes it, once it was submitted; None before.
+        side_by_side: its chains may run side by side, so those of bodies in it may, too.
         waits: those of operators that block, to be ended when the run is stopped (see `dagexec.platform.blocking`).
         on_stop: called with no lock held when the run is stopped, even if no worker is inside any more: devices may
             still be at work for it. None once it is too late.
     """
 
     __slots__ = (
-        "active", "counts", "error", "finished", "interrupted", "listed", "name", "name_step", "on_stop", "order",
-        "over", "plan", "priority", "ready", "secondary", "steps", "stopped", "teams", "waits",
+        "active", "counts", "error", "finished", "inner", "interrupted", "listed", "name", "name_step", "on_stop",
+        "order", "over", "plan", "pool", "priority", "ready", "secondary", "side_by_side", "steps", "stopped", "teams",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +118,9 @@ class Run:
         self.error: BaseException | None = None
         self.secondary: list[BaseException] = []
         self.waits: list[ThreadWait] = []
+        self.inner: list[Run] = []
+        self.pool: Helping | None = None
+        self.side_by_side = True
 
     def stop(self, error: BaseException) -> None:
         """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
@@ -115,6 +129,8 @@ class Run:
             wait.notify()
         self.interrupted = True
         self.ready.clear()
+        for inner in self.inner:
+            inner.stop(RunCancelledError(f"net {inner.name!r}: the run that it is part of was stopped"))
         if self.error is None:
             self.error = error
         elif error is not self.error:

@@ -23,7 +23,10 @@ from dagexec.errors import (
     ShapeError,
     UnsupportedOperatorError,
 )
+from dagexec.scheduler.exploration.exploring import explore
+from dagexec.scheduler.exploration.strategies import RandomStrategy
 from dagexec.scheduler.hazards import check_net
+from dagexec.scheduler.nets import body as body_module
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.tracing import Trace
 from tests.nets import temporary_operator
@@ -280,3 +283,88 @@ def test_an_endless_loop_ends_at_the_timeout_of_its_run(kind: str) -> None:
         with pytest.raises(RunTimeoutError):
             net.run(timeout=0.01)  # type: ignore[call-arg]
         net.close()
+
+
+WIDE = NetDef(
+    name="wide",
+    op=[
+        *(op("Mark", ["x"], [f"m{index}"], name=f"branch{index}") for index in range(4)),
+        op("Sum", [f"m{index}" for index in range(4)], ["y"]),
+        op("LT", ["i", "last"], ["go"]),
+    ],
+    external_input=["i", "c", "x", "last"],
+    external_output=["go", "y"],
+)
+"""Four branches a turn, three turns."""
+
+
+def wide_loop() -> tuple[NetDef, Workspace]:
+    workspace = Workspace()
+    workspace.feed_blob("x", np.float32([1]))
+    workspace.feed_blob("last", np.int64(2))
+    loop = op("Loop", ["x", "last"], ["y"], loop_net=WIDE, captured=["last"])
+    return NetDef(name="outer", op=[loop], external_input=["x", "last"]), workspace
+
+
+def copy_marked(operator: Operator) -> None:
+    operator.output(0).array[...] = operator.input(0).array
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_branches_of_a_body_share_the_pool_in_any_schedule(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr(body_module, "MIN_SECONDS_SAVED", -1.0)
+    helpers: set[str] = set()
+
+    def mark(operator: Operator) -> None:
+        helpers.add(threading.current_thread().name)
+        copy_marked(operator)
+
+    def scenario() -> float:
+        definition, workspace = wide_loop()
+        net = workspace.build_net(definition, "dag", workers)
+        net.run()
+        net.close()
+        found: float = workspace.fetch_blob("y").item()
+        return found
+
+    with temporary_operator("Mark", mark):
+        for seed in range(20):
+            explored = explore(scenario, RandomStrategy(seed))
+            assert explored.failure is None
+            assert explored.result == 4**3
+            assert not explored.left
+    assert len(helpers) == workers
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_failure_in_a_shared_body_ends_the_run_in_any_schedule(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    monkeypatch.setattr(body_module, "MIN_SECONDS_SAVED", -1.0)
+
+    def mark(operator: Operator) -> None:
+        if operator.definition.name == "branch2":
+            raise RuntimeError("boom")
+        copy_marked(operator)
+
+    def scenario() -> str:
+        definition, workspace = wide_loop()
+        if stopped:  # beside the loop, something else fails, which stops it in the middle
+            definition.op.append(op("Mark", ["x"], ["z"], name="branch2"))
+            [loop] = [argument.n for argument in definition.op[0].arg if argument.name == "loop_net"]
+            loop.op[2].name = "fine"
+        net = workspace.build_net(definition, "dag", 2)
+        with pytest.raises(OperatorError) as caught:
+            net.run()
+        with pytest.raises(OperatorError):
+            net.run()
+        net.close()
+        return str(caught.value)
+
+    with temporary_operator("Mark", mark):
+        for seed in range(20):
+            explored = explore(scenario, RandomStrategy(seed))
+            assert explored.failure is None
+            assert not explored.left
+            expected = "Mark 'branch2' (operator 1) of net 'outer'" if stopped else "iteration 0: Mark 'branch2'"
+            assert expected in (explored.result or "")
