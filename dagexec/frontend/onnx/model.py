@@ -21,6 +21,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     indexing,
     microsoft,
     microsoft_attention,
+    microsoft_blocks,
     microsoft_quantized,
     quantized,
     recurrent,
