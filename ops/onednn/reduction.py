@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagexec.core.operator import Operator, Step
+import ml_dtypes
+import numpy as np
+
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.blocks import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, SRC
 from dagexec.ops.reduction import axes as reduction
@@ -52,7 +56,24 @@ class Reducing(OneDNNOperator):
         tensors = (source, target, 0.0, 0.0, attributes)
         found = self.describe_fast("reduction", self.onednn.engine, self._algorithm(), *tensors)
         bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
+        if self._algorithm() in (_MAX, _MIN) and self.output(0).meta.is_float:
+            kept_shape = reduction.output_shape(x.shape, axes, True)
+            return in_sequence([bound.step, self._beyond_limits(x, axes, self.y(0).reshape(kept_shape))])
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
+
+    def _beyond_limits(self, x: Array, axes: reduction.Axes, y: Array) -> Step:
+        """Has NumPy compute the extremes where one is the limit of the type: oneDNN gives it for infinities alone."""
+        largest = self._algorithm() == _MAX
+        limits = ml_dtypes.finfo(y.dtype)  # type: ignore[no-untyped-call]
+        limit = y.dtype.type(limits.min if largest else limits.max)
+        reduce = np.maximum.reduce if largest else np.minimum.reduce
+        at_limit = self.scratch(y.shape, np.bool_)
+
+        def look() -> None:
+            if np.equal(y, limit, out=at_limit).any():
+                reduce(x, axis=axes, keepdims=True, out=y)
+
+        return look
 
 
 def merged(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

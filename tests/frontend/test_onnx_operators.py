@@ -220,6 +220,8 @@ CASES = [
     Case("ReduceL2", 18, (IMAGE, ints(1))),
     Case("ReduceSumSquare", 13, (IMAGE,), {"axes": [1]}),
     Case("ReduceLogSum", 13, (np.abs(IMAGE),), {"axes": [1]}),
+    Case("ReduceLogSumExp", 13, (IMAGE,), {"axes": [1, 2], "keepdims": 0}),
+    Case("ReduceLogSumExp", 18, (IMAGE, ints(-1))),
     Case("ArgMax", 13, (IMAGE,), {"axis": 1, "keepdims": 0}),
     Case("ArgMin", 13, (IMAGE,), {"axis": -1}),
     Case("Upsample", 7, (IMAGE,), {"scales": [1.0, 1.0, 2.0, 3.0]}),

@@ -17,8 +17,8 @@ def _reduce(node: Node, op_type: str, source: str, target: str) -> OperatorDef:
 
 
 @converts(
-    ReduceL1=18, ReduceL2=18, ReduceLogSum=28, ReduceMax=20, ReduceMean=18, ReduceMin=20, ReduceProd=18, ReduceSum=13,
-    ReduceSumSquare=18,
+    ReduceL1=18, ReduceL2=18, ReduceLogSum=28, ReduceLogSumExp=28, ReduceMax=20, ReduceMean=18, ReduceMin=20,
+    ReduceProd=18, ReduceSum=13, ReduceSumSquare=18,
 )  # fmt: skip
 def reduce(node: Node) -> list[OperatorDef]:
     """Reductions; the sums of squares and the logarithm of a sum are two operators."""

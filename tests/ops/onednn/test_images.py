@@ -175,6 +175,15 @@ def test_the_last_axes_are_reduced_by_onednn(op_type: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("op_type", "sign"), [("ReduceMax", -1), ("ReduceMin", 1)])
+def test_an_extreme_of_infinities_alone_is_infinite(op_type: str, sign: int) -> None:
+    """oneDNN begins with the limit of the type; a mask may have that limit itself."""
+    x = normal(21, 3, 64)
+    x[0], x[1] = sign * np.inf, sign * np.finfo(np.float32).max
+    (found,) = run_onednn(op_type, [x], axes=[1], keepdims=0)
+    np.testing.assert_array_equal(found, REDUCTIONS[op_type](x, axis=1))
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("height", "width"), [(2.0, 2.0), (3.0, 1.0), (4.0, 5.0)])
 def test_pixels_are_repeated(order: str, height: float, width: float) -> None:
