@@ -58,9 +58,9 @@ def batch_product(operation: Operation) -> None:
     operation.node("MatMul", operands, [operation.only_output()])
 
 
-@exports("Softmax", "LogSoftmax")
+@exports("Softmax", "LogSoftmax", "Hardmax")
 def softmax(operation: Operation) -> None:
-    """Softmax over one axis; over several, of the folded input."""
+    """Softmax or Hardmax over one axis; over several, of the folded input."""
     kind, output = operation.definition.type, operation.only_output()
     axis = operation.integer("axis", 1)
     if operation.flag("single_axis") or axis == -1:
@@ -87,7 +87,7 @@ def layer_normalization(operation: Operation) -> None:
     operation.node("LayerNormalization", inputs, [operation.only_output()], axis=axis, epsilon=epsilon)
 
 
-@exports("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
+@exports("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp")
 def reduction(operation: Operation) -> None:
     """Reductions; the axes are an input."""
     axes = operation.integers("axes")
@@ -100,8 +100,34 @@ def reduction(operation: Operation) -> None:
 def position(operation: Operation) -> None:
     """ArgMax and ArgMin."""
     axis, keep = operation.integer("axis", -1), operation.integer("keepdims", 1)
-    kind = operation.definition.type
-    operation.node(kind, operation.inputs, [operation.only_output()], axis=axis, keepdims=keep)
+    last = operation.integer("last", 0)
+    kind, output = operation.definition.type, operation.only_output()
+    operation.node(kind, operation.inputs, [output], axis=axis, keepdims=keep, select_last_index=last)
+
+
+@exports("TopK")
+def top_k(operation: Operation) -> None:
+    """TopK; the number of elements is an input."""
+    axis, largest = operation.integer("axis", -1), operation.integer("largest", 1)
+    if any(operation.is_read(name) for name in operation.outputs[2:]):
+        raise CannotExportError("indices into the whole tensor have no counterpart")
+    count = operation.inputs[1] if len(operation.inputs) > 1 else operation.constant([operation.integer("k", 0)])
+    operation.node("TopK", [operation.inputs[0], count], operation.outputs[:2], axis=axis, largest=largest)
+
+
+@exports("CumSum", "CumProd")
+def cumulative(operation: Operation) -> None:
+    """CumSum and CumProd; the axis is an input."""
+    flags = {name: operation.integer(name, 0) for name in ("exclusive", "reverse")}
+    axis = operation.inputs[1] if len(operation.inputs) > 1 else operation.constant(operation.integer("axis", 0))
+    operation.node(operation.definition.type, [operation.inputs[0], axis], [operation.only_output()], **flags)
+
+
+@exports("LeftShift", "RightShift")
+def shift(operation: Operation) -> None:
+    """BitShift; operands that broadcast by Caffe2's older rule have no counterpart."""
+    direction = operation.definition.type.removesuffix("Shift").upper()
+    operation.node("BitShift", operation.inputs, [operation.only_output()], direction=direction)
 
 
 @exports("Clip")

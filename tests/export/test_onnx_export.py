@@ -205,3 +205,25 @@ def test_defaults_of_arguments_are_those_of_attributes(kind: str) -> None:
     inputs = ["x", "z"][: DECLARED[kind].inputs[0]]
     model = model_of(op(kind, inputs, ["y"]), shape=IMAGE.shape, z=np.abs(IMAGE) + 1)
     agrees(model, {"x": IMAGE})
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "parameters"),
+    [
+        ("TopK", {"k": 2, "axis": 1, "largest": 0}, {}),
+        ("TopK", {}, {"k": np.array([3])}),
+        ("ArgMax", {"last": 1}, {}),
+        ("CumSum", {"axis": -2, "reverse": 1}, {}),
+        ("CumSum", {"exclusive": 1}, {"axis": np.array(1)}),
+        ("Hardmax", {"axis": 2}, {}),
+        ("ReduceLogSumExp", {"axes": [1, -1], "keepdims": 0}, {}),
+        ("GatherElements", {"axis": 1}, {"indices": np.array([[[[-1, 2]]]])}),
+        ("ScatterND", {"reduction": "add"}, {"indices": np.array([[1, -1]]), "updates": IMAGE[0, :1]}),
+        ("Einsum", {"equation": "abcd,d->ac"}, {"v": IMAGE[0, 0, 0]}),
+    ],
+)
+def test_operators_whose_arguments_are_inputs_of_the_node(
+    kind: str, arguments: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    outputs = ["y", "places"] if kind == "TopK" else ["y"]
+    agrees(model_of(op(kind, ["x", *parameters], outputs, arg=arguments), **parameters), {"x": IMAGE})
