@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.operator import Rebind, Step, nothing_to_do
+from dagexec.core.operator import Rebind, nothing_to_do
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.errors import FeedError, ResourceError
 from dagexec.ops.onednn.native import join
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.run.inline import InlineSteps
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
@@ -277,10 +278,10 @@ class IOBinding:
             self._outputs[name] = BoundTensor(name, tensor.array, rebinds)
 
 
-def _steps(preparation: Preparation) -> list[Step]:
+def _steps(preparation: Preparation) -> InlineSteps:
     """The steps in list order, small native calls made one step."""
     rows = [row for row in zip(preparation.steps, preparation.seconds, strict=True) if row[0] is not nothing_to_do]
-    return join([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS)
+    return InlineSteps(join([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS))
 
 
 def check_result(net: str, name: str, array: Array, target: Array) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.passes.any_nan import ANY_NAN
+from dagexec.compiler.passes.bodies import PASS as BODIES
 from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
 from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
@@ -51,7 +52,7 @@ from dagexec.platform.garbage_collection import garbage_collection_paused
 
 logger = logging.getLogger("dagexec")
 
-PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, LAYOUT, *FINISHING)
+PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, BODIES, LAYOUT, *FINISHING)
 """All passes, in order."""
 
 _SMALL = 16  # operators

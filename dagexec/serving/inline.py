@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.core.feeds import Feeds
-from dagexec.core.operator import Step
 from dagexec.platform import teams
 from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
-from dagexec.platform.threads import ThreadsEndedError, ThreadWait
+from dagexec.platform.threads import ThreadsEndedError
 from dagexec.scheduler.plan.culprit import NameStep
-from dagexec.scheduler.run.inline import run_inline
+from dagexec.scheduler.run.inline import InlineSteps, run_inline
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
@@ -101,19 +100,7 @@ class InlineRuns:
         return True
 
 
-class _StoppedWithList:
-    """A run in its caller's thread, as operators that last see it: stopped once the list of its steps was cleared."""
-
-    def __init__(self, steps: list[Step]) -> None:
-        self.waits: list[ThreadWait] = []
-        self._steps = steps
-
-    @property
-    def stopped(self) -> bool:
-        return not self._steps
-
-
-def _run_stoppable(net: str, steps: list[Step], name_step: NameStep) -> None:
+def _run_stoppable(net: str, steps: InlineSteps, name_step: NameStep) -> None:
     """`run_inline` of a net with loops, which end when the list is cleared."""
-    with working_for(_StoppedWithList(steps)):
+    with working_for(steps):
         run_inline(net, steps, name_step)

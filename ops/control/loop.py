@@ -99,6 +99,7 @@ class Loop(OperatorWithBodies):
     def _iterate(self, iteration: Array) -> int:
         """How many iterations there were."""
         body, carry, stacks, goes_on = self.bodies[_NET], self._next, self._stacks, self.results[_NET][0]
+        always = goes_on is self.given[_NET][1]  # the condition that it was given, which is true
         count = self._count()
         done = 0
         going = truth_of(self, int(self._has_count)) if self._has_condition else True
@@ -106,7 +107,7 @@ class Loop(OperatorWithBodies):
             while going and done < count:
                 iteration[...] = done
                 body()
-                going = self._condition(goes_on.get(Tensor).array)
+                going = always or self._condition(goes_on.get(Tensor).array)
                 for stack in stacks:
                     stack.add()
                 carry()

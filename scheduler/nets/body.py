@@ -55,7 +55,9 @@ class BodyNet(BaseNet):
 
     def __call__(self) -> None:
         """Execute once, for the outer operator, on its thread."""
-        preparation, tell = self.prepared(), telling.tell
+        preparation, tell = self._current, telling.tell
+        if preparation is None or not preparation.bindings.in_place():
+            preparation = self.prepared()
         if self._judged is not preparation:
             self._judge(preparation)
         if self._may_share:
@@ -98,12 +100,18 @@ class BodyNet(BaseNet):
             if run is None and deadline == math.inf:
                 for step in steps:
                     step()
+            elif run is not None and deadline == math.inf and not run.stopped:
+                for step in steps:
+                    step()
+                    if run.stopped:
+                        break
             else:
                 check_stopped(self.name)
                 for step in steps:
                     step()
-                    if deadline < math.inf or (run is not None and run.stopped):
-                        check_stopped(self.name)
+                    check_stopped(self.name)
+            if run is not None and run.stopped:
+                check_stopped(self.name)
         except BaseException as error:
             failure = failure_inline(self.name, step, error, name_step)
             if failure is error:

@@ -10,7 +10,26 @@ import threading
 from collections.abc import Iterable
 
 from dagexec.core.operator import Step
+from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
+
+
+class InlineSteps(list[Step]):
+    """Steps for one thread to call, which another stops by clearing the list.
+
+    Attributes:
+        stopped, waits: as of a run, for operators that last (see `dagexec.platform.blocking`).
+    """
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        super().__init__(steps)
+        self.stopped = False
+        self.waits: list[ThreadWait] = []
+
+    def clear(self) -> None:
+        """Let nobody call a step any more."""
+        self.stopped = True
+        super().clear()
 
 
 def run_inline(net: str, steps: Iterable[Step], name_step: NameStep) -> None:
