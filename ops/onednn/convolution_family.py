@@ -142,7 +142,7 @@ class ConvolutionFamily(OneDNNOperator):
             return packed, in_sequence([copied, step])
         copied()
         forms = constant.derived("onednn", PackedForms)
-        return forms.get(source, target, lambda: self._reordered(self.packed(plain), target, plain)), nothing_to_do
+        return forms.get(source, target, lambda: self.reordered(self.packed(plain), target, plain)), nothing_to_do
 
     def assembled(self, problem: Problem, arrays: Mapping[int, Array], inputs: Mapping[int, int]) -> Assembled:
         """The steps of the implementation chosen for `problem`; `inputs` gives the input number of an argument."""

@@ -280,9 +280,10 @@ class OneDNNOperator(Operator):
             packed = self.scratch((target.nbytes,), "u1")
             return packed, self.reorder(source, target, array, packed).step
         forms = constant.derived("onednn", PackedForms)
-        return forms.get(source, target, lambda: self._reordered(source, target, array)), nothing_to_do
+        return forms.get(source, target, lambda: self.reordered(source, target, array)), nothing_to_do
 
-    def _reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
+    def reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
+        """A new array: `array`, of layout `source`, in layout `target`."""
         nbytes = target.nbytes
         packed = packed_memory.take(nbytes)
         threads = self.threads if nbytes >= _SHARED_BYTES else 1

@@ -132,6 +132,23 @@ class QuantizedProduct(OneDNNOperator):
             return arguments, checks
         return arguments, checks + steps
 
+    def last(self, array: Array, *, load: bool = True) -> tuple[Array, list[Step]]:
+        """An image tensor of this operator as NHWC, and the steps that copy it there."""
+        if channels_last(self.call()):
+            return array, []
+        shape = (array.shape[0], *array.shape[2:], array.shape[1])
+        copy = self.scratch(shape, array.dtype)
+        if not load:
+            return copy, []
+        return copy, [self.reorder(self.image(array, NCHW), self.image(copy, NHWC), array, copy).step]
+
+    def fast(self, found: PrimitiveDescriptor) -> PrimitiveDescriptor:
+        """The first implementation that is compiled for the processor; a plain loop is slower than NumPy's BLAS."""
+        for implementation in found.implementations():
+            if not implementation.name.startswith(("ref", "gemm:ref")):
+                return implementation
+        raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast convolution of this geometry")
+
     def addend_meta(self, what: Requantization) -> TypeMeta | None:
         """The type of what post_ops add."""
         return None if what.addend is None else self.input(what.addend).meta
@@ -159,18 +176,18 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
         attributes = self.attributes()
         zero_point = self.arguments.int("x_zero_point", 0)
         arguments, before = self.scale_arguments(what, scaling, attributes, 3 if group > 1 else 1, zero_point)
-        x, load = self._last(self.x(0))
-        y, _ = self._last(self.y(0), load=False)
+        x, load = self.last(self.x(0))
+        y, _ = self.last(self.y(0), load=False)
         operands = {}
         if what.addend is not None:
-            operands[what.addend], fetch = self._last(self.x(what.addend))
+            operands[what.addend], fetch = self.last(self.x(what.addend))
             before += fetch
         arguments |= append_post_ops(attributes, self.onednn, scaling.post_ops, operands, (y.ndim, NHWC), self.label)
         logical = grouped(weights, group, window.channels_last)
         wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
         source, result = self.image(x, NHWC), self.image(y, NHWC)
         dims = self.onednn.dims
-        found = self._fast(
+        found = self.fast(
             self.describe(
                 "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
                 source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
@@ -185,23 +202,6 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
         store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
         step = in_sequence([*before, *load, pack, bound.step, *store])
         return self.rebindable(step, bound, {0: SRC}, {0: DST}) if x is self.x(0) and y is self.y(0) else step
-
-    def _last(self, array: Array, *, load: bool = True) -> tuple[Array, list[Step]]:
-        """An image tensor of this operator as NHWC, and the steps that copy it there."""
-        if channels_last(self.call()):
-            return array, []
-        shape = (array.shape[0], *array.shape[2:], array.shape[1])
-        copy = self.scratch(shape, array.dtype)
-        if not load:
-            return copy, []
-        return copy, [self.reorder(self.image(array, NCHW), self.image(copy, NHWC), array, copy).step]
-
-    def _fast(self, found: PrimitiveDescriptor) -> PrimitiveDescriptor:
-        """The first implementation that is compiled for the processor; a plain loop is slower than NumPy's BLAS."""
-        for implementation in found.implementations():
-            if not implementation.name.startswith(("ref", "gemm:ref")):
-                return implementation
-        raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast convolution of this geometry")
 
 
 @operator(product.QUANT_FC, engine="ONEDNN")

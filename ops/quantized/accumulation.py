@@ -78,21 +78,22 @@ class Operand:
         return None if self.zero_point is None else self.view(self.owner.x(self.zero_point))
 
     @property
-    def _constant(self) -> Constant | None:
+    def constant(self) -> Constant | None:
         """What keeps what follows from the integers, where they and their zero point never change."""
         if self.zero_point is not None and self.owner.input(self.zero_point).constant is None:
             return None
         return self.owner.input(self.index).constant
 
-    def _key(self, what: str) -> tuple[str, ...]:
+    def key(self, what: str) -> tuple[str, ...]:
+        """What `constant` keeps something of these differences under."""
         zero = self.zero
         return (what,) if zero is None else (what, str(zero.shape), zero.tobytes().hex())
 
     def largest(self) -> int:
         """No difference has a larger magnitude."""
-        constant = self._constant
+        constant = self.constant
         if constant is not None:
-            magnitudes: Array = constant.derived(self._key("largest"), self._magnitude)
+            magnitudes: Array = constant.derived(self.key("largest"), self._magnitude)
             return int(magnitudes)
         least, most = integer_range(self.owner.input(self.index).meta)
         if self.zero_point is None:
@@ -105,9 +106,9 @@ class Operand:
 
     def differences(self, work: np.dtype[Any]) -> tuple[Array, Step]:
         """The integers less their zero point in dtype `work`, and the step that computes them, once for constants."""
-        x, zero, constant = self.owner.x(self.index), self.zero, self._constant
+        x, zero, constant = self.owner.x(self.index), self.zero, self.constant
         if constant is not None:
-            wide = constant.derived((*self._key("differences"), work.str), lambda: self._differences(work))
+            wide = constant.derived((*self.key("differences"), work.str), lambda: self._differences(work))
             return wide.reshape(x.shape), nothing_to_do
         wide = self.owner.scratch(x.shape, work)
         if zero is None:
