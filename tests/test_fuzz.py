@@ -69,7 +69,7 @@ PLANTED: dict[str, tuple[Callable[[], str], str, str]] = {
 
 @pytest.fixture(scope="module")
 def seeds() -> list[Seed]:
-    return make_seeds()
+    return make_seeds(with_suite=False)
 
 
 @pytest.mark.parametrize("planted", PLANTED)

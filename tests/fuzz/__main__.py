@@ -25,7 +25,7 @@ from tests.selection import number_of_commit
 def main() -> int:
     """Exit status 1 when a case failed."""
     options = _options()
-    seeds = _seeds()
+    seeds = _seeds(with_suite=not options.whole)  # whole, the suite has tests of its own
     cases = WholeCases(seeds) if options.whole else Cases(seeds, options.kind or ())
     alone = options.case is not None
     first = number_of_commit() % 10**6 * options.cases if options.first is None else options.first
@@ -43,10 +43,10 @@ def main() -> int:
     return 1 if summary.failures else 0
 
 
-def _seeds() -> list[Seed]:
+def _seeds(*, with_suite: bool) -> list[Seed]:
     """Made in another process: compiling starts threads of libraries, which do not outlive a fork of this one."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(make_seeds)
+        return pool.apply(make_seeds, kwds={"with_suite": with_suite})
 
 
 def _options() -> argparse.Namespace:

@@ -35,6 +35,7 @@ from dagexec.training.checkpoint import save_checkpoint
 from dagexec.training.safetensors_file import export_safetensors
 from tests.compiler.passes.test_random_models import KINDS, PARAMETERS
 from tests.frontend import test_onnx_operators, test_onnx_quantized, test_predictor
+from tests.frontend.suite.cases import Case, all_cases, exclusions
 from tests.fuzz.use import plausible_choices
 from tests.ops.gradient_examples import Example, examples
 from tests.ops.running import operator_def
@@ -72,12 +73,13 @@ class Seed:
     feeds: Mapping[str, Array] = field(default_factory=dict)
 
 
-def make_seeds() -> list[Seed]:
-    """All seeds, in an order that is always the same."""
+def make_seeds(*, with_suite: bool = True) -> list[Seed]:
+    """All seeds, in an order that is always the same; `with_suite`, the onnx package's suite is among them."""
     folder = Path(tempfile.mkdtemp(prefix="dagexec-seeds-"))
     try:
         return [
             *_onnx_seeds(),
+            *(_suite_seeds() if with_suite else ()),
             *_caffe2_seeds(),
             *_database_seeds(folder),
             *_array_seeds(folder),
@@ -101,8 +103,23 @@ def _onnx_seeds() -> Iterator[Seed]:
     yield _external()
 
 
-def _onnx(name: str, model: onnx.ModelProto) -> Seed:
-    return Seed("onnx", name, "model.onnx", {"model.onnx": model.SerializeToString(deterministic=True)})
+def _suite_seeds() -> Iterator[Seed]:
+    """A node of every kind that ONNX has, with inputs that it takes."""
+    excluded = exclusions()
+    for case in all_cases():
+        if case.kind == "node" and case.name not in excluded:
+            yield _onnx(case.name, case.model, _arrays(case))
+
+
+def _onnx(name: str, model: onnx.ModelProto, feeds: Mapping[str, Array] | None = None) -> Seed:
+    return Seed("onnx", name, "model.onnx", {"model.onnx": model.SerializeToString(deterministic=True)}, feeds or {})
+
+
+def _arrays(case: Case) -> Mapping[str, Array]:
+    """The inputs of a case of the suite that are arrays of numbers."""
+    inputs, _ = next(case.data_sets())
+    named = zip([value.name for value in case.model.graph.input], inputs, strict=False)
+    return {name: array for name, array in named if isinstance(array, np.ndarray) and array.dtype.kind in "fiub"}
 
 
 _HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
