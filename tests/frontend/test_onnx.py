@@ -19,7 +19,7 @@ import dagexec
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo
 from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorError
-from dagexec.frontend.onnx import from_model_proto, load_onnx
+from dagexec.frontend.onnx import folding, from_model_proto, load_onnx
 from tests.models import LIGHT_MODELS, he_normal_light_model, light_model_input, light_model_path
 
 NETS = [("simple", 1), ("dag", 1), ("dag", 2), ("async_dag", 1), ("async_dag", 2)]
@@ -67,7 +67,8 @@ def test_a_light_model_as_it_is_computes_its_weights_once_in_the_init_net() -> N
     np.testing.assert_allclose(found.sum(), 1, rtol=1e-4)
 
 
-def test_nodes_over_constants_only_go_to_the_init_net() -> None:
+def test_nodes_over_constants_only_go_to_the_init_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "MAX_ELEMENTS", 1)
     scale = numpy_helper.from_array(np.arange(2, dtype=np.float32), "scale")
     nodes = [
         helper.make_node("Unsqueeze", ["scale"], ["wide"], axes=[1, 2], name="widen"),

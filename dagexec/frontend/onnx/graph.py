@@ -12,9 +12,11 @@ import onnx.checker
 import onnx.defs
 
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.purity import is_pure
 from dagexec.core.registry import is_registered, registered_operators, schema_of
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.frontend.onnx.folding import fold
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, tensor_array
 from dagexec.frontend.onnx.node import (
@@ -65,7 +67,14 @@ class GraphConversion:
             missing = sorted({operator.type for operator in made} - self._known)
             if missing:
                 self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
-            (self.once if self._is_once(proto, made) else operators).extend(made)
+            if self._may_be_once(proto, made):
+                if fold(made, self.scope):
+                    continue
+                if self._is_constant(made):
+                    self._computed_once.update(name for operator in made for name in operator.output)
+                    self.once.extend(made)
+                    continue
+            operators.extend(made)
         return operators
 
     def subgraph(self, graph: onnx.GraphProto, label: str) -> Subgraph:
@@ -156,24 +165,24 @@ class GraphConversion:
     def _opset(self, proto: onnx.NodeProto) -> int | None:
         return self._opsets.get(standard_domain(proto.domain))
 
-    def _is_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef]) -> bool:
-        """True when operators read parameters alone, and write nothing that a graph returns.
+    def _may_be_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef]) -> bool:
+        """True when operators need not be computed in every run if their inputs are known before.
 
-        Nets inside of operators are left to runs, which can be stopped.
-        What dequantizes a parameter is computed in every run, where a pass can see the integers.
+        Nets inside of operators are left to runs, which can be stopped. What dequantizes a parameter is computed in
+        every run, where a pass can see the integers; and what a graph returns.
         """
         written = {name for operator in operators for name in operator.output}
-        read = {name for operator in operators for name in operator.input} - written
-        if any(name not in self.scope.values and name not in self._computed_once for name in read):
-            return False
         if not (written.isdisjoint(self._kept) and written.isdisjoint(self.scope.variants)):
             return False
         if proto.op_type == "DequantizeLinear":
             return False
-        if any(is_registered(operator.type) and schema_of(operator.type).sub_nets for operator in operators):
-            return False
-        self._computed_once |= written
-        return True
+        return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
+
+    def _is_constant(self, operators: Sequence[OperatorDef]) -> bool:
+        """True when operators read parameters alone."""
+        written = {name for operator in operators for name in operator.output}
+        read = {name for operator in operators for name in operator.input} - written
+        return all(name in self.scope.values or name in self._computed_once for name in read)
 
 
 def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:
@@ -232,6 +241,7 @@ def dims_of(value: onnx.ValueInfoProto) -> Dims | None:
     if not tensor_type.HasField("shape"):
         return None
     dims = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor_type.shape.dim)
+    dims = tuple(None if size == -1 else size for size in dims)
     if any(size is not None and size < 0 for size in dims):
         raise ModelFormatError(f"tensor {value.name!r}: a size is negative: {list(dims)}")
     return dims

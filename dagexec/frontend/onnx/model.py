@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,6 +41,7 @@ from dagexec.frontend.onnx.graph import (
     stated_shapes,
     variants_of,
 )
+from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import element_type
 from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
@@ -101,6 +103,7 @@ class _Conversion:
         self.stated = stated_shapes(self.graph)
         self.scope = Scope(values, dict(self.stated), read, read.union(own_names(self.graph)))
         self.scope.variants.update(variants_of(self.graph))
+        self.scope.inferred = functools.cache(lambda: inferred_shapes(proto.graph, proto.opset_import, self.inputs))
         functions = Functions(proto.functions, standard_domain)
         self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope)
 

@@ -47,6 +47,7 @@ class Scope:
         read: every tensor that a node reads or a graph returns.
         names: every tensor name of the model, so that new ones differ.
         variants: names that may stand for sequences or optionals, not tensors.
+        inferred: sizes that follow from those of the model's inputs, found out when they are asked for.
     """
 
     values: dict[str, Array]
@@ -54,6 +55,7 @@ class Scope:
     read: set[str]
     names: set[str] = field(default_factory=set)
     variants: set[str] = field(default_factory=set)
+    inferred: Callable[[], Mapping[str, Dims]] = dict
     _numbers: dict[str, int] = field(default_factory=dict, repr=False)
 
     def new_name(self, stem: str) -> str:
@@ -69,7 +71,22 @@ class Scope:
     def shape(self, name: str) -> Dims | None:
         """The sizes of a tensor as far as known, None when even their number is not."""
         value = self.values.get(name)
-        return self.shapes.get(name) if value is None else tuple(value.shape)
+        if value is not None:
+            return tuple(value.shape)
+        stated = self.shapes.get(name)
+        if stated is not None and None not in stated:
+            return stated
+        inferred = self.inferred().get(name)
+        if stated is None or inferred is None or len(stated) != len(inferred):
+            return inferred if stated is None else stated
+        return tuple(a if b is None else b for a, b in zip(stated, inferred, strict=True))
+
+    def certain_shape(self, name: str) -> tuple[int, ...] | None:
+        """All sizes of a tensor that has no others in any run; what a file states between nodes is not relied on."""
+        value = self.values.get(name)
+        dims = self.inferred().get(name) if value is None else tuple(value.shape)
+        sizes = tuple(size for size in dims or () if size is not None)
+        return None if dims is None or len(sizes) < len(dims) else sizes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Constants that a model computes by nodes: pads, bounds, axes and shapes are known when it is loaded.
+
+What is small is computed at once, by the operators that nodes become, so that converters see values. Weights that a
+model computes are left to its init net, and what fails to the run that tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.proto import OperatorDef
+from dagexec.core.purity import is_pure
+from dagexec.core.registry import create_operator, schema_of
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.workspace import Workspace
+from dagexec.errors import DagexecError
+from dagexec.frontend.onnx.node import Array, Scope
+
+MAX_ELEMENTS = 1 << 14
+"""Of each input and output: what describes tensors is smaller."""
+
+MAX_SECONDS = 1e-3
+"""Nominal time (`Cost.seconds`) of one operator."""
+
+
+def fold(operators: Sequence[OperatorDef], scope: Scope) -> bool:
+    """Compute operators of known values, or of shapes alone, and note the results in `scope`; False if that fails."""
+    found: dict[str, Array] = {}
+    for operator in operators:
+        results = _computed(operator, scope, found)
+        if results is None:
+            return False
+        found.update(zip(operator.output, results, strict=True))
+    scope.values.update(found)
+    return bool(found)
+
+
+def _computed(operator: OperatorDef, scope: Scope, found: dict[str, Array]) -> list[Array] | None:
+    """The outputs of an operator; None when they are not known, too large, or a run would raise an error."""
+    values = [found[name] if name in found else scope.values.get(name) for name in operator.input]
+    schema = schema_of(operator.type)
+    if schema.infer is None or not is_pure(operator):
+        return None
+    try:
+        call = _call(operator, schema, values, scope)
+        if call is None or not schema.can_infer(operator):
+            return None
+        kinds = schema.infer(call)
+        if any(kind.elements > MAX_ELEMENTS for kind in kinds) or schema.cost(call, kinds).seconds > MAX_SECONDS:
+            return None
+        if schema.from_types is not None:
+            return [_constant(array) for array in schema.from_types(call)]
+        return _run(operator, call.values)
+    except (DagexecError, ArithmeticError, ValueError):
+        return None
+
+
+def _call(operator: OperatorDef, schema: OpSchema, values: Sequence[Array | None], scope: Scope) -> OperatorCall | None:
+    """What inference sees; None when an input is unknown or large. Of what reads only shapes, shapes suffice."""
+    kinds = []
+    for name, value in zip(operator.input, values, strict=True):
+        if value is not None and (value.size <= MAX_ELEMENTS or schema.from_types is not None):
+            kinds.append(TensorType(tuple(value.shape), from_numpy(value.dtype)))
+            continue
+        shape = scope.certain_shape(name) if schema.from_types is not None else None
+        if shape is None:
+            return None
+        kinds.append(TensorType(shape, FLOAT32))
+    return OperatorCall(operator, Arguments(operator, operator.type), tuple(kinds), tuple(values), operator.type)
+
+
+def _run(operator: OperatorDef, values: Sequence[Array | None]) -> list[Array]:
+    workspace = Workspace()
+    for name, value in zip(operator.input, values, strict=True):
+        assert value is not None
+        workspace.adopt_blob(name, value)
+    made = create_operator(operator, workspace)
+    made.bind(made.infer()).step()
+    return [_constant(workspace.fetch_blob(name)) for name in operator.output]
+
+
+def _constant(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
