@@ -127,7 +127,9 @@ def has_engine(operator_type: str, engine: str, device: str = "cpu") -> bool:
 def has_implementation(kind: str, operator_type: str) -> bool:
     """True when some engine computes an operator type on devices of `kind`; the simulated one has those of the host."""
     _have_registered(kind)
-    return (kind, operator_type) in _implemented or (kind == "sim" and ("cpu", operator_type) in _implemented)
+    if (kind, operator_type) in _implemented:
+        return True
+    return kind == "sim" and ("cpu", operator_type) in _implemented and not schema_of(operator_type).on_host
 
 
 def operator_class(operator_type: str) -> type[Operator]:

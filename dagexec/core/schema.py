@@ -233,6 +233,7 @@ class OpSchema:
             values it hands them are the last inputs of the operator, under the names in its argument `captured`.
 
     What compiler and scheduler ask besides (`dagexec.core.traits`):
+        on_host: it works on the host, whatever device its net is for: it decides what runs, or holds what is no tensor.
         post_ops: what the operator is as post-ops; None for one that is never any.
         layer: what kind of layer it is, if it is one.
         fused: the operator type that does the same and applies post-ops to its result.
@@ -277,6 +278,7 @@ class OpSchema:
     formula: Formula | None = None
     results: int = 0
     sub_nets: tuple[str, ...] = ()
+    on_host: bool = False
     post_ops: PostOpsRule | None = None
     layer: LayerKind | None = None
     fused: str = ""

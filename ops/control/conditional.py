@@ -30,6 +30,7 @@ def truth_of(owner: Operator, index: int) -> bool:
         inputs=(1, UNBOUNDED),
         outputs=(0, UNBOUNDED),
         infer=None,
+        on_host=True,
         doc="Runs then_net if the condition, one bool, is true, else else_net. The outputs are what that net results "
         "in; types and shapes may differ between the two.",
         input_names=("condition", "captured..."),

@@ -33,6 +33,7 @@ STACKED_SHAPES = "the shapes of such rows, as texts such as 2,0,3; 0 for an open
         inputs=(0, UNBOUNDED),
         outputs=(0, UNBOUNDED),
         infer=None,
+        on_host=True,
         doc="Runs loop_net as long as fewer than trip_count iterations are done and the condition is true; each of the "
         "two is an input if the argument of its name says so, and does not end the loop otherwise. The net takes the "
         "number of the iteration (int64), the condition, and the carried values; it results in the condition for the "

@@ -16,6 +16,7 @@ from dagexec.ops.control.sequence import VariantOperator
     OpSchema(
         "Optional",
         infer=None,
+        on_host=True,
         doc="An optional that holds the input, a tensor or sequence, or without an input nothing.",
         inputs=(0, 1),
         input_names=("value",),
@@ -33,6 +34,7 @@ class Optional(VariantOperator):
     OpSchema(
         "OptionalHasElement",
         infer=None,
+        on_host=True,
         doc="True unless the input, an optional, tensor or sequence, holds nothing or is not given; has no axes.",
         inputs=(0, 1),
         input_names=("value",),
@@ -52,6 +54,7 @@ class OptionalHasElement(VariantOperator):
     OpSchema(
         "OptionalGetElement",
         infer=None,
+        on_host=True,
         doc="What the optional holds, a tensor or sequence; of a tensor or sequence, itself. Nothing is an error.",
         input_names=("optional",),
         output_names=("value",),
@@ -75,6 +78,7 @@ class OptionalGetElement(VariantOperator):
     OpSchema(
         "CopyValue",
         infer=None,
+        on_host=True,
         doc="A copy of a tensor, sequence or optional.",
         input_names=("value",),
         output_names=("copy",),

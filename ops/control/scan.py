@@ -32,6 +32,7 @@ _NET = "scan_net"
         inputs=(1, UNBOUNDED),
         outputs=(1, UNBOUNDED),
         infer=None,
+        on_host=True,
         doc="Runs scan_net once for each index of an axis of the scanned inputs, which are as long as one another "
         "there. The net takes the state variables and the scanned inputs without that axis; it results in the next "
         "states, then in values to be stacked. Outputs are the states after the last row, then what was stacked.",

@@ -75,6 +75,7 @@ def put(blob: Blob, array: Array) -> None:
     OpSchema(
         "SequenceEmpty",
         infer=None,
+        on_host=True,
         doc="A sequence without arrays.",
         inputs=(0, 0),
         output_names=("sequence",),
@@ -92,6 +93,7 @@ class SequenceEmpty(VariantOperator):
     OpSchema(
         "SequenceConstruct",
         infer=None,
+        on_host=True,
         doc="A sequence of copies of the inputs.",
         inputs=(1, UNBOUNDED),
         input_names=("tensors...",),
@@ -113,6 +115,7 @@ class SequenceConstruct(VariantOperator):
     OpSchema(
         "SequenceInsert",
         infer=None,
+        on_host=True,
         doc="The sequence with a copy of the tensor before a place, by default at its end.",
         inputs=(2, 3),
         input_names=("sequence", "tensor", "place"),
@@ -138,6 +141,7 @@ class SequenceInsert(VariantOperator):
     OpSchema(
         "SequenceErase",
         infer=None,
+        on_host=True,
         doc="The sequence without the array at a place, by default its last.",
         inputs=(1, 2),
         input_names=("sequence", "place"),
@@ -159,6 +163,7 @@ class SequenceErase(VariantOperator):
     OpSchema(
         "SequenceAt",
         infer=None,
+        on_host=True,
         doc="A copy of the array at a place of the sequence; negative places count from the end.",
         input_names=("sequence", "place"),
         output_names=("tensor",),
@@ -176,6 +181,7 @@ class SequenceAt(VariantOperator):
     OpSchema(
         "SequenceLength",
         infer=None,
+        on_host=True,
         doc="How many arrays the sequence has, an int64 without axes.",
         input_names=("sequence",),
         output_names=("length",),
@@ -192,6 +198,7 @@ class SequenceLength(VariantOperator):
     OpSchema(
         "SplitToSequence",
         infer=None,
+        on_host=True,
         doc="The tensor in pieces along an axis: of the lengths that `split` lists, or all of its one length but for "
         "the last; without it of length 1, and without the axis unless keepdims.",
         inputs=(1, 2),
@@ -234,6 +241,7 @@ class SplitToSequence(VariantOperator):
     OpSchema(
         "ConcatFromSequence",
         infer=None,
+        on_host=True,
         doc="The arrays of the sequence joined along an axis, with new_axis along one that they get.",
         input_names=("sequence",),
         output_names=("tensor",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,40 @@ def test_sequences_are_fed_and_returned_as_lists() -> None:
             executor.run({"s": a, "x": c})
         with pytest.raises(FeedError, match=r"input 's\[1\]' must be float32, found int64"):
             executor.run({"s": [a, b.astype(np.int64)], "x": c})
+
+
+def test_a_loop_carries_sequences() -> None:
+    text = """
+    g (int64 n, float[k] x) => (seq(float[a]) s, float[b] joined) {
+        first = SequenceConstruct (x)
+        s = Loop (n, , first) <body = b (int64 i, bool c, seq(float[a]) t) => (bool d, seq(float[a]) u) {
+            zero = Constant <value_int = 0> ()
+            old = SequenceAt (t, zero)
+            longer = Concat <axis = 0> (old, x)
+            u = SequenceInsert (t, longer, zero)
+            d = Identity (c)
+        }>
+        joined = ConcatFromSequence <axis = 0> (s)
+    }"""
+    with compiled(text) as executor:
+        for count in (0, 2):
+            found = executor.run({"n": np.int64(count), "x": np.float32([1, 2])})
+            assert [len(one) for one in found["s"]] == [2 * (k + 1) for k in reversed(range(count + 1))]
+            assert len(found["joined"]) == sum(map(len, found["s"]))
+
+
+def test_replicas_run_loops_side_by_side() -> None:
+    text = """
+    g (int64 n, float[2] x) => (float[2] y) <float[2] one = {1, 1}> {
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w) {
+            w = Add (v, one)
+            d = Identity (c)
+        }>
+    }"""
+    with compiled(text, replicas=3, num_workers=3) as executor, ThreadPoolExecutor(3) as callers:
+        feeds = [{"n": np.int64(20 * k), "x": np.full(2, k, np.float32)} for k in range(12)]
+        for k, found in enumerate(callers.map(executor.run, feeds)):
+            assert found["y"].tolist() == [21 * k] * 2
 
 
 def test_an_optional_input_may_be_none_or_left_out() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, Workspace, op
+from dagexec.core.device import Device
 from dagexec.core.dtypes import BOOL, FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
@@ -368,3 +369,20 @@ def test_a_failure_in_a_shared_body_ends_the_run_in_any_schedule(
             assert not explored.left
             expected = "Mark 'branch2' (operator 1) of net 'outer'" if stopped else "iteration 0: Mark 'branch2'"
             assert expected in (explored.result or "")
+
+
+@pytest.mark.parametrize("kind", ["dag", "async_dag"])
+def test_in_a_net_for_a_device_control_flow_stays_on_the_host(kind: str) -> None:
+    definition = counting()
+    definition.op.insert(0, op("Relu", ["start"], ["begin"]))
+    definition.op.append(op("Negative", ["last"], ["y"]))
+    del definition.external_input[:]
+    definition.device_option.CopyFrom(Device.parse("sim:0").to_option())
+    workspace = Workspace()
+    for name, value in {"start": np.float32([-3]), "step": np.float32([1]), "end": np.float32([5])}.items():
+        workspace.feed_blob(name, value)
+    net = workspace.build_net(definition, kind, 2)
+    net.run()
+    assert check_net(net).holds  # type: ignore[arg-type]
+    assert workspace.fetch_blob("y").tolist() == [-5]
+    net.close()
