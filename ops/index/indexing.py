@@ -212,6 +212,10 @@ class OneHot(Operator):
         return encode
 
 
+_LONG = 2048
+"""Rows of so many elements are searched one by one for the few that are wanted."""
+
+
 def topk_plan(call: OperatorCall) -> tuple[int, int]:
     """How many elements to keep, and along which axis. Raises ShapeError unless 0 <= k <= the size of the axis."""
     shape = call.inputs[0].shape
@@ -269,8 +273,12 @@ class TopK(Operator):
         rows = np.moveaxis(x, axis, -1)
         picked = self.scratch((*rows.shape[:-1], k), np.int64)
         largest = self.arguments.bool("largest", True)
-        ranking = self._packed_ranking if x.dtype.itemsize <= 4 else _sorted_ranking
-        rank = ranking(rows, picked, largest=largest)
+        if x.size and k and x.dtype.kind in "fiu" and rows.shape[-1] >= max(_LONG, 8 * k):
+            rank = self._selecting(rows, picked, largest=largest)
+        elif x.dtype.itemsize <= 4:
+            rank = self._packed_ranking(rows, picked, largest=largest)
+        else:
+            rank = _sorted_ranking(rows, picked, largest=largest)
         places = self.scratch(picked.shape, np.int64)
         starts = _flat_places(x.shape, axis)
         stride = element_count(x.shape[axis + 1 :])
@@ -290,6 +298,34 @@ class TopK(Operator):
 
         return top
 
+    def _selecting(self, rows: Array, picked: Array, *, largest: bool) -> Step:
+        """Rank, of each long row, what is at least as large as a bound that k elements reach.
+
+        That is the k-th largest of the maxima of 2k and more groups. A row with NaN is sorted as a whole.
+        """
+        size, k = rows.shape[-1], picked.shape[-1]
+        groups = max(2 * k, 128)
+        flat, targets = self.scratch((picked.size // k, size), rows.dtype), picked.reshape(-1, k)
+        parts = flat[:, : size // groups * groups].reshape(len(flat), -1, groups)
+        bounds = self.scratch((len(flat), groups), rows.dtype)
+        chosen = self.scratch((size,), np.bool_)
+        place, compare = (groups - k, np.greater_equal) if largest else (k - 1, np.less_equal)
+        reduce = np.maximum.reduce if largest else np.minimum.reduce
+
+        def rank() -> None:
+            np.copyto(flat.reshape(rows.shape), rows)
+            reduce(parts, axis=1, out=bounds)
+            bounds.partition(place, axis=-1)
+            for row, target, bound, last in zip(flat, targets, bounds[:, place], bounds.max(axis=1), strict=True):
+                if last != last or np.isnan(row[parts.shape[1] * groups :]).any():
+                    _sorted_ranking(row, target, largest=largest)()
+                    continue
+                candidates = np.flatnonzero(compare(row, bound, out=chosen))
+                _sorted_ranking(row[candidates], target, largest=largest)()
+                np.copyto(target, candidates[target])
+
+        return rank
+
     def _packed_ranking(self, rows: Array, picked: Array, *, largest: bool) -> Step:
         """Rank by sorting one uint64 per element: its key, inverted where large comes first, above its index."""
         packed = self.scratch(rows.shape, np.uint64)
@@ -299,8 +335,6 @@ class TopK(Operator):
         chosen = self.scratch(rows.shape, np.bool_) if rows.dtype.kind not in "iu" else None
         numbers = np.arange(rows.shape[-1], dtype=np.uint64)
         k = picked.shape[-1]
-        few = 0 < k <= numbers.size // 8
-        first = packed[..., :k] if few else packed
         top_bit = bits.dtype.type(1 << (width - 1))
         low_bits = np.uint64(0xFFFFFFFF)
 
@@ -315,11 +349,9 @@ class TopK(Operator):
             np.copyto(packed, bits)
             np.left_shift(packed, np.uint64(32), out=packed)
             np.bitwise_or(packed, numbers, out=packed)
-            if few:
-                packed.partition(k - 1, axis=-1)
-            first.sort(axis=-1)
-            np.bitwise_and(first, low_bits, out=first)
-            np.copyto(picked, first[..., :k], casting="unsafe")
+            packed.sort(axis=-1)
+            np.bitwise_and(packed, low_bits, out=packed)
+            np.copyto(picked, packed[..., :k], casting="unsafe")
 
         return rank
 

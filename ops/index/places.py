@@ -11,23 +11,24 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.operator import Operator, Step, nothing_to_do
+from dagexec.core.operator import Operator, Step
 from dagexec.core.shapes import element_count
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.indexing import check_indices
 
 
-def wrapping(indices: Array, size: int, out: Array, label: str) -> Step:
-    """The step out = indices (int64), negative ones counted from the end of an axis of `size` elements.
+def wrapping(indices: Array, size: int, out: Array, label: str, factor: int = 1) -> Step:
+    """The step out = factor * indices (int64), negative ones counted from the end of an axis of `size` elements.
 
     It raises IndexError, naming the operator `label`, unless all are in [-size, size).
     """
 
     def wrap() -> None:
-        check_indices(indices, -size, size, label)
-        np.copyto(out, indices)
-        if indices.min(initial=0) < 0:
-            np.remainder(out, size, out=out)
+        low = indices.min(initial=0)
+        if low < -size or indices.max(initial=-size) >= size:
+            check_indices(indices, -size, size, label)
+        found = np.remainder(indices, size, out=out) if low < 0 else indices
+        np.multiply(found, factor, out=out)
 
     return wrap
 
@@ -48,9 +49,8 @@ def element_places(owner: Operator, shape: tuple[int, ...], indices: Array, axis
         if other != axis:
             view = [-1 if one == other else 1 for one in range(len(shape))]
             first = first + (np.arange(indices.shape[other], dtype=np.int64) * stride).reshape(view)
-    scaled = nothing_to_do if strides[axis] == 1 else partial(np.multiply, places, strides[axis], out=places)
-    check = wrapping(indices, shape[axis], places, owner.label)
-    return [check, scaled, partial(np.add, places, first, out=places)]
+    located = wrapping(indices, shape[axis], places, owner.label, strides[axis])
+    return [located, partial(np.add, places, first, out=places)]
 
 
 def row_numbers(owner: Operator, shape: tuple[int, ...], indices: Array, batch: int, rows: Array) -> list[Step]:
@@ -60,14 +60,12 @@ def row_numbers(owner: Operator, shape: tuple[int, ...], indices: Array, batch: 
     slice. `rows` has the shape of the other axes of `indices`, of which the first `batch` are those of `shape`.
     """
     indexed = shape[batch : batch + indices.shape[-1]]
+    strides = strides_of(indexed)
     part = owner.scratch(rows.shape, np.int64)
-    steps: list[Step] = [wrapping(indices[..., 0], indexed[0], rows, owner.label)]
+    steps: list[Step] = [wrapping(indices[..., 0], indexed[0], rows, owner.label, strides[0])]
     for number, size in enumerate(indexed[1:], 1):
-        steps += [
-            wrapping(indices[..., number], size, part, owner.label),
-            partial(np.multiply, rows, size, out=rows),
-            partial(np.add, rows, part, out=rows),
-        ]
+        located = wrapping(indices[..., number], size, part, owner.label, strides[number])
+        steps += [located, partial(np.add, rows, part, out=rows)]
     if batch:
         first = np.arange(element_count(shape[:batch]), dtype=np.int64) * element_count(indexed)
         corners = first.reshape(shape[:batch] + (1,) * (rows.ndim - batch))

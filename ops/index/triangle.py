@@ -66,13 +66,16 @@ class Trilu(Operator):
     """Triangular parts of matrices."""
 
     def prepare(self) -> Step:
-        """A copy, unless it works in place, and zeros outside."""
+        """One pass over bits, which keeps all or none of an element; else a copy, and zeros outside."""
         x, y, call = self.x(0), self.y(0), self.call()
-        upper = self.arguments.bool("upper", True)
-        outside = np.logical_not(_within(y.shape[-2], y.shape[-1], _diagonal(call), upper=upper))
+        inside = _within(y.shape[-2], y.shape[-1], _diagonal(call), upper=self.arguments.bool("upper", True))
+        if y.dtype.kind != "O" and y.itemsize <= 8:
+            bits = np.dtype(f"u{y.itemsize}")
+            kept = np.where(inside, np.invert(bits.type(0)), bits.type(0))
+            return partial(np.bitwise_and, x.view(bits), kept, out=y.view(bits))
         zero = b"" if call.inputs[0].meta is STRING else y.dtype.type(0)
         copy: list[Step] = [] if np.may_share_memory(x, y) else [partial(np.copyto, y, x)]
-        return in_sequence([*copy, partial(np.copyto, y, zero, where=outside)])
+        return in_sequence([*copy, partial(np.copyto, y, zero, where=np.logical_not(inside))])
 
 
 @gradient_of("Trilu")

@@ -1,5 +1,7 @@
 """TopK on CUDA, and its gradient. Of equal elements the one with the lower index is first, NaN before any number.
 
+Of the smallest elements NaN is last, and counts as infinity.
+
 Few elements are picked one after another, each the first that comes after the one before. Of vectors of some thousand
 elements each element counts those that come before it, which is its place. Longer ones are sorted, bitonically:
 Batcher, "Sorting networks and their applications", 1968.
@@ -40,8 +42,12 @@ __device__ inline void put_place(
     indices[to] = index;
     if (places) places[to] = from;
 }
+__device__ inline float turned(float x) { return is_nan(x) ? log(0.0f) : -x; }
+__device__ inline double turned(double x) { return is_nan(x) ? log(0.0) : -x; }
+template <class I> __device__ inline I turned(I x) { return ~x; }
 __device__ inline A element(const T* x, const vectors& v, i64 vector, i64 index) {
-    return get(x, (vector / v.inner * v.size + index) * v.inner + vector % v.inner);
+    const A found = get(x, (vector / v.inner * v.size + index) * v.inner + vector % v.inner);
+    return LARGEST ? found : turned(found);
 }
 """
 )
@@ -138,8 +144,6 @@ class _CudaTopK(CudaOperator):
     def prepare(self) -> Step:
         """The way that suits k and the length of the vectors."""
         x, values = self.x(0), self.y(0)
-        if not self.arguments.bool("largest", True):
-            raise self.call().fail("largest=0 is not supported on CUDA; expected 1")
         if not values.size:
             return nothing_to_do
         k, axis = topk_plan(self.call())
@@ -148,26 +152,27 @@ class _CudaTopK(CudaOperator):
         sizes = np.array([size, k, inner, padded], np.int64)
         results = [values, self.y(1), self.y(2) if len(self.output_blobs) == 3 else None]
         kind = c_type_of(x)
+        order = f"#define LARGEST {int(self.arguments.bool('largest', True))}\n"
         if k <= FEW:
-            source = f"#define THREADS {THREADS}\n{_PICK}"
+            source = f"#define THREADS {THREADS}\n{order}{_PICK}"
             return self.launch("pick", source, [x, *results, sizes], blocks=vectors, threads=THREADS, T=kind)
         if size <= COUNTED:
             arguments = [x, *results, sizes, np.int64(x.size)]
-            return self.launch("count_before", _COUNT, arguments, elements=x.size, T=kind)
+            return self.launch("count_before", order + _COUNT, arguments, elements=x.size, T=kind)
         items, count = self.scratch((vectors * padded * 16,), np.uint8), vectors * padded
         begin = [x, items, sizes, np.int64(count)]
-        steps = [self.launch("sort_begin", _SORT, begin, elements=count, T=kind)]
+        steps = [self.launch("sort_begin", order + _SORT, begin, elements=count, T=kind)]
         run = 2
         while run <= padded:
             stride = run // 2
             while stride:
                 numbers = (run if run < padded else 0, stride, padded, count // 2)
                 arguments = [items, *map(np.int64, numbers)]
-                steps.append(self.launch("sort_step", _SORT, arguments, elements=count // 2, T=kind))
+                steps.append(self.launch("sort_step", order + _SORT, arguments, elements=count // 2, T=kind))
                 stride //= 2
             run *= 2
         end = [x, items, *results, sizes, np.int64(vectors * k)]
-        return in_sequence([*steps, self.launch("sort_end", _SORT, end, elements=vectors * k, T=kind)])
+        return in_sequence([*steps, self.launch("sort_end", order + _SORT, end, elements=vectors * k, T=kind)])
 
 
 _PLACE = r"""

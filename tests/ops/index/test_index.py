@@ -211,3 +211,20 @@ def test_topk_refuses_a_k_that_does_not_fit() -> None:
         run_operator("TopK", [x], 2)
     with pytest.raises(DagexecError, match="expected numbers, found bool"):
         run_operator("TopK", [np.array([True])], 2, k=1)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.uint8])
+def test_the_few_of_a_long_row_are_found_as_by_sorting_all(dtype: Any, largest: int) -> None:
+    """With many equal elements, a row of one number, zeros of both signs, and NaN, also behind the last group."""
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 40, (6, 2500)).astype(dtype)
+    x[1] = 7
+    if x.dtype.kind == "f":
+        x[2] = np.where(rng.random(2500) < 0.5, 0.0, -0.0)
+        x[3, 100:103] = x[4, -1] = np.nan
+    values, indices = run_operator("TopK", [x], outputs=2, k=30, largest=largest)
+    keys = np.where(np.isnan(x), np.inf, x.astype(np.float64)) * (-1 if largest else 1)
+    expected = np.argsort(keys, axis=1, kind="stable")[:, :30]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis=1))
