@@ -92,15 +92,27 @@ class Graph:
     def without_edges_of(self, operators: frozenset[int]) -> Graph:
         """The graph in which nothing waits for `operators`, and they wait for nothing.
 
-        The others keep their order if none of `operators` writes a blob that another operator writes.
+        The others keep their order if none of `operators` writes a blob that another operator writes. Who has one of
+        them as a control input waits for what that waited for.
         """
         return self.derived(("without edges of", operators), lambda: self._without_edges_of(operators))
 
     def _without_edges_of(self, operators: frozenset[int]) -> Graph:
-        parents = tuple(
-            () if index in operators else tuple(parent for parent in row if parent not in operators)
-            for index, row in enumerate(self.parents)
-        )
+        writer: dict[str, int] = {}
+        before: dict[int, set[int]] = {}  # what each of `operators` waited for
+        rows: list[tuple[int, ...]] = []
+        for index, definition in enumerate(self.operators):
+            found = {parent for parent in self.parents[index] if parent not in operators}
+            if index in operators:
+                found.update(*(before[parent] for parent in self.parents[index] if parent in operators))
+                before[index] = found
+                rows.append(())
+            else:
+                controls = [writer[name] for name in definition.control_input if name in writer]
+                found.update(*(before[parent] for parent in controls if parent in operators))
+                rows.append(tuple(sorted(found)))
+            writer.update(dict.fromkeys(definition.output, index))
+        parents = tuple(rows)
         reduced = transitive_reduction(parents)
         return replace(
             self,

@@ -8,7 +8,7 @@ its guards: it is what the proof holds these against.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -137,10 +137,15 @@ class _Collection:
         """`operator` uses these working memories."""
         self.write(operator, [self.resource(("turns", name), name, exclusive=True) for name in names])
 
-    def order_controls(self, graph: Graph) -> None:
-        """A control input is a read for order only, of no memory: a resource of its own for each such name."""
+    def order_controls(self, graph: Graph, settled: Collection[int] = ()) -> None:
+        """A control input is a read for order only, of no memory: a resource of its own for each such name.
+
+        Those that are `settled` do not run.
+        """
         names = {name for definition in graph.operators for name in definition.control_input}
         for operator, definition in enumerate(graph.operators):
+            if operator in settled:
+                continue
             self.read(operator, [self._control(name) for name in definition.control_input])
             self.write(operator, [self._control(name) for name in definition.output if name in names])
 
@@ -288,7 +293,7 @@ def prepared_accesses(
         for number in memory.working[index]:
             found.write(index, resources(number))
         found.take_turns(index, turns_of(operator, prepared[index]))
-    found.order_controls(graph)
+    found.order_controls(graph, {index for index, one in enumerate(prepared) if one.is_settled})
     return found.finished()
 
 

@@ -113,7 +113,6 @@ def _may_be_settled(graph: Graph) -> frozenset[int]:
     writes = Counter(name for definition in graph.operators for name in definition.output)
     touched: set[str] = set()  # otherwise than by being read after they were written
     for definition, schema in zip(graph.operators, graph.schemas, strict=True):
-        touched.update(definition.control_input)
         touched.update(definition.input[i] for i in schema.mutates if i < len(definition.input))
     written: set[str] = set()
     for definition in graph.operators:
@@ -123,7 +122,6 @@ def _may_be_settled(graph: Graph) -> frozenset[int]:
         index
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True))
         if all(writes[name] == 1 and name not in touched for name in definition.output)
-        and not definition.control_input
         and not schema.handles
         and not schema.does_io
         and graph.device(index) == CPU

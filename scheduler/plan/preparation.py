@@ -73,9 +73,13 @@ class Preparation:
             operator.check_output_layouts()
         _own_what_is_written(operators, inputs)
         dynamic, inferred = _inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
+        self.settled = frozenset(
+            index for index, found in enumerate(inferred) if found is not None and found.is_settled
+        )
+        running = graph.without_edges_of(self.settled) if self.settled else graph
         self.memory: MemoryPlan | None = None
         if keep is not None:
-            order = list_order(len(graph)) if in_list_order else graph_order(graph)
+            order = list_order(len(graph)) if in_list_order else graph_order(running)
             self.memory = MemoryPlan(graph.name, find_buffers(graph, operators, inferred, inputs, keep, order), order)
         prepared: list[Prepared] = []
         self.seconds: list[float] = []
@@ -104,8 +108,7 @@ class Preparation:
             raise
         self.prepared = tuple(prepared)
         self.steps: list[Step] = [operator.step for operator in prepared]
-        self.settled = frozenset(index for index, one in enumerate(self.prepared) if one.is_settled)
-        self.plan: Plan = _planned(graph, self.settled, self.seconds)
+        self.plan: Plan = _planned(running, self.settled, self.seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
         self.name_step: NameStep = partial(label_of, self.plan, self.steps)
@@ -147,12 +150,9 @@ def _array_of(blob: Blob) -> Array | None:
     return blob.value.current_array() if isinstance(blob.value, Tensor) else None
 
 
-def _planned(graph: Graph, settled: frozenset[int], seconds: Sequence[float]) -> Plan:
-    """The plan of a run, in which `settled` operators have no place."""
-    if not settled:
-        return build_plan(graph, seconds)
-    others = graph.without_edges_of(settled)
-    return build_plan(others, seconds, [chain for chain in compute_chains(others) if chain[0] not in settled])
+def _planned(running: Graph, settled: frozenset[int], seconds: Sequence[float]) -> Plan:
+    """The plan of a run, in which `settled` operators, without edges in the graph, have no place."""
+    return build_plan(running, seconds, [chain for chain in compute_chains(running) if chain[0] not in settled])
 
 
 def _inferred_and_settled(

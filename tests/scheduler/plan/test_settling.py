@@ -215,11 +215,39 @@ def test_a_blob_with_several_writers_is_left_to_the_run(more: list[OperatorDef])
         assert workspace.fetch_blob("filled").shape == (2, 3)
 
 
-def test_an_order_that_is_asked_for_is_kept() -> None:
-    operators = [operator_def("Shape", ["x"], ["shape"]), operator_def("Relu", ["x"], ["y"])]
-    operators[1].control_input.append("shape")
-    with SimpleNet(net_of(operators), workspace_for(2)) as net:
-        assert not net.prepared().settled
+def test_an_order_that_is_asked_for_is_kept_past_settled_operators() -> None:
+    operators = [
+        operator_def("Relu", ["x"], ["first"]),
+        operator_def("Shape", ["x"], ["shape"]),
+        operator_def("Size", ["shape"], ["size"]),
+        operator_def("Sqr", ["x"], ["second"]),
+        operator_def("Abs", ["x"], ["free"]),
+    ]
+    operators[1].control_input.append("first")
+    operators[3].control_input.append("size")
+    with DAGNet(net_of(operators), workspace_for(2), num_workers=2) as net:
+        assert net.prepared().settled == {1, 2}
+        assert sorted(net.plan.chains) == [(0, 3), (4,)]
+        assert check_net(net).holds
+
+
+def test_memory_is_planned_in_the_order_of_what_runs() -> None:
+    """The large blobs are ordered by settled operators alone, so they are in use at the same time."""
+    operators = [
+        operator_def("Relu", ["x"], ["a"]),
+        operator_def("ReduceSum", ["a"], ["b"]),
+        operator_def("Shape", ["b"], ["shape"]),
+        operator_def("Gather", ["shape", "zero"], ["one_row"]),
+        operator_def("Expand", ["y", "one_row"], ["c"]),
+        operator_def("ReduceSum", ["c"], ["d"]),
+    ]
+    workspace = workspace_for(100, 100)
+    workspace.feed_blob("y", np.ones((100, 100), np.float32))
+    keep = frozenset({"b", "d"})
+    with DAGNet(net_of(operators), workspace, num_workers=2, constants=frozenset(CONSTANTS), keep=keep) as net:
+        assert net.prepared().settled == {2, 3}
+        assert sorted(net.plan.chains) == [(0, 1), (4, 5)]
+        assert check_net(net).holds
 
 
 @NETS
