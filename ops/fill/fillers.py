@@ -22,8 +22,8 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
 from dagexec.core.shapes import element_count
 from dagexec.errors import ArgumentError
+from dagexec.ops.base.integers import integers_of
 from dagexec.ops.fill.fill_values import fill_type, fill_value, given_count, given_type, given_values
-from dagexec.ops.shape.reshaping import integers_of
 
 Array = npt.NDArray[Any]
 InferType = Callable[[OperatorCall], TypeMeta]

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT32, FLOAT64, INT16, INT32, INT64
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT16, INT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.base.blocks import Array
+from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 
-_RANGE_TYPES = (INT32, INT64, FLOAT32, FLOAT64, INT16)
+_RANGE_TYPES = (INT32, INT64, FLOAT32, FLOAT64, INT16, FLOAT16, BFLOAT16)
 
 
 def range_length(call: OperatorCall) -> int:
@@ -52,12 +52,13 @@ def infer_range(call: OperatorCall) -> list[TensorType]:
         infer=infer_range,
         doc=(
             "start, start + step, start + 2 step and so on, up to stop, which is not one of them. One input is the "
-            "stop, from 0; two are start and stop; the step is 1 unless it is the third."
+            "stop, from 0; two are start and stop; the step is 1 unless it is the third. 16-bit floats are computed in "
+            "float32."
         ),
         input_names=("start", "stop", "step"),
         output_names=("Y",),
         value_inputs=(0, 1, 2),
-        onnx=(OnnxName("Range", 11),),
+        onnx=(OnnxName("Range", 27),),
     )
 )
 class Range(Operator):
@@ -66,15 +67,17 @@ class Range(Operator):
     def prepare(self) -> Step:
         """The numbers 0, 1, 2, made now, times the step and plus the start."""
         y = self.y(0)
-        numbers = np.arange(y.size).astype(y.dtype)
+        work = compute_dtype(y.dtype)
+        numbers = np.arange(y.size).astype(work)
         if len(self.input_blobs) == 1:
-            return partial(np.copyto, y, numbers)
-        start = self.x(0).reshape(1)
-        if len(self.input_blobs) == 2:
-            return partial(np.add, numbers, start, out=y)
-        return in_sequence(
-            [partial(np.multiply, numbers, self.x(2).reshape(1), out=y), partial(np.add, y, start, out=y)]
-        )
+            return convert(numbers, y)
+        found = self.scratch(y.shape, work) if is_narrow(y.dtype) else y
+        steps: list[Step] = []
+        if len(self.input_blobs) == 3:
+            steps.append(partial(np.multiply, numbers, self.x(2).reshape(1), out=found, dtype=work))
+            numbers = found
+        steps.append(partial(np.add, numbers, self.x(0).reshape(1), out=found, dtype=work))
+        return in_sequence(steps if found is y else [*steps, convert(found, y)])
 
 
 def infer_lengths_range(call: OperatorCall) -> list[TensorType]:

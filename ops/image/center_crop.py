@@ -12,7 +12,8 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.shape.reshaping import copy_cost, distinct_axes, integers_of
+from dagexec.ops.base.integers import integers_of
+from dagexec.ops.shape.reshaping import copy_cost, distinct_axes
 
 
 def infer_center_crop_pad(call: OperatorCall) -> list[TensorType]:

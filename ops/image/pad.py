@@ -6,6 +6,7 @@ other way: each pixel gets the sum of dY over the places that show it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,16 +25,22 @@ from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Index, compute_dtype
 from dagexec.ops.base.geometry import PAD_ARGS, read_pads
+from dagexec.ops.base.integers import integers_of
 from dagexec.ops.base.layout import ORDER_HELP, channels_last
 from dagexec.ops.pool.window import image_blocks
 
 Array = npt.NDArray[Any]
 
 MAX_PAD = (1 << 31) - 1
-_MODES = ("constant", "reflect", "edge")
-_MODE_HELP = "constant (default), reflect (mirror, without repeating the border pixel) or edge (repeat it)"
+_MODES = ("constant", "reflect", "edge", "wrap")
+_MODE_HELP = (
+    "constant (default), reflect (mirror, without repeating the border pixel), edge (repeat it) or wrap (begin anew)"
+)
 _MODE_ARGS = {"mode": _MODE_HELP, "value": "what constant padding holds (default 0)"}
-_TENSOR_ARGS = {"pads": "the heads of all axes, then the tails"}
+_TENSOR_ARGS = {
+    "pads": "the heads of all axes, then the tails, when there is no input 1",
+    "axes": "the axes that the pads are for, when there is no input 3 (default: all)",
+}
 _IMAGE_ARGS = PAD_ARGS | {"order": ORDER_HELP}
 
 
@@ -68,14 +75,37 @@ def image_padding(call: OperatorCall) -> Padding:
 
 
 def tensor_padding(call: OperatorCall) -> Padding:
-    """Pad's padding: the heads of all axes, then the tails. Raises ArgumentError."""
+    """The pads of a Pad: the heads of all axes, or of those named, then the tails. Raises ArgumentError, ShapeError."""
     rank = len(call.inputs[0].shape)
-    pads = call.arguments.ints("pads")
-    if len(pads) != 2 * rank:
-        raise ArgumentError(f"{call.label}: pads needs {2 * rank} entries (heads, then tails), found {pads}")
+    pads = integers_of(call, 1) if _has_inputs(call) else tuple(call.arguments.ints("pads"))
+    axes: Sequence[int] = integers_of(call, 3) if len(call.inputs) > 3 else call.arguments.ints("axes")
+    if len(call.inputs) < 4 and "axes" not in call.arguments:
+        axes = range(rank)
+    if len(pads) != 2 * len(axes):
+        raise ArgumentError(f"{call.label}: pads needs {2 * len(axes)} entries (heads, then tails), found {list(pads)}")
     if any(abs(pad) > MAX_PAD for pad in pads):
-        raise ArgumentError(f"{call.label}: pads are out of range: {pads}")
-    return Padding(tuple(pads[:rank]), tuple(pads[rank:]))
+        raise ArgumentError(f"{call.label}: pads are out of range: {list(pads)}")
+    if len({axis % rank for axis in axes if -rank <= axis < rank}) != len(axes):
+        raise ArgumentError(f"{call.label}: expected distinct axes in [{-rank}, {rank - 1}], found {list(axes)}")
+    heads, tails = [0] * rank, [0] * rank
+    for place, axis in enumerate(axes):
+        heads[axis], tails[axis] = pads[place], pads[len(axes) + place]
+    return Padding(tuple(heads), tuple(tails))
+
+
+def _has_inputs(call: OperatorCall) -> bool:
+    """True for a Pad whose pads are an input; its gradient has one input, too."""
+    return call.definition.type == "Pad" and len(call.inputs) > 1
+
+
+def pad_value(call: OperatorCall) -> Array:
+    """What constant padding holds, one element: input 2 of a Pad, or the argument `value`. Raises ShapeError."""
+    if not _has_inputs(call) or len(call.inputs) < 3:
+        return np.array([call.arguments.float("value", 0.0)])
+    value = call.known_value(2)
+    if value.size != 1:
+        raise call.fail(f"expected one value to pad with, found {value.size}")
+    return value.reshape(1)
 
 
 _PADDINGS = {"PadImage": image_padding, "Pad": tensor_padding}
@@ -94,6 +124,8 @@ def infer_pad(call: OperatorCall) -> list[TensorType]:
 def infer_pad_gradient(call: OperatorCall) -> list[TensorType]:
     """dX is dY without the padding. Checks that PadImage, or Pad, makes dY's shape of it."""
     padding = _PADDINGS[call.definition.type.removesuffix("Gradient")](call)
+    if read_mode(call) == "wrap":
+        raise ArgumentError(f"{call.label}: padding that wraps has no gradient")
     meta, shape = call.require_types(0, *FLOAT_TYPES), call.inputs[0].shape
     for axis, (left, head, tail) in enumerate(zip(padding.unpadded(shape), padding.heads, padding.tails, strict=True)):
         if left < 0:
@@ -122,17 +154,19 @@ def _require_pixels(call: OperatorCall, unpadded: tuple[int, ...], padding: Padd
             )
         if mode == "reflect" and reach >= left and reach > 0:
             raise ArgumentError(f"{call.label}: reflect needs pads less than the size {left}, found {reach}")
-        if mode == "edge" and left == 0 and reach > 0:
-            raise ArgumentError(f"{call.label}: edge has no pixel to repeat on an axis of size 0")
+        if mode in ("edge", "wrap") and left == 0 and reach > 0:
+            raise ArgumentError(f"{call.label}: {mode} has no pixel to repeat on an axis of size 0")
 
 
 def _require_value(call: OperatorCall) -> None:
     """Raise ArgumentError unless the element type of the input holds `value` exactly enough to pad with it."""
-    value, meta = call.arguments.float("value", 0.0), call.inputs[0].meta
+    [value], meta = pad_value(call).tolist(), call.inputs[0].meta
+    if isinstance(value, complex | bytes):
+        raise ArgumentError(f"{call.label}: tensors of {meta} have no constant padding")
     fits = meta.is_float
     if meta.is_integer:
         limits = np.iinfo(meta.numpy)
-        fits = value.is_integer() and limits.min <= value <= limits.max
+        fits = value == math.floor(value) and limits.min <= value <= limits.max if math.isfinite(value) else False
     if not (fits or (meta is BOOL and value in (0, 1))):
         raise ArgumentError(f"{call.label}: the constant value {value:g} does not fit {meta}")
 
@@ -141,11 +175,14 @@ class Padded(Operator):
     """Fills every region of the output, its middle, sides and corners, from the input or with the constant."""
 
     def prepare(self) -> Step:
-        """Views of both arrays are made once; a run copies between them."""
+        """Views of both arrays are made once; a run copies between them. What wraps is gathered into a new array."""
         call = self.call()
         padding, mode = _PADDINGS[call.definition.type](call), read_mode(call)
         x, y = self.x(0), self.y(0)
-        value = np.asarray(self.arguments.float("value", 0.0)).astype(y.dtype) if mode == "constant" else None
+        if mode == "wrap":
+            places = _wrapped_places(x.shape, padding)
+            return lambda: np.copyto(y, x[places])
+        value = pad_value(call).astype(y.dtype) if mode == "constant" else None
         calls: list[Step] = []
         for region in _regions(x.shape, padding, mode):
             if value is not None and region.border:
@@ -243,6 +280,15 @@ def _gather(owner: Operator, regions: Sequence[_Region], dy: Array, dx: Array) -
     return in_sequence(calls)
 
 
+def _wrapped_places(shape: tuple[int, ...], padding: Padding) -> tuple[Array, ...]:
+    """The index of the pixels that a tensor of `shape` has when it begins anew at its ends, once it is cut."""
+    rows = []
+    for size, head, tail in zip(shape, padding.heads, padding.tails, strict=True):
+        first, left = max(0, -head), size + min(0, head) + min(0, tail)
+        rows.append(first + np.arange(-max(0, head), left + max(0, tail)) % max(left, 1))
+    return np.ix_(*rows)
+
+
 @dataclass(frozen=True, slots=True)
 class _Region:
     """A box of the output, and the pixels of the input that it shows."""
@@ -292,9 +338,19 @@ def _pieces(size: int, head: int, tail: int, mode: str) -> list[_Piece]:
     return pieces
 
 
-def _pad_schema(name: str, doc: str, args: dict[str, str], role: ImageRole | None = None) -> OpSchema:
+def _pad_schema(
+    name: str, doc: str, args: dict[str, str], role: ImageRole | None = None, optional: tuple[str, ...] = ()
+) -> OpSchema:
     return OpSchema(
-        name, infer=infer_pad, doc=doc, input_names=("X",), output_names=("Y",), args=args | _MODE_ARGS, image_role=role
+        name,
+        inputs=(1, 1 + len(optional)),
+        infer=infer_pad,
+        doc=doc,
+        input_names=("X", *optional),
+        output_names=("Y",),
+        args=args | _MODE_ARGS,
+        value_inputs=tuple(range(1, 1 + len(optional))),
+        image_role=role,
     )
 
 
@@ -305,7 +361,11 @@ _PAD_SCHEMAS = (
         _IMAGE_ARGS,
     ),
     _pad_schema(
-        "Pad", "Y = X with any axis extended, or cut off where a pad is negative.", _TENSOR_ARGS, ImageRole.PADDING
+        "Pad",
+        "Y = X with any axis extended, or cut off where a pad is negative. What inputs 1 to 3 hold replaces arguments.",
+        _TENSOR_ARGS,
+        ImageRole.PADDING,
+        ("pads", "value", "axes"),
     ),
 )
 for _schema in _PAD_SCHEMAS:

@@ -19,7 +19,8 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
-from dagexec.ops.shape.reshaping import copy_cost, integers_of
+from dagexec.ops.base.integers import integers_of
+from dagexec.ops.shape.reshaping import copy_cost
 
 Array = npt.NDArray[Any]
 

@@ -44,7 +44,7 @@ class Reducing(OneDNNOperator):
     def prepare_primitive(self) -> Step:
         """One reduction, of neighboring axes as one. oneDNN has fast code where the last axes are reduced."""
         x = self.x(0)
-        if len(self.input_blobs) > 1:
+        if isinstance(self, reduction.PrefixReduction) and len(self.input_blobs) > 1:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN does not reduce parts of an axis")
         if x.size == 0:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to reduce")

@@ -1,6 +1,7 @@
 """Reductions: sums, means, extremes and norms over some axes, over all elements, or over leading or trailing axes.
 
-16-bit floats are accumulated in float32. A sum over no elements is 0, a mean NaN; an extreme over none is an error.
+16-bit floats are accumulated in float32. A sum over no elements is 0, a mean NaN; an extreme over none is the least or
+greatest value of the type, where axes are named, else an error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
@@ -21,6 +22,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
+from dagexec.ops.base.integers import given_axes
 from dagexec.ops.base.pointwise import scalar_pass
 
 Axes = tuple[int, ...]
@@ -45,6 +47,21 @@ def named_axes(call: OperatorCall) -> tuple[Axes, bool]:
     if len(set(found)) != len(found):
         raise ArgumentError(f"{call.label}: argument 'axes' names an axis twice: {axes}")
     return tuple(found or range(rank)), call.arguments.bool("keepdims", True)
+
+
+def reduced_axes(call: OperatorCall) -> tuple[Axes, bool]:
+    """As `named_axes`, where input 1 may hold the axes; none of them are all, or none with `noop_with_empty_axes`."""
+    keep = call.arguments.bool("keepdims", True)
+    axes = given_axes(call, "axes")
+    if not axes and call.arguments.bool("noop_with_empty_axes"):
+        return (), keep
+    if len(call.inputs) == 1:
+        return named_axes(call)
+    rank = len(call.inputs[0].shape)
+    found = sorted({axis % rank for axis in axes or () if -rank <= axis < rank})
+    if len(found) != len(axes or ()):
+        raise call.fail(f"expected distinct axes in [{-rank}, {rank - 1}], found {list(axes or ())}")
+    return tuple(found or range(rank)), keep
 
 
 def all_axes(call: OperatorCall) -> tuple[Axes, bool]:
@@ -173,6 +190,8 @@ class MaxReduction(Reduction):
     """Maximum; NaN where there is one."""
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        if count == 0:
+            return [partial(total.fill, extremes_of(total.dtype)[0])]
         return [reduce_pass(np.maximum, x, total, axes)]
 
 
@@ -180,7 +199,18 @@ class MinReduction(Reduction):
     """Minimum; NaN where there is one."""
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
+        if count == 0:
+            return [partial(total.fill, extremes_of(total.dtype)[1])]
         return [reduce_pass(np.minimum, x, total, axes)]
+
+
+def extremes_of(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The least and the greatest value of a type."""
+    if dtype.kind == "b":
+        return False, True
+    if dtype.kind in "iu":
+        return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    return -math.inf, math.inf
 
 
 class PrefixReduction(Reduction):
@@ -247,7 +277,7 @@ class PrefixMax(PrefixReduction, MaxReduction):
     """Maximum, also of the first elements only."""
 
     def neutral(self, dtype: np.dtype[Any]) -> float:
-        return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
+        return extremes_of(dtype)[0]
 
 
 class ProductReduction(Reduction):
@@ -314,6 +344,9 @@ AXES_ARGS = {
     "axes": "axes to reduce, negative ones counted from the end (default all)",
     "keepdims": "1: reduced axes stay, with size 1 (default 1)",
 }
+REDUCED_ARGS = AXES_ARGS | {
+    "noop_with_empty_axes": "1: without axes none is reduced, so that each element is a result (default 0)"
+}
 COUNT_ARGS = {"num_reduce_dim": "how many axes are reduced (default 1)"}
 
 
@@ -328,7 +361,11 @@ def reduction_schema(
     prefixes: bool,
     role: ImageRole | None = None,
 ) -> OpSchema:
-    """The schema of a reduction; an `extreme` has no value over no elements, `prefixes` may have lengths."""
+    """The schema of a reduction; an `extreme` has no value over no elements, `prefixes` may have lengths.
+
+    One by `reduced_axes` may have its axes as input 1.
+    """
+    optional = ("lengths",) if prefixes else ("axes",) if axes is reduced_axes else ()
 
     def infer(call: OperatorCall) -> list[TensorType]:
         meta = call.require_types(0, *metas)
@@ -336,7 +373,7 @@ def reduction_schema(
         call.arguments.bool("average")
         shape = call.inputs[0].shape
         output = TensorType(output_shape(shape, reduced, keep), meta)
-        if has_lengths(call, 1):
+        if prefixes and has_lengths(call, 1):
             require_lengths(call, 1, output.shape)
         if extreme and output.elements and 0 in shape:
             raise call.fail("an axis without elements has no maximum or minimum")
@@ -344,12 +381,13 @@ def reduction_schema(
 
     return OpSchema(
         name,
-        inputs=(1, 2 if prefixes else 1),
+        inputs=(1, 1 + len(optional)),
         infer=infer,
         doc=doc + (" With lengths it is over the first so many elements only." if prefixes else ""),
-        input_names=("X", "lengths")[: 2 if prefixes else 1],
+        input_names=("X", *optional),
         output_names=("Y",),
         args=args,
+        value_inputs=(1,) if axes is reduced_axes else (),
         cost=reduction_cost,
         image_role=role,
     )
@@ -365,21 +403,35 @@ def _define(
 ) -> type[Reduction]:
     """Register reduction `name`: what `base` computes, over `axes`."""
     members = {"axes": staticmethod(axes), "__doc__": doc, "__module__": __name__}
-    extreme = issubclass(base, MaxReduction | MinReduction)
+    extreme = issubclass(base, MaxReduction | MinReduction) and axes is not reduced_axes
     prefixes = issubclass(base, PrefixReduction)
-    role = ImageRole.REDUCTION if args is AXES_ARGS else None
+    role = ImageRole.REDUCTION if args is REDUCED_ARGS else None
     schema = reduction_schema(name, doc, axes, args, metas, extreme=extreme, prefixes=prefixes, role=role)
     return operator(schema)(type(name, (base,), members))
 
 
-ReduceSum = _define("ReduceSum", SumReduction, named_axes, "Sum over `axes`.", AXES_ARGS)
-ReduceMean = _define("ReduceMean", MeanReduction, named_axes, "Mean over `axes`.", AXES_ARGS, FLOAT_TYPES)
-ReduceMax = _define("ReduceMax", MaxReduction, named_axes, "Maximum over `axes`.", AXES_ARGS)
-ReduceMin = _define("ReduceMin", MinReduction, named_axes, "Minimum over `axes`.", AXES_ARGS)
-ReduceProd = _define("ReduceProd", ProductReduction, named_axes, "Product over `axes`.", AXES_ARGS)
-ReduceL1 = _define("ReduceL1", L1Reduction, named_axes, "Sum of magnitudes over `axes`.", AXES_ARGS)
+ReduceSum = _define("ReduceSum", SumReduction, reduced_axes, "Sum over `axes`.", REDUCED_ARGS)
+ReduceMean = _define("ReduceMean", MeanReduction, reduced_axes, "Mean over `axes`.", REDUCED_ARGS, FLOAT_TYPES)
+ReduceMax = _define(
+    "ReduceMax",
+    MaxReduction,
+    reduced_axes,
+    "Maximum over `axes`; over no elements the least value of the type.",
+    REDUCED_ARGS,
+    (*NUMBER_TYPES, BOOL),
+)
+ReduceMin = _define(
+    "ReduceMin",
+    MinReduction,
+    reduced_axes,
+    "Minimum over `axes`; over no elements the greatest value of the type.",
+    REDUCED_ARGS,
+    (*NUMBER_TYPES, BOOL),
+)
+ReduceProd = _define("ReduceProd", ProductReduction, reduced_axes, "Product over `axes`.", REDUCED_ARGS)
+ReduceL1 = _define("ReduceL1", L1Reduction, reduced_axes, "Sum of magnitudes over `axes`.", REDUCED_ARGS)
 ReduceL2 = _define(
-    "ReduceL2", L2Reduction, named_axes, "Root of the sum of squares over `axes`.", AXES_ARGS, FLOAT_TYPES
+    "ReduceL2", L2Reduction, reduced_axes, "Root of the sum of squares over `axes`.", REDUCED_ARGS, FLOAT_TYPES
 )
 ReduceFrontSum = _define(
     "ReduceFrontSum", PrefixSum, front_axes, "Sum over the first `num_reduce_dim` axes.", COUNT_ARGS

@@ -24,8 +24,8 @@ from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.reduction.axes import (
     AVERAGE_ARGS,
-    AXES_ARGS,
     COUNT_ARGS,
+    REDUCED_ARGS,
     Axes,
     AxesReader,
     all_axes,
@@ -33,10 +33,10 @@ from dagexec.ops.reduction.axes import (
     check_lengths,
     front_axes,
     has_lengths,
-    named_axes,
     one_axis_of_three,
     output_shape,
     places_along,
+    reduced_axes,
     require_lengths,
     tail_axes,
 )
@@ -264,7 +264,7 @@ _BY_NAME: dict[str, type[ReductionGradient]] = {
     "L2": NormGradient,
 }
 for _name, _base in _BY_NAME.items():
-    _define(f"Reduce{_name}", _base, named_axes, AXES_ARGS, _WHOLE)
+    _define(f"Reduce{_name}", _base, reduced_axes, REDUCED_ARGS, _WHOLE)
 for _side, _axes in (("Front", front_axes), ("Back", back_axes)):
     _define(f"Reduce{_side}Sum", SumGradient, _axes, COUNT_ARGS, _SHAPED)
     _define(f"Reduce{_side}Mean", MeanGradient, _axes, COUNT_ARGS, _SHAPED)

@@ -14,7 +14,15 @@ from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.reduction.axes import AXES_ARGS, Axes, AxesReader, Reduction, named_axes, reduce_pass, reduction_schema
+from dagexec.ops.reduction.axes import (
+    REDUCED_ARGS,
+    Axes,
+    AxesReader,
+    Reduction,
+    reduce_pass,
+    reduced_axes,
+    reduction_schema,
+)
 
 
 @operator(
@@ -22,8 +30,8 @@ from dagexec.ops.reduction.axes import AXES_ARGS, Axes, AxesReader, Reduction, n
         "ReduceLogSumExp",
         "Logarithm of the sum of exponentials over `axes`, minus infinity over no elements. The largest element is "
         "taken off before and added afterwards, so that nothing overflows.",
-        named_axes,
-        AXES_ARGS,
+        reduced_axes,
+        REDUCED_ARGS,
         FLOAT_TYPES,
         extreme=False,
         prefixes=False,
@@ -33,7 +41,7 @@ from dagexec.ops.reduction.axes import AXES_ARGS, Axes, AxesReader, Reduction, n
 class ReduceLogSumExp(Reduction):
     """Smooth maximum."""
 
-    axes: ClassVar[AxesReader] = staticmethod(named_axes)
+    axes: ClassVar[AxesReader] = staticmethod(reduced_axes)
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
         """ln(sum of exp(x - m)) + m, where m is the largest element, or 0 where that is not finite."""

@@ -16,9 +16,10 @@ from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.base.integers import integers_of
 from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.base.pieces import copying, has_rows, is_same_memory, offsets_along
-from dagexec.ops.shape.reshaping import copy_cost, integers_of
+from dagexec.ops.shape.reshaping import copy_cost
 
 AXIS_ARGS = {
     "axis": "the axis to work along; negative counts from the end",
@@ -168,6 +169,9 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
         raise call.fail("the sizes are given by both an input and the argument 'split'; expected only one of them")
     given = integers_of(call, 1) if len(call.inputs) == 2 else tuple(call.arguments.ints("split"))
     if not given and "split" not in call.arguments and len(call.inputs) == 1:
+        if call.arguments.bool("uneven"):
+            part = -(-total // count)
+            return tuple(max(0, min(part, total - part * index)) for index in range(count))
         if total % count:
             raise call.fail(f"axis {axis} of size {total} cannot be split into {count} equal parts")
         return (total // count,) * count
@@ -190,6 +194,7 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
         args=AXIS_ARGS
         | {
             "split": "the sizes of the parts along the axis",
+            "uneven": "1: where no sizes are given, they are rounded up and the last is what remains (default 0)",
             "add_axis": "1: drop the axis, along which every part has size 1; undoes Concat's add_axis (default 0)",
         },
         cost=copy_cost,

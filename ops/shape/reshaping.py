@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.dtypes import INT32, INT64
+from dagexec.core.dtypes import INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
@@ -30,6 +30,7 @@ from dagexec.core.schema import (
 from dagexec.core.shapes import element_count
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Crossing, ImageRole, gives_back
+from dagexec.ops.base.integers import given_axes, integers_of
 
 Array = npt.NDArray[Any]
 
@@ -42,16 +43,6 @@ def copy_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 def no_cost(_call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
     """What a view costs: nothing moves."""
     return Cost(0, 0, 0)
-
-
-def integers_of(call: OperatorCall, index: int) -> tuple[int, ...]:
-    """The content of input `index`, a vector (or scalar) of int32 or int64.
-
-    Raises UnknownValueError when it is computed only at run time, ShapeError for another rank or element type.
-    """
-    call.require_rank(index, 0, 1)
-    call.require_types(index, INT32, INT64)
-    return tuple(int(value) for value in call.known_value(index).reshape(-1))
 
 
 def named_axes(call: OperatorCall, name: str, rank: int) -> tuple[int, ...]:
@@ -98,14 +89,20 @@ def view_schema(
     args: dict[str, str] | None = None,
     required: tuple[str, ...] = (),
     onnx: tuple[OnnxName, ...] = (),
+    optional: tuple[str, ...] = (),
     **traits: Any,
 ) -> OpSchema:
-    """The schema of a view with one input and one output; in place is allowed. `traits` are further attributes."""
+    """The schema of a view with one output; in place is allowed. `traits` are further attributes.
+
+    Its input is X, and there may be `optional` ones, whose values decide the shape.
+    """
     return OpSchema(
         name,
         infer=infer,
         doc=doc,
-        input_names=("X",),
+        inputs=(1, 1 + len(optional)),
+        input_names=("X", *optional),
+        value_inputs=tuple(range(1, 1 + len(optional))),
         output_names=("Y",),
         args=args or {},
         required_args=required,
@@ -224,10 +221,21 @@ class FlattenToVec(View):
     """A vector of the same elements."""
 
 
+def _places(call: OperatorCall, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """`axes`, negative ones counted from the end. Raises ShapeError for an axis out of range."""
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise call.fail(f"expected axes in [{-rank}, {rank - 1}], found {axis}")
+    return tuple(axis % rank for axis in axes)
+
+
 def infer_squeeze(call: OperatorCall) -> list[TensorType]:
-    """The shape without the axes `dims`, which must have size 1; one may be named more than once."""
+    """The shape without the axes given, which must have size 1; one may be named more than once."""
     shape = call.inputs[0].shape
-    dropped = named_axes(call, "dims", len(shape))
+    axes = given_axes(call, "dims")
+    if axes is None:
+        return [TensorType(tuple(size for size in shape if size != 1), call.inputs[0].meta)]
+    dropped = _places(call, axes, len(shape))
     for axis in dropped:
         if shape[axis] != 1:
             raise call.fail(f"axis {axis} to squeeze must have size 1, found {shape[axis]}")
@@ -236,7 +244,11 @@ def infer_squeeze(call: OperatorCall) -> list[TensorType]:
 
 @operator(
     view_schema(
-        "Squeeze", infer_squeeze, "X without the axes `dims`, all of size 1.", {"dims": "axes to drop"}, ("dims",)
+        "Squeeze",
+        infer_squeeze,
+        "X without axes of size 1: those in `dims` or input 1, by default all.",
+        {"dims": "axes to drop, when there is no input 1"},
+        optional=("axes",),
     )
 )
 class Squeeze(View):
@@ -244,12 +256,15 @@ class Squeeze(View):
 
 
 def infer_expand_dims(call: OperatorCall) -> list[TensorType]:
-    """The shape with axes of size 1 at `dims`, which count in the output; one may be named more than once."""
+    """The shape with axes of size 1 at those given, which count in the output; one may be named more than once."""
     shape = call.inputs[0].shape
-    rank = len(shape) + len(set(call.arguments.ints("dims")))
-    added = named_axes(call, "dims", rank)
+    axes = given_axes(call, "dims")
+    if axes is None:
+        raise call.fail("expected the new axes as the argument 'dims' or as input 1, found neither")
+    rank = len(shape) + len(set(axes))
+    added = _places(call, axes, rank)
     if len(set(added)) != rank - len(shape):
-        raise call.fail(f"argument 'dims' names an axis twice, once from the end: {call.arguments.ints('dims')}")
+        raise call.fail(f"an axis is named twice, once from the end: {list(axes)}")
     rest = iter(shape)
     return [TensorType(tuple(1 if axis in added else next(rest) for axis in range(rank)), call.inputs[0].meta)]
 
@@ -258,9 +273,9 @@ def infer_expand_dims(call: OperatorCall) -> list[TensorType]:
     view_schema(
         "ExpandDims",
         infer_expand_dims,
-        "X with new axes of size 1.",
-        {"dims": "where the new axes are in the output"},
-        ("dims",),
+        "X with new axes of size 1, at `dims` or where input 1 says.",
+        {"dims": "where the new axes are in the output, when there is no input 1"},
+        optional=("axes",),
     )
 )
 class ExpandDims(View):

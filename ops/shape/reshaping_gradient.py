@@ -71,8 +71,8 @@ _OPPOSITES = {
 
 @gradient_of(*_OPPOSITES)
 def opposite_gradient(request: GradientRequest) -> GradientOperators:
-    """dX = dY by the operator that undoes this one, with the same arguments."""
-    return request.single(_OPPOSITES[request.definition.type], [request.dy(0)], [0])
+    """dX = dY by the operator that undoes this one, with the same arguments and axes."""
+    return request.single(_OPPOSITES[request.definition.type], [request.dy(0), *request.definition.input[1:]], [0])
 
 
 @gradient_of("Transpose")

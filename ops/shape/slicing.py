@@ -7,19 +7,22 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import Index
+from dagexec.ops.base.integers import integers_of
 from dagexec.ops.base.pieces import is_same_memory, piece_offset
-from dagexec.ops.shape.reshaping import copy_cost, distinct_axes, integers_of
+from dagexec.ops.shape.reshaping import copy_cost, distinct_axes
 
 
 def slice_ranges(call: OperatorCall) -> list[range]:
     """The positions that are kept on every axis of input 0.
 
+    Bounds, axes and steps are arguments, or inputs 1 to 4 as far as these are there.
     Without `onnx_style` a negative bound counts as size + 1 + bound, so that an end of -1 keeps all, as in Caffe2; a
     bound beyond the size is cut to it. With it bounds follow ONNX's Slice: a negative one counts from the size, and
     forwards both are cut to [0, size], backwards the start to [0, size - 1] and the end to [-1, size - 1].
@@ -27,8 +30,10 @@ def slice_ranges(call: OperatorCall) -> list[range]:
     """
     shape = call.inputs[0].shape
     starts, ends = _bounds(call)
-    axes = distinct_axes(call, "axes", len(shape)) if "axes" in call.arguments else tuple(range(len(starts)))
-    steps = call.arguments.ints("steps") if "steps" in call.arguments else [1] * len(starts)
+    axes = _sliced_axes(call, len(starts))
+    steps: Sequence[int] = call.arguments.ints("steps") if "steps" in call.arguments else [1] * len(starts)
+    if len(call.inputs) > 4:
+        steps = integers_of(call, 4)
     if not len(starts) == len(ends) == len(axes) == len(steps) or len(starts) > len(shape):
         raise call.fail(
             f"expected equal numbers of starts, ends, axes and steps, at most {len(shape)}; found {len(starts)} "
@@ -44,12 +49,23 @@ def slice_ranges(call: OperatorCall) -> list[range]:
 def _bounds(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if len(call.inputs) == 2:
         raise call.fail("expected starts and ends as inputs 1 and 2, found only one of them")
-    if len(call.inputs) == 3:
+    if len(call.inputs) > 2:
         return integers_of(call, 1), integers_of(call, 2)
     for name in ("starts", "ends"):
         if name not in call.arguments:
             raise call.fail(f"the argument {name!r} is missing: give 'starts' and 'ends', or inputs 1 and 2")
     return tuple(call.arguments.ints("starts")), tuple(call.arguments.ints("ends"))
+
+
+def _sliced_axes(call: OperatorCall, count: int) -> tuple[int, ...]:
+    """The axes of `count` bounds."""
+    rank = len(call.inputs[0].shape)
+    if len(call.inputs) < 4:
+        return distinct_axes(call, "axes", rank) if "axes" in call.arguments else tuple(range(count))
+    axes = integers_of(call, 3)
+    if any(not -rank <= axis < rank for axis in axes) or len({axis % rank for axis in axes}) < len(axes):
+        raise call.fail(f"expected distinct axes in [{-rank}, {rank - 1}], found {list(axes)}")
+    return tuple(axis % rank for axis in axes)
 
 
 def _onnx_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -> range:
@@ -90,18 +106,18 @@ SLICE_ARGS = {
 @operator(
     OpSchema(
         "Slice",
-        inputs=(1, 3),
+        inputs=(1, 5),
         infer=lambda call: [TensorType(tuple(len(kept) for kept in slice_ranges(call)), call.inputs[0].meta)],
         doc=(
             "The part of X from `starts` up to and without `ends`, on the first axes or on `axes`. A negative bound "
             "counts as size + 1 + bound (an end of -1 keeps all), unless `onnx_style` is set."
         ),
-        input_names=("X", "starts", "ends"),
+        input_names=("X", "starts", "ends", "axes", "steps"),
         output_names=("Y",),
         args=SLICE_ARGS
         | {"zero_copy": "1: Y may be a view of X where a memory plan finds that nobody sees it (default 0)"},
         cost=copy_cost,
-        value_inputs=(1, 2),
+        value_inputs=(1, 2, 3, 4),
         cut=cut_piece,
         image_role=ImageRole.SLICING,
         moves_elements=True,
@@ -174,6 +190,50 @@ class Tile(Operator):
         tiles, axis = tile_plan(self.call())
         outer, inner = element_count(x.shape[:axis]), element_count(x.shape[axis:])
         return partial(np.copyto, self.y(0).reshape(outer, tiles, inner), x.reshape(outer, 1, inner))
+
+
+def repeats_of(call: OperatorCall) -> tuple[int, ...]:
+    """How often X is repeated along each axis: argument `repeats` or input 1. Raises ShapeError."""
+    if (len(call.inputs) == 2) == ("repeats" in call.arguments):
+        raise call.fail("expected the counts either as input 1 or as the argument 'repeats'")
+    repeats = integers_of(call, 1) if len(call.inputs) == 2 else tuple(call.arguments.ints("repeats"))
+    if len(repeats) != len(call.inputs[0].shape) or min(repeats, default=0) < 0:
+        raise call.fail(f"expected a count of at least 0 for each axis of X, found {list(repeats)}")
+    return repeats
+
+
+def infer_tile_axes(call: OperatorCall) -> list[TensorType]:
+    """Each size, as often as its axis is repeated."""
+    kind = call.inputs[0]
+    sizes = (size * count for size, count in zip(kind.shape, repeats_of(call), strict=True))
+    return [TensorType(tuple(sizes), kind.meta)]
+
+
+@operator(
+    OpSchema(
+        "TileAxes",
+        inputs=(1, 2),
+        infer=infer_tile_axes,
+        doc="X repeated along every axis, as often as `repeats` or input 1 says for that axis.",
+        input_names=("X", "repeats"),
+        output_names=("Y",),
+        args={"repeats": "a count for each axis, when there is no input 1"},
+        cost=copy_cost,
+        value_inputs=(1,),
+    )
+)
+class TileAxes(Operator):
+    """A tensor repeated along all axes."""
+
+    def prepare(self) -> Step:
+        """One copy that broadcasts over the repetitions."""
+        x = self.x(0)
+        pairs = list(zip(repeats_of(self.call()), x.shape, strict=True))
+        tiled = self.y(0).reshape([size for pair in pairs for size in pair])
+        return partial(np.copyto, tiled, x.reshape([size for _, own in pairs for size in (1, own)]))
+
+
+not_differentiable("repeat along one axis at a time with Tile", "TileAxes")
 
 
 def infer_expand(call: OperatorCall) -> list[TensorType]:

@@ -36,11 +36,11 @@ def _infer_slice(call: OperatorCall) -> list[TensorType]:
 @operator(
     OpSchema(
         "SliceGradient",
-        inputs=(2, 4),
+        inputs=(2, 6),
         infer=_infer_slice,
         doc="Gradient of Slice, whose arguments it takes: dX = dY where the slice is in X, and 0 elsewhere. dY is the "
         "last input.",
-        input_names=("X", "starts or dY", "ends", "dY"),
+        input_names=("X", "starts or dY", "ends", "axes or dY", "steps or dY", "dY"),
         output_names=("dX",),
         args=SLICE_ARGS,
         cost=copy_cost,

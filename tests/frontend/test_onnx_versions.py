@@ -24,6 +24,7 @@ NEVER_READ = {
     "LSTM": {"activation_alpha", "activation_beta"},
     "LayerNormalization": {"stash_type"},
     "QuantizeLinear": {"precision"},
+    "Range": {"stash_type"},
     "Resize": {"antialias"},
     "Constant": {"sparse_value", "value_string", "value_strings"},
 }
@@ -69,7 +70,7 @@ def test_both_orders_of_blocks_are_computed(op_type: str, mode: str) -> None:
 
 
 def test_a_value_that_a_converter_does_not_know_is_refused() -> None:
-    with pytest.raises(UnsupportedOperatorError, match="mode 'RGB' is unknown; expected 'DCR' or 'CRD'"):
+    with pytest.raises(UnsupportedOperatorError, match="its attribute mode = 'RGB' is not supported"):
         from_model_proto(with_attribute("DepthToSpace", blocksize=2, mode="RGB"))
 
 

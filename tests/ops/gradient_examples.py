@@ -162,6 +162,8 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "ResizeNearest", _example(image, height_scale=2.0, width_scale=2.0)
     yield "UpsampleBilinear", _example(image, height_scale=2.0, width_scale=1.5)
     yield "ChannelShuffle", _example(image, group=2)
+    yield "DepthToSpace", _example(_normal(1, 8, 2, 3), block_size=2)
+    yield "SpaceToDepth", _example(_normal(1, 2, 4, 6), block_size=2, mode="CRD")
     yield "NCHW2NHWC", _example(image)
     yield "NHWC2NCHW", _example(image)
 

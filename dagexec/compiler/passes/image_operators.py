@@ -361,7 +361,7 @@ def _sliced(
     """Slice by known bounds: those of each axis go where the axis goes; channels are cut between blocks only."""
     image = images.get(definition.input[0])
     values = [parameters.get(name) for name in definition.input[1:]]
-    if image is None or any(bounds is None for bounds in values):
+    if image is None or len(values) > 2 or any(bounds is None for bounds in values):
         return None
     rank = image.axes + 2
     size = 1 << (60 - image.channels.bit_length()) // (rank - 1)  # of other axes, as large as a tensor can be
@@ -399,7 +399,7 @@ def _padded(
     """Pad: the heads of all axes, then the tails. Channels are not padded in blocks."""
     image = images.get(definition.input[0])
     pads = arguments.ints("pads")
-    if image is None or len(definition.input) != 1 or len(pads) != 2 * (image.axes + 2):
+    if image is None or len(definition.input) != 1 or "axes" in arguments or len(pads) != 2 * (image.axes + 2):
         return None
     rank = image.axes + 2
     channels = pads[1] + pads[rank + 1]
@@ -419,7 +419,7 @@ def _reduced(
 ) -> Role | None:
     """A reduction over all spatial axes that keeps them with size 1."""
     image = images.get(definition.input[0])
-    if image is None or not arguments.int("keepdims", 1) or "axes" not in arguments:
+    if image is None or len(definition.input) != 1 or not arguments.int("keepdims", 1) or "axes" not in arguments:
         return None
     rank = image.axes + 2
     if sorted(axis % rank for axis in arguments.ints("axes")) != list(range(2, rank)):

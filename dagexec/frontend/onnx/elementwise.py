@@ -56,6 +56,8 @@ def hardmax(node: Node) -> list[OperatorDef]:
 def prelu(node: Node) -> list[OperatorDef]:
     """PRelu. From opset 7 on the slope broadcasts to the input; before, a vector has one slope a channel."""
     shape = node.shape(1)
+    if shape is None and node.opset >= 7:
+        return _prelu_of_any_rank(node)
     if shape is None:
         raise CannotConvertError(f"the model does not state the shape of its slope {node.inputs[1]!r}")
     if node.opset < 7 or len(shape) != 1 or shape == (1,):
@@ -64,6 +66,19 @@ def prelu(node: Node) -> list[OperatorDef]:
     return [
         node.operator("ExpandDims", [node.inputs[1]], [row], dims=[0]),
         node.operator("PRelu", [node.inputs[0], row], node.only_output()),
+    ]
+
+
+def _prelu_of_any_rank(node: Node) -> list[OperatorDef]:
+    """max(x, 0) - slope * max(-x, 0)."""
+    x, slope = node.inputs
+    above, opposite, below, scaled = (node.new_name(name) for name in ("above", "opposite", "below", "scaled"))
+    return [
+        node.operator("Relu", [x], [above]),
+        node.operator("Negative", [x], [opposite]),
+        node.operator("Relu", [opposite], [below]),
+        node.operator("Mul", [below, slope], [scaled]),
+        node.operator("Sub", [above, scaled], node.only_output()),
     ]
 
 

@@ -274,6 +274,12 @@ class Node:
             return self.integers(name)
         return self.constant_ints(index, name) if self.has_input(index) else None
 
+    def integers_or_input(self, name: str, index: int, since: int) -> tuple[list[int] | None, list[str]]:
+        """As `integers_given`, but where input `index` is computed, no integers and the name of that input."""
+        if self.opset >= since and self.has_input(index) and self.value(index) is None:
+            return None, [self.inputs[index]]
+        return self.integers_given(name, index, since), []
+
     def operator(
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue | None
     ) -> OperatorDef:

@@ -6,14 +6,14 @@ from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.node import Node, converts
 
 
-def _axes(node: Node) -> list[int] | None:
-    """The axes: an attribute before opset 13 (ReduceSum) or 18 (the others), an input from then on; None for all."""
-    since = 13 if node.op_type == "ReduceSum" else 18
-    return node.integers_given("axes", 1, since) or None
-
-
 def _reduce(node: Node, op_type: str, source: str, target: str) -> OperatorDef:
-    return node.operator(op_type, [source], [target], axes=_axes(node), keepdims=node.integer("keepdims", 1))
+    """The axes: an attribute before opset 13 (ReduceSum) or 18 (the others), an input from then on; none for all."""
+    axes, computed = node.integers_or_input("axes", 1, since=13 if node.op_type == "ReduceSum" else 18)
+    idle = node.integer("noop_with_empty_axes", 0) or None
+    return node.operator(
+        op_type, [source, *computed], [target], axes=axes or None, keepdims=node.integer("keepdims", 1),
+        noop_with_empty_axes=idle,
+    )  # fmt: skip
 
 
 @converts(
@@ -23,15 +23,10 @@ def _reduce(node: Node, op_type: str, source: str, target: str) -> OperatorDef:
 def reduce(node: Node) -> list[OperatorDef]:
     """Reductions; the sums of squares and the logarithm of a sum are two operators."""
     [output] = node.only_output()
-    idle = node.integer("noop_with_empty_axes", 0) == 1 and _axes(node) is None
     if node.op_type == "ReduceSumSquare":
-        square = output if idle else node.new_name("square")
-        squared = node.operator("Sqr", [node.inputs[0]], [square])
-        return [squared] if idle else [squared, _reduce(node, "ReduceSum", square, output)]
+        square = node.new_name("square")
+        return [node.operator("Sqr", [node.inputs[0]], [square]), _reduce(node, "ReduceSum", square, output)]
     if node.op_type == "ReduceLogSum":
-        total = node.inputs[0] if idle else node.new_name("sum")
-        logarithm = node.operator("Log", [total], [output])
-        return [logarithm] if idle else [_reduce(node, "ReduceSum", node.inputs[0], total), logarithm]
-    if idle:
-        return node.unary("Copy" if node.op_type not in ("ReduceL1", "ReduceL2") else "Abs")
+        total = node.new_name("sum")
+        return [_reduce(node, "ReduceSum", node.inputs[0], total), node.operator("Log", [total], [output])]
     return [_reduce(node, node.op_type, node.inputs[0], output)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import OperatorCall
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.cuda.base.indices import INDICES, by_value, divider, index_type, packed_strides, require_axes
 from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.base.operator import CudaOperator, c_type_of
@@ -22,6 +23,7 @@ from dagexec.ops.image.pad import (
     PadGradient,
     PadImageGradient,
     image_padding,
+    pad_value,
     read_mode,
     tensor_padding,
 )
@@ -120,6 +122,7 @@ extern "C" __global__ void pad_gradient(const T* dy, T* dx, pad_t pad, i64 n) {
 )
 
 _MODES = {"constant": 0, "reflect": 1, "edge": 2}
+"""Those of a kernel; wrap is not among them."""
 
 
 def _padding_of(call: OperatorCall) -> Padding:
@@ -168,8 +171,10 @@ class _CudaPadded(CudaOperator):
             return nothing_to_do
         mode = read_mode(call)
         layout, sizes = pad_argument(x.shape, _padding_of(call), mode, walk_padded=True)
-        number = self.arguments.float("value", 0.0) if mode == "constant" else 0.0
-        value = np.asarray(number).astype(y.dtype).reshape(1).view(f"u{y.itemsize}")[0]
+        if mode not in _MODES:
+            raise UnsupportedFeatureError(f"{self.label}: mode {mode!r} is not supported on CUDA")
+        number = pad_value(call) if mode == "constant" else np.zeros(1)
+        value = number.astype(y.dtype).view(f"u{y.itemsize}")[0]
         arguments = [x, y, value, layout, np.int64(y.size)]
         kind = index_type(2 * x.size, 2 * y.size, *(2 * size for size in sizes))
         return self.launch("pad", _PAD, arguments, elements=y.size, T=item_type(y.itemsize), I=kind)

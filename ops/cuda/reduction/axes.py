@@ -12,6 +12,7 @@ from functools import partial
 from typing import ClassVar
 
 from dagexec.core.operator import Step, in_sequence
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.cuda.base.faults import CheckedOperator
 from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
@@ -92,7 +93,9 @@ class _CudaReduction(PrefixOperator):
         if self.arguments.bool("average") and x.size:
             name, last = f"average_{name}", "y = (A)(total0.total / (W)w.length);"
         kept = y.reshape(output_shape(x.shape, axes, True))
-        if len(self.input_blobs) > 1:
+        if not x.size and y.size and form in (reduction.MaxReduction, reduction.MinReduction):
+            raise UnsupportedFeatureError(f"{self.label}: an extreme over no elements is not supported on CUDA")
+        if self.inputs_checked:
             return self._of_prefixes(form, x, kept, axes)
         phases = [_FIRST[form], phase] if form in _FIRST else [phase]
         return by_groups(self, name, x.shape, axes, Groups(phases, last=last, helpers=_SQUARED), {"x": x}, {"y": kept})

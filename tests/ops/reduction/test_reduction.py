@@ -101,7 +101,7 @@ def test_integers_are_reduced_exactly_in_their_type(op_type: str) -> None:
     assert y.tolist() == [function([2**40 + 1, 5]), function([-3, 7])]  # type: ignore[arg-type]
 
 
-def test_sums_over_nothing_are_zero_means_nan_and_extremes_an_error() -> None:
+def test_sums_over_nothing_are_zero_means_nan_and_extremes_those_of_the_type() -> None:
     x = np.empty((2, 0), np.float32)
     assert run_operator("ReduceSum", [x], axes=[1], keepdims=0)[0].tolist() == [0, 0]
     assert run_operator("ReduceProd", [x], axes=[1], keepdims=0)[0].tolist() == [1, 1]
@@ -109,9 +109,26 @@ def test_sums_over_nothing_are_zero_means_nan_and_extremes_an_error() -> None:
         warnings.simplefilter("error")
         assert np.isnan(run_operator("ReduceMean", [x], axes=[1])[0]).all()
     assert run_operator("ReduceMax", [x], axes=[0], keepdims=0)[0].shape == (0,)
-    for op_type in ("ReduceMax", "ReduceMin", "ArgMax"):
+    for dtype, least, greatest in ((np.float32, -np.inf, np.inf), (np.int8, -128, 127), (np.bool_, False, True)):
+        nothing = np.empty((2, 0), dtype)
+        assert run_operator("ReduceMax", [nothing], axes=[1], keepdims=0)[0].tolist() == [least, least]
+        assert run_operator("ReduceMin", [nothing], axes=[1], keepdims=0)[0].tolist() == [greatest, greatest]
+    for op_type in ("RowwiseMax", "ArgMax"):
         with pytest.raises(ShapeError, match="an axis without elements has no maximum"):
-            run_operator(op_type, [x])
+            run_operator(op_type, [np.empty((2, 1, 0), np.float32)])
+
+
+def test_axes_may_be_an_input() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    [y] = run_operator("ReduceSum", [x, np.array([-1, 0])], keepdims=0)
+    assert y.tolist() == [3, 12]
+    [y] = run_operator("ReduceL1", [-x, np.array([], np.int64)], noop_with_empty_axes=1)
+    assert y.tolist() == x.tolist()
+    for axes in ([3], [1, -2]):
+        with pytest.raises(OperatorError, match=r"expected distinct axes in \[-3, 2\]"):
+            run_operator("ReduceSum", [x, np.array(axes)])
+    with pytest.raises(OperatorError, match="by both an input and the argument 'axes'"):
+        run_operator("ReduceSum", [x, np.array([1])], axes=[1])
 
 
 def test_extremes_pass_nan_on() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.errors import DagexecError, SchemaError, ShapeError
+from dagexec.errors import DagexecError, OperatorError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
@@ -201,12 +201,20 @@ def test_an_axis_may_be_named_more_than_once_as_caffe2_has_it() -> None:
 def test_squeeze_and_expand_dims_name_the_bad_axis() -> None:
     with pytest.raises(ShapeError, match="axis 1 to squeeze must have size 1, found 3"):
         run_operator("Squeeze", [counting((1, 3))], dims=[1])
-    with pytest.raises(ShapeError, match=r"must hold axes in \[-2, 1\], found 2"):
+    with pytest.raises(ShapeError, match=r"expected axes in \[-2, 1\], found 2"):
         run_operator("Squeeze", [counting((1, 3))], dims=[2])
-    with pytest.raises(ShapeError, match="names an axis twice"):
+    with pytest.raises(ShapeError, match="an axis is named twice"):
         run_operator("ExpandDims", [counting((3,))], dims=[0, -3])
-    with pytest.raises(SchemaError, match="argument 'dims' is required"):
-        run_operator("Squeeze", [counting((1, 3))])
+    with pytest.raises(ShapeError, match="the new axes as the argument 'dims' or as input 1"):
+        run_operator("ExpandDims", [counting((1, 3))])
+    with pytest.raises(OperatorError, match="by both an input and the argument 'dims'"):
+        run_operator("Squeeze", [counting((1, 3)), np.array([0])], dims=[0])
+
+
+def test_axes_may_be_an_input() -> None:
+    assert run_operator("Squeeze", [counting((1, 3, 1)), np.array([-1])])[0].shape == (1, 3)
+    assert run_operator("Squeeze", [counting((1, 3, 1))])[0].shape == (3,)
+    assert run_operator("ExpandDims", [counting((3,)), np.array([2, 0])])[0].shape == (1, 3, 1)
 
 
 @given(SHAPES, st.data())
