@@ -9,7 +9,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 	tests/cli/test_cli.py tests/cli/test_cli_memory.py tests/cli/test_cli_passes.py tests/cli/test_cli_train.py \
 	tests/ops/elementwise/test_elementwise.py tests/ops/conv/test_conv.py tests/ops/onednn/test_conv.py tests/ops/control/test_queue.py tests/ops/storage/test_storage.py
 
-.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-onnx benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -72,6 +72,11 @@ benchmark-cnn: $(VENV)/.installed-bench
 benchmark-cnn-avx2: $(VENV)/.installed-bench
 	ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell $(BIN)/python benchmarks/cnn.py --write-docs --batch 1
 
+# Files of exporters and packages, which are made first, in half an hour; docs/onnx-models.md
+benchmark-onnx: $(VENV)/.installed-bench-models
+	$(BIN)/python benchmarks/onnx_models.py --make
+	$(BIN)/python benchmarks/onnx_models.py --write-docs
+
 # Whole networks on the GPU, beside PyTorch where .venv has it; without a GPU it says so and measures nothing.
 benchmark-cuda: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/cuda.py --json benchmarks/results/cuda.json
@@ -114,6 +119,10 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	touch $@
+
+$(VENV)/.installed-bench-models: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench-models]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python

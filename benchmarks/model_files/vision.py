@@ -1,0 +1,123 @@
+"""torchvision's networks: classification, detection and segmentation, with random weights and small images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from model_files import compiled_operators
+from model_files.recipe import Recipe
+from model_files.torch_export import Exported, Tensors
+
+compiled_operators.provide()
+import torchvision  # noqa: E402
+
+FAMILY = "vision"
+
+CLASSIFIERS: dict[str, int] = {
+    "alexnet": 64,
+    "squeezenet1_1": 64,
+    "densenet121": 64,
+    "googlenet": 64,
+    "inception_v3": 96,
+    "resnet18": 64,
+    "resnet50": 64,
+    "resnext50_32x4d": 64,
+    "shufflenet_v2_x1_0": 64,
+    "mobilenet_v2": 64,
+    "mobilenet_v3_small": 64,
+    "mnasnet1_0": 64,
+    "efficientnet_b0": 64,
+    "efficientnet_v2_s": 64,
+    "regnet_y_400mf": 64,
+    "convnext_tiny": 64,
+    "swin_t": 64,
+    "swin_v2_t": 64,
+}
+"""Name of the network to the height and width of its images."""
+TRANSFORMERS: dict[str, Callable[[], Any]] = {
+    "vit_small": lambda: torchvision.models.VisionTransformer(
+        image_size=64, patch_size=16, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=128
+    ),
+    "maxvit_small": lambda: torchvision.models.MaxVit(
+        input_size=(64, 64),
+        stem_channels=16,
+        partition_size=2,
+        block_channels=[16, 32],
+        block_layers=[1, 1],
+        head_dim=8,
+        stochastic_depth_prob=0.0,
+    ),
+}
+DETECTORS: dict[str, int] = {
+    "fasterrcnn_resnet50_fpn": 128,
+    "fasterrcnn_mobilenet_v3_large_320_fpn": 128,
+    "maskrcnn_resnet50_fpn": 128,
+    "keypointrcnn_resnet50_fpn": 128,
+    "ssd300_vgg16": 300,
+    "ssdlite320_mobilenet_v3_large": 320,
+    "retinanet_resnet50_fpn": 128,
+    "fcos_resnet50_fpn": 128,
+}
+SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
+_SEGMENTED = 65  # pixels a side
+
+
+def recipes() -> list[Recipe]:
+    nets = {name: _classifier(partial(_built, name), size) for name, size in CLASSIFIERS.items()}
+    nets |= {name: _classifier(build, 64) for name, build in TRANSFORMERS.items()}
+    nets |= {name: _detector(name, size) for name, size in DETECTORS.items()}
+    nets |= {name: _segmenter(name) for name in SEGMENTERS}
+    return [recipe for name, exported in nets.items() for recipe in exported.recipes(FAMILY, name)]
+
+
+def _built(name: str, **options: Any) -> Any:
+    """The network with weights that keep its values in range, and running statistics as after training."""
+    if name in ("googlenet", "inception_v3"):
+        options |= {"init_weights": True, "aux_logits": False}
+    return torchvision.models.get_model(name, weights=None, **options)
+
+
+def _image(seed: int, *shape: int) -> Any:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _classifier(build: Callable[[], Any], size: int) -> Exported:
+    runs = lambda: [{"image": _image(0, count, 3, size, size)} for count in (1, 3)]  # noqa: E731
+    return Exported(build, runs, dynamic={"image": (0,)})
+
+
+def _segmenter(name: str) -> Exported:
+    return Exported(
+        partial(_built, name, weights_backbone=None),
+        lambda: [{"image": _image(0, *shape)} for shape in ((1, 3, _SEGMENTED, _SEGMENTED), (2, 3, 80, 96))],
+        call=lambda module, image: module(image)["out"],
+        dynamic={"image": (0, 2, 3)},
+    )
+
+
+def _detector(name: str, size: int) -> Exported:
+    """A detector of one image; its results are boxes, labels and scores, and masks or keypoints.
+
+    Classifiers' weights are enlarged, so that there are results, whose order rounding does not decide.
+    """
+    limits = {} if name.startswith("ssd") else {"min_size": size, "max_size": 2 * size}
+
+    def build() -> Any:
+        net = _built(name, weights_backbone=None, **limits)
+        for part, weight in net.named_parameters():
+            if any(word in part for word in ("cls_score", "cls_logits", "classification_head")) and weight.dim() > 1:
+                weight.data *= 30
+        return net
+
+    def call(module: Any, image: Any) -> Sequence[Any]:
+        return tuple(module([image])[0].values())
+
+    def runs() -> Sequence[Tensors]:
+        shapes = ((size, size), (size, size * 5 // 4))
+        return [{"image": _image(seed, 3, *shape)} for seed, shape in enumerate(shapes)]
+
+    return Exported(build, runs, call=call, dynamic={"image": (1, 2)})

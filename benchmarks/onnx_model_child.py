@@ -1,0 +1,201 @@
+"""The process in which `onnx_models.py` tries models: one line of JSON for each name that it reads.
+
+    python benchmarks/onnx_model_child.py FOLDER THREADS SECONDS
+
+onnxruntime's results are what dagexec's are compared with. All contenders are in this process, and take turns; between
+turns it sleeps, until their threads do. With SECONDS 0 nothing is timed but loading.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from model_files.recipe import Array, model_file, stored_feeds
+
+import dagexec
+from dagexec.errors import DagexecError
+
+TOLERANCE = 1e-4
+"""Absolute and relative."""
+INT8_TOLERANCE, FLOAT16_TOLERANCE = 0.03, 0.005
+"""Of an output's largest element, for files that compute in so few bits: a number that is rounded the other way early
+is a whole step there, and steps add up."""
+_LOADS, _ROUNDS, _PAUSE = 3, 5, 0.005
+
+Run = Callable[[], object]
+
+
+def tried(folder: Path, name: str, threads: int, seconds: float) -> dict[str, Any]:
+    """The row of one model. `verdict` is equal, differs, refused, failed, or that onnxruntime cannot run it."""
+    file = model_file(folder, name)
+    runs = list(stored_feeds(folder, name))
+    try:
+        session = _session(file, threads)
+        expected = [session.run(None, feeds) for feeds in runs]
+    except Exception as error:
+        return {"verdict": "no reference", "detail": _first_line(error)}
+    try:
+        executor = dagexec.compile(file)
+    except DagexecError as error:
+        return {"verdict": "refused", "detail": str(error).removeprefix(f"{file}: ")}
+    coarse = _coarse(file)
+    with executor:
+        row: dict[str, Any] = _shares(executor)
+        names = [output.name for output in session.get_outputs()]
+        for number, (feeds, results) in enumerate(zip(runs, expected, strict=True)):
+            try:
+                outputs = executor.run(feeds)
+            except DagexecError as error:
+                return row | {"verdict": "failed", "detail": f"run {number}: {error}"}
+            for output, result in zip(names, results, strict=True):
+                if found := difference(outputs[output], result, coarse):
+                    return row | {"verdict": "differs", "detail": f"run {number}, {output}: {found}"}
+        row |= {"verdict": "equal", "load_ms": _load_times(file, threads)}
+        if seconds:
+            contenders: dict[str, Run] = {
+                "dagexec": lambda: executor.run(runs[0]),
+                "onnxruntime": lambda: session.run(None, runs[0]),
+            }
+            with suppress(Exception):  # what OpenVINO cannot load or run has no column
+                contenders["openvino"] = _openvino(file, runs[0], threads)
+            row |= _timed(contenders, seconds)
+    return row
+
+
+def difference(found: Any, expected: Any, coarse: float = 0.0) -> str | None:
+    """How a result differs by more than is allowed, else None; sequences and maps by their elements."""
+    if isinstance(expected, Mapping):
+        found, expected = [found[key] for key in expected], list(expected.values())
+    if isinstance(expected, list):
+        if len(found) != len(expected):
+            return f"{len(found)} elements, expected {len(expected)}"
+        pairs = zip(found, expected, strict=True)
+        return next((text for one, other in pairs if (text := difference(one, other, coarse))), None)
+    return _arrays_differ(np.asarray(found), np.asarray(expected), coarse)
+
+
+def _arrays_differ(found: Array, expected: Array, coarse: float) -> str | None:
+    if found.shape != expected.shape or (found.dtype != expected.dtype and expected.dtype.kind not in "OU"):
+        return f"{found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
+    if expected.dtype.kind in "OUSb":
+        count = int(np.count_nonzero(found != expected))
+        return f"{count} of {expected.size} differ" if count else None
+    one, other = found.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distance = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
+    size = np.where(np.isfinite(other), np.abs(other), 0)
+    largest = size.max(initial=0)
+    allowed = np.maximum(TOLERANCE * (1 + size), coarse * largest)
+    beyond = ~(distance <= allowed)
+    if not beyond.any():
+        return None
+    off = np.count_nonzero(beyond)
+    return f"{off} of {beyond.size} are off, by {distance.max():.2g} where the largest is {largest:.2g}"
+
+
+def _coarse(file: Path) -> float:
+    """The share of an output's largest element that a result may be off."""
+    graph = onnx.load(file, load_external_data=False).graph
+    if any(word in node.op_type for node in graph.node for word in ("Quantize", "Integer", "QLinear")):
+        return INT8_TOLERANCE
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in graph.initializer)
+    return FLOAT16_TOLERANCE if half else 0.0
+
+
+def _session(file: Path, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(os.fspath(file), options, providers=["CPUExecutionProvider"])
+
+
+def _openvino(file: Path, feeds: Mapping[str, Array], threads: int) -> Run:
+    openvino = importlib.import_module("openvino")
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    request = openvino.Core().compile_model(file, "CPU", settings).create_infer_request()
+    for name, array in feeds.items():
+        request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+    request.infer()
+    return lambda: request.infer()
+
+
+def _load_times(file: Path, threads: int) -> dict[str, float]:
+    """Medians of what loading takes, tuning off."""
+    loads: dict[str, Run] = {
+        "dagexec": lambda: dagexec.compile(file, tuning_seconds=0).close(),
+        "onnxruntime": lambda: _session(file, threads),
+    }
+    times: dict[str, list[float]] = {name: [] for name in loads}
+    for _ in range(_LOADS):
+        for name, load in loads.items():
+            start = time.perf_counter()
+            load()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: round(statistics.median(found), 2) for name, found in times.items()}
+
+
+def _timed(contenders: Mapping[str, Run], seconds: float) -> dict[str, Any]:
+    """Milliseconds of a run of each, medians over the rounds, and the medians of dagexec's over another's."""
+    rounds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(_ROUNDS):
+        for name, run in contenders.items():
+            time.sleep(_PAUSE)
+            rounds[name].append(_turn(run, seconds))
+    ours = rounds["dagexec"]
+    ratios = {
+        name: round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3)
+        for name, theirs in rounds.items()
+        if name != "dagexec"
+    }
+    return {"ms": {name: round(statistics.median(found), 4) for name, found in rounds.items()}, "ratios": ratios}
+
+
+def _turn(run: Run, seconds: float) -> float:
+    """Median milliseconds of the runs of one turn, after one that warms caches."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 2 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def _shares(executor: dagexec.Executor) -> dict[str, Any]:
+    operators: Sequence[Any] = executor.model.net.op
+    return {"operators": len(operators), "adapter": 0}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def main() -> None:
+    folder, threads, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    logging.disable(logging.WARNING)
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what libraries print goes to standard error
+        for line in sys.stdin:
+            try:
+                row = tried(folder, line.strip(), threads, seconds)
+            except Exception as error:
+                row = {"verdict": "crashed", "detail": f"{type(error).__name__}: {_first_line(error)}"}
+            print(json.dumps(row), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
