@@ -1,18 +1,20 @@
-"""ResizeNearest by oneDNN where its rule is the operator's."""
+"""ResizeNearest and Resize by oneDNN where its rule is the operator's: half-pixel places, linear or nearest."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Prepared, Step
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.base.layout import image_order, spatial_sizes
-from dagexec.ops.image import spatial
+from dagexec.ops.base.blocks import Array
+from dagexec.ops.base.layout import NCHW, image_order, spatial_sizes
+from dagexec.ops.image import resize, spatial
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 _NEAREST = 0x2FFF0
+_LINEAR = 0x2FFF1
 _CACHE_LINE = 64
 """Bytes. A large result is stored past the caches, by instructions that end the process where it is not aligned."""
 
@@ -34,10 +36,44 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
             centers = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * np.float32(size / out) - np.float32(0.5)
             if (np.floor(centers + np.float32(0.5)).astype(np.intp) != spatial.nearest_pixels(out, scale)).any():
                 raise UnsupportedFeatureError(f"{self.label}: scale {scale:g} selects other pixels than oneDNN does")
-        if y.ctypes.data % _CACHE_LINE:
-            raise UnsupportedFeatureError(f"{self.label}: its output does not start at a cache line")
-        source, target, attributes = self.image(x, order), self.image(y, order), self.attributes()
-        tensors = (self.onednn.ffi.NULL, source, target, attributes)
-        found = self.describe_fast("resampling_forward", self.onednn.engine, FORWARD_INFERENCE, _NEAREST, *tensors)
-        bound = self.bound(found, {SRC: (source, x), DST: (target, y)})
-        return self.rebindable(bound.step, bound, {0: SRC}, {})  # a caller's memory may begin anywhere
+        return resampled(self, x, y, order, _NEAREST)
+
+
+@operator(resize.Resize.schema, engine="ONEDNN")
+class Resize(OneDNNOperator, resize.Resize):
+    """Images resized along their spatial axes, by the nearest pixels or linearly."""
+
+    def prepare_primitive(self) -> Step:
+        """One resampling, where every output pixel is made of the same pixels of X, with the same weights."""
+        x, y, call = self.x(0), self.y(0), self.call()
+        nearest = self.arguments.string("mode", "nearest") == "nearest"
+        if not 3 <= x.ndim <= 5 or x.shape[:2] != y.shape[:2] or not y.size:
+            raise UnsupportedFeatureError(f"{self.label}: not an image of which only the spatial axes are resized")
+        if self.arguments.string("mode", "nearest") == "cubic" or self.arguments.bool("antialias"):
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no cubic and no antialiased resampling")
+        for axis in resize.resized_axes(call):
+            if not _same_pixels(resize.find_taps(call, axis), axis, nearest=nearest):
+                raise UnsupportedFeatureError(f"{self.label}: axis {axis.axis} is read at other places than oneDNN's")
+        return resampled(self, x, y, NCHW, _NEAREST if nearest else _LINEAR)
+
+
+def _same_pixels(taps: resize.Taps, axis: resize.ResizedAxis, *, nearest: bool) -> bool:
+    """True where oneDNN computes an axis from the same pixels: those around (i + 1/2) * in / out - 1/2."""
+    if taps.outside is not None and taps.outside.any():
+        return False
+    centers = (np.arange(axis.out, dtype=np.float32) + np.float32(0.5)) * np.float32(axis.size / axis.out)
+    places = np.clip(centers - np.float32(0.5), 0, axis.size - 1)
+    if nearest or taps.weights is None:
+        return bool((np.floor(places + np.float32(0.5)) == taps.places[0]).all())
+    return bool(np.allclose((taps.places * taps.weights).sum(0), places, rtol=1e-6, atol=1e-6))
+
+
+def resampled(owner: OneDNNOperator, x: Array, y: Array, order: str, algorithm: int) -> Prepared:
+    """The primitive from `x` to `y`. Raises UnsupportedFeatureError where oneDNN has none, or `y` is not aligned."""
+    if y.ctypes.data % _CACHE_LINE:
+        raise UnsupportedFeatureError(f"{owner.label}: its output does not start at a cache line")
+    source, target, attributes = owner.image(x, order), owner.image(y, order), owner.attributes()
+    tensors = (owner.onednn.ffi.NULL, source, target, attributes)
+    found = owner.describe_fast("resampling_forward", owner.onednn.engine, FORWARD_INFERENCE, algorithm, *tensors)
+    bound = owner.bound(found, {SRC: (source, x), DST: (target, y)})
+    return owner.rebindable(bound.step, bound, {0: SRC}, {})  # a caller's memory may begin anywhere

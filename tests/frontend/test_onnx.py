@@ -121,7 +121,7 @@ def test_all_unsupported_nodes_are_listed_in_one_error() -> None:
         helper.make_node("Relu", ["x"], ["r"], name="fine"),
         helper.make_node("RNN", ["r", "x", "x"], ["c"], name="up"),
         helper.make_node("Fancy", ["c"], ["f"], name="own", domain="com.example"),
-        helper.make_node("Resize", ["f", "", "s"], ["y"], name="smooth", mode="cubic"),
+        helper.make_node("Resize", ["f", "", "s"], ["y"], name="smooth", mode="spline"),
     ]
     scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s")
     proto = tiny_model(nodes, ["y"], opset=17, initializer=[scales])
@@ -132,7 +132,7 @@ def test_all_unsupported_nodes_are_listed_in_one_error() -> None:
     assert message.startswith("3 node(s) cannot be run")
     assert "node 'up': RNN (domain ai.onnx, opset 17)" in message
     assert "node 'own': Fancy (domain com.example, opset 3)" in message
-    assert "node 'smooth': Resize (domain ai.onnx, opset 17): mode 'cubic' is not supported" in message
+    assert "node 'smooth': Resize (domain ai.onnx, opset 17): mode 'spline' is not supported" in message
     assert "fine" not in message
 
 

@@ -273,9 +273,6 @@ REFUSED = [
     (Case("BatchNormalization", 15, (IMAGE, *CHANNELS), {"training_mode": 1}), "training_mode=1"),
     (Case("Dropout", 13, (IMAGE, None, Const(np.bool_(True)))), "training_mode=true"),
     (Case("LayerNormalization", 17, (ROWS, floats(*ROWS[0]), floats(*ROWS[0])), outputs=2), "only its first output"),
-    (Case("Resize", 13, (IMAGE, None, None, ints(2, 3, 9, 9))), "sizes are not supported"),
-    (Case("Resize", 13, (IMAGE, None, floats(1, 1, 1.5, 2))), "nearest_mode"),
-    (Case("Resize", 13, (IMAGE, None, floats(1, 2, 2, 2)), UPSAMPLING), r"expected \[1, 1, height, width\]"),
     (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2"),
     (Case("Gelu", 20, (IMAGE,), {"approximate": "cubic"}), "approximate = 'cubic'"),
 ]

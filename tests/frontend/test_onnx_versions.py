@@ -25,7 +25,6 @@ NEVER_READ = {
     "LayerNormalization": {"stash_type"},
     "QuantizeLinear": {"precision"},
     "Range": {"stash_type"},
-    "Resize": {"antialias"},
     "Constant": {"sparse_value", "value_string", "value_strings"},
 }
 """Attributes that may only be absent, or have their default."""

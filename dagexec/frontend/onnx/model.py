@@ -27,6 +27,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     quantized,
     recurrent,
     reduction,
+    resize,
     shape,
 )
 from dagexec.frontend.onnx.declared_types import check_declared
