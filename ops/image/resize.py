@@ -1,7 +1,7 @@
 """Resize: tensors with other sizes along any axes, by nearest elements or by linear or cubic interpolation.
 
-The axes are resized one after the other. Along each, an output element is a sum of a few input elements, its taps, whose
-places and weights are found once for the sizes. Places, weights and their names are those of ONNX's operator Resize.
+The axes are resized one after the other. Along each, an output element is a sum of a few input elements, its taps.
+Their places and weights are found once for the sizes. Places, weights and their names are those of ONNX's Resize.
 Keys, 1981, "Cubic convolution interpolation for digital image processing".
 """
 
@@ -26,7 +26,7 @@ from dagexec.ops.base.array_function import ArrayFunction
 from dagexec.ops.base.blocks import BLOCK, Array, row_pieces
 from dagexec.platform.host_memory import check_fits
 
-Places = npt.NDArray[np.float64]
+Places = npt.NDArray[np.floating[Any]]
 _MODES = ("nearest", "linear", "cubic")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 _MOST = 1 << 31

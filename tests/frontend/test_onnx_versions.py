@@ -20,8 +20,6 @@ from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of, convertible_operators
 
 NEVER_READ = {
-    "GRU": {"activation_alpha", "activation_beta"},  # Sigmoid and Tanh have no such parameters
-    "LSTM": {"activation_alpha", "activation_beta"},
     "LayerNormalization": {"stash_type"},
     "QuantizeLinear": {"precision"},
     "Range": {"stash_type"},

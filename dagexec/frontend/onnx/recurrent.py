@@ -2,56 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.frontend.onnx.node import Node, converts
 
 _BIAS, _SEQUENCE_LENGTHS, _INITIAL_H, _INITIAL_C, _PEEPHOLES = 3, 4, 5, 6, 7
+_BATCH_FIRST = {"X": [1, 0, 2], "state": [1, 0, 2], "Y": [2, 0, 1, 3]}
+"""Axes of transposes: X and initial states to steps first, and states and Y back."""
+
+
+@converts(RNN=22)
+def rnn(node: Node) -> list[OperatorDef]:
+    """A simple recurrent layer."""
+    return _layer(node, "RNN", "RNN", ("Tanh",), 1)
 
 
 @converts(LSTM=22)
 def lstm(node: Node) -> list[OperatorDef]:
-    """LSTM with the activations of its definition, and a state before the first step or none."""
-    if node.has_input(_PEEPHOLES):
-        raise CannotConvertError("peepholes are not supported")
-    if node.integer("input_forget", 0):
-        raise CannotConvertError("input_forget is not supported")
-    if node.has_input(_INITIAL_H) != node.has_input(_INITIAL_C):
-        raise CannotConvertError("initial_h and initial_c must be given together")
-    return [_layer(node, (b"Sigmoid", b"Tanh", b"Tanh"), ("sequence", "hidden", "cell"))]
+    """LSTM, with peepholes or not."""
+    peepholes, coupled = node.has_input(_PEEPHOLES), node.integer("input_forget", 0)
+    special: dict[str, ArgumentValue | None] = {}
+    if peepholes or coupled:
+        special = {"peepholes": int(peepholes), "input_forget": coupled}
+    return _layer(node, "LSTM", "GeneralLSTM", ("Sigmoid", "Tanh", "Tanh"), 2, special)
 
 
 @converts(GRU=22)
 def gru(node: Node) -> list[OperatorDef]:
-    """GRU with the activations of its definition."""
+    """GRU."""
     linear = node.integer("linear_before_reset", 0) or None
-    return [_layer(node, (b"Sigmoid", b"Tanh"), ("sequence", "hidden"), linear_before_reset=linear)]
+    return _layer(node, "GRU", "GeneralGRU", ("Sigmoid", "Tanh"), 1, linear_before_reset=linear)
 
 
 def _layer(
-    node: Node, activations: tuple[bytes, ...], outputs: tuple[str, ...], **arguments: int | None
-) -> OperatorDef:
-    """The operator of the node's type. Raises CannotConvertError for what it does not have."""
-    if node.integer("layout", 0):
-        raise CannotConvertError("layout=1 (batch first) is not supported")
-    if "clip" in node:
-        raise CannotConvertError("clip is not supported")
+    node: Node,
+    plain: str,
+    general: str,
+    functions: Sequence[str],
+    states: int,
+    special: Mapping[str, ArgumentValue | None] | None = None,
+    **arguments: ArgumentValue | None,
+) -> list[OperatorDef]:
+    """The operator `plain`, or `general` where something is `special`, between transposes where the batch is first."""
     node.ignore("output_sequence")  # before opset 7: whether the first output may be left out
-    given = node.texts("activations") or []
-    if any(name != activations[position % len(activations)] for position, name in enumerate(given)):
-        names = ", ".join(name.decode() for name in activations)
-        raise CannotConvertError(f"activations other than {names} are not supported, found {given}")
-    count = max((index + 1 for index in range(len(outputs)) if node.is_read(index)), default=1)
-    return node.operator(
-        node.op_type,
-        [name for name in node.inputs if name],
-        [
-            node.outputs[index] if index < len(node.outputs) and node.outputs[index] else node.new_name(outputs[index])
-            for index in range(count)
-        ],
+    batch_first = bool(node.integer("layout", 0))
+    added = dict(special or {}) | _functions(node, functions)
+    operators, inputs = _inputs(node, states, batch_first=batch_first)
+    outputs, after = _outputs(node, 1 + states, batch_first=batch_first)
+    layer = node.operator(
+        general if added else plain,
+        inputs,
+        outputs,
         direction=node.text("direction", "forward"),
         hidden_size=node.integer("hidden_size", 0) or None,
         bias=1 if node.has_input(_BIAS) else None,
         sequence_lengths=1 if node.has_input(_SEQUENCE_LENGTHS) else None,
-        initial_state=1 if node.has_input(_INITIAL_H) else None,
+        initial_state=1 if node.has_input(_INITIAL_H) or node.has_input(_INITIAL_C) else None,
         **arguments,
+        **added,
     )
+    return [*operators, layer, *after]
+
+
+def _functions(node: Node, defaults: Sequence[str]) -> dict[str, ArgumentValue | None]:
+    """Activations, their parameters and the clip of sums, as far as they are not the layer's own."""
+    names = [name.decode(errors="replace") for name in node.texts("activations") or []]
+    alpha, beta = node.numbers("activation_alpha"), node.numbers("activation_beta")
+    clip = node.number("clip", 0.0)
+    if all(name.lower() == defaults[place % len(defaults)].lower() for place, name in enumerate(names)) and not clip:
+        return {}
+    return {"activations": names or None, "activation_alpha": alpha, "activation_beta": beta, "clip": clip or None}
+
+
+def _inputs(node: Node, states: int, *, batch_first: bool) -> tuple[list[OperatorDef], list[str]]:
+    """The inputs that are given, and what makes them so: steps first, and both states of an LSTM or none."""
+    operators: list[OperatorDef] = []
+    names = list(node.inputs)
+    if states > 1 and node.has_input(_INITIAL_H) != node.has_input(_INITIAL_C):
+        names += [""] * (_INITIAL_C + 1 - len(names))
+        given, absent = (_INITIAL_H, _INITIAL_C) if node.has_input(_INITIAL_H) else (_INITIAL_C, _INITIAL_H)
+        names[absent] = node.new_name("zero_state")
+        operators.append(node.operator("Sub", [names[given], names[given]], [names[absent]]))
+    if batch_first:
+        for index, axes in ((0, "X"), (_INITIAL_H, "state"), (_INITIAL_C, "state")):
+            if index < len(names) and names[index]:
+                turned = node.new_name(f"steps_first_{index}")
+                operators.append(node.operator("Transpose", [names[index]], [turned], axes=_BATCH_FIRST[axes]))
+                names[index] = turned
+    return operators, [name for name in names if name]
+
+
+def _outputs(node: Node, most: int, *, batch_first: bool) -> tuple[list[str], list[OperatorDef]]:
+    """Names for the outputs that the layer has, and what turns those that are read."""
+    count = max((index + 1 for index in range(most) if node.is_read(index)), default=1)
+    wanted = [
+        node.outputs[index] if index < len(node.outputs) and node.outputs[index] else node.new_name(f"output_{index}")
+        for index in range(count)
+    ]
+    if not batch_first:
+        return wanted, []
+    made = [node.new_name(f"steps_first_output_{index}") for index in range(count)]
+    return made, [
+        node.operator("Transpose", [source], [target], axes=_BATCH_FIRST["state" if index else "Y"])
+        for index, (source, target) in enumerate(zip(made, wanted, strict=True))
+    ]

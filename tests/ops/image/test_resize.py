@@ -1,4 +1,4 @@
-"""Resize: seeded random forms of ONNX's operator against onnxruntime or onnx's reference, both engines, and refusals."""
+"""Resize: random forms of ONNX's operator against onnxruntime or onnx's reference, both engines, refusals."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from dagexec import NetDef, Workspace, compile
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.tensor import Tensor
-from dagexec.errors import ArgumentError, OperatorError, ShapeError, UnsupportedOperatorError
+from dagexec.errors import ArgumentError, OperatorError, ShapeError
 from dagexec.frontend.onnx.model import from_model_proto
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
@@ -157,20 +157,6 @@ def test_an_onnx_model_gives_what_onnxruntime_gives(
         found = executor.run({"x": layer.inputs()[0]})
     for name, other in zip(("y", "y_h", "y_c"), expected, strict=False):
         np.testing.assert_allclose(found[name], other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "reason"),
-    [
-        ({"clip": 1.0}, "clip"),
-        ({"activations": ["Relu", "Tanh", "Tanh"]}, "activations other than Sigmoid, Tanh"),
-        ({"layout": 1}, "batch first"),
-    ],
-)
-@pytest.mark.parametrize("op_type", ["LSTM", "GRU"])
-def test_an_onnx_layer_of_another_kind_is_refused(op_type: str, attributes: dict[str, object], reason: str) -> None:
-    with pytest.raises(UnsupportedOperatorError, match=reason):
-        from_model_proto(onnx_model(Layer(op_type), **attributes))
 
 
 @pytest.mark.parametrize(
