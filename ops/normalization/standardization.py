@@ -220,6 +220,7 @@ class InstanceNorm(_Standardize):
         args={"group": "groups of channels (default 32)", "epsilon": EPSILON_HELP, "order": ORDER_HELP},
         inplace=no_inplace,
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
+        onnx=(OnnxName("GroupNormalization", 21, {"num_groups": "group", "epsilon": "epsilon"}),),
         results=1,
     )
 )

@@ -270,9 +270,6 @@ def test_a_node_computes_what_onnxruntime_computes(case: Case) -> None:
 
 REFUSED = [
     (Case("BatchNormalization", 7, (IMAGE, *CHANNELS), {"spatial": 0}), "spatial=0"),
-    (Case("BatchNormalization", 15, (IMAGE, *CHANNELS), {"training_mode": 1}), "training_mode=1"),
-    (Case("Dropout", 13, (IMAGE, None, Const(np.bool_(True)))), "training_mode=true"),
-    (Case("LayerNormalization", 17, (ROWS, floats(*ROWS[0]), floats(*ROWS[0])), outputs=2), "only its first output"),
     (Case("ConvTranspose", 11, (IMAGE, TURNED), {"output_shape": [8, 7, 6]}), r"output_shape \[8, 7, 6\] must have 2"),
     (Case("Gelu", 20, (IMAGE,), {"approximate": "cubic"}), "approximate = 'cubic'"),
 ]

@@ -20,7 +20,9 @@ from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of, convertible_operators
 
 NEVER_READ = {
+    "GroupNormalization": {"stash_type"},
     "LayerNormalization": {"stash_type"},
+    "RMSNormalization": {"stash_type"},
     "QuantizeLinear": {"precision"},
     "Range": {"stash_type"},
     "Constant": {"sparse_value", "value_string", "value_strings"},

@@ -108,29 +108,6 @@ def average_pool(node: Node) -> list[OperatorDef]:
     )
 
 
-@converts(BatchNormalization=15)
-def batch_normalization(node: Node) -> list[OperatorDef]:
-    """BatchNormalization as inference computes it; before opset 14, its further outputs belong to training."""
-    if node.integer("training_mode", 0):
-        raise CannotConvertError("training_mode=1 is not supported")
-    if node.integer("spatial", 1) == 0:
-        raise CannotConvertError("spatial=0 is not supported")
-    node.ignore("momentum", "is_test")
-    epsilon = node.number("epsilon", 1e-5)
-    return [node.operator("SpatialBN", node.inputs, node.only_output(), is_test=1, epsilon=epsilon)]
-
-
-@converts(LayerNormalization=17)
-def layer_normalization(node: Node) -> list[OperatorDef]:
-    """LayerNormalization with scale and bias over the axes from `axis` on."""
-    if not node.has_input(2):
-        raise CannotConvertError("a missing bias is not supported")
-    outputs = [*node.only_output(), node.new_name("mean"), node.new_name("stddev")]
-    axis = node.integer("axis", -1)
-    epsilon = node.number("epsilon", 1e-5)
-    return [node.operator("LayerNorm", node.inputs, outputs, axis=axis, epsilon=epsilon, elementwise_affine=1)]
-
-
 @converts(Softmax=13, LogSoftmax=13)
 def softmax(node: Node) -> list[OperatorDef]:
     """Over one axis from opset 13 on; before that over all axes from `axis` on, as Caffe2 does."""

@@ -124,22 +124,6 @@ def cast(node: Node) -> list[OperatorDef]:
     return node.unary("Cast", to=target.number, **rounding)
 
 
-@converts(Dropout=22)
-def dropout(node: Node) -> list[OperatorDef]:
-    """Dropout as inference computes it: the input unchanged, and a mask of ones when someone asks for it."""
-    node.ignore("ratio", "seed", "is_test")
-    if node.opset >= 12 and node.has_input(2) and node.constant_scalar(2, "training_mode"):
-        raise CannotConvertError("training_mode=true is not supported")
-    operators = [node.operator("Dropout", [node.inputs[0]], [node.outputs[0]], is_test=1)]
-    if node.is_read(1):
-        kind = dtypes.BOOL if node.opset >= 10 else dtypes.FLOAT32
-        one = 1 if kind is dtypes.BOOL else 1.0
-        operators.append(
-            node.operator("ConstantFill", [node.inputs[0]], [node.outputs[1]], value=one, dtype=kind.number)
-        )
-    return operators
-
-
 @converts(Identity=25)
 def identity(node: Node) -> list[OperatorDef]:
     """A copy; of a known value only another name for it."""
