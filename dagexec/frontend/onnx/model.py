@@ -16,6 +16,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.errors import ArgumentError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
+    attention,
     control,
     convolution,
     elementwise,
