@@ -20,7 +20,9 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     control,
     convolution,
     elementwise,
+    image,
     indexing,
+    loss,
     microsoft,
     microsoft_attention,
     microsoft_blocks,
@@ -32,6 +34,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     reduction,
     resize,
     shape,
+    signal,
 )
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData

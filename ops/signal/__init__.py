@@ -1,0 +1,1 @@
+"""Operators on signals: discrete Fourier transforms, windows, and filters of frequencies."""
