@@ -34,6 +34,20 @@ def bit_cast(node: Node) -> list[OperatorDef]:
     return node.unary("BitCast", to=element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label).number)
 
 
+@converts(StringNormalizer=10)
+def string_normalizer(node: Node) -> list[OperatorDef]:
+    """Stop words and cases by Unicode's rules, which are those of every locale but few."""
+    locale = node.text("locale", "en_US")
+    if locale[:2] in ("az", "lt", "tr"):
+        raise CannotConvertError(f"cases by the rules of locale {locale!r} are not supported")
+    return node.unary(
+        "StringNormalizer",
+        case_change_action=node.text("case_change_action", "NONE"),
+        is_case_sensitive=node.integer("is_case_sensitive", 0),
+        stopwords=[word.decode(errors="replace") for word in node.texts("stopwords") or []] or None,
+    )
+
+
 @converts(SwiGLU=28)
 def swiglu(node: Node) -> list[OperatorDef]:
     """Swish of the gate, times the values."""
