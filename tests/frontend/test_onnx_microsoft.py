@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import dagexec
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
@@ -151,3 +151,27 @@ def test_an_attribute_that_nothing_reads_is_refused() -> None:
     proto, _ = of_microsoft(Case("Gelu", 17, (ROWS,), {"approximate": "tanh"}))
     with pytest.raises(UnsupportedOperatorError, match="its attribute approximate = b'tanh' is not supported"):
         from_model_proto(proto)
+
+
+def test_embeddings_and_attention_of_any_batch_and_length_agree_with_onnxruntime() -> None:
+    proto, _ = of_microsoft(
+        Case("EmbedLayerNormalization", 17, (IDS, SEGMENTS, WORDS, PLACES, KINDS, GAMMA, BETA, MASK), outputs=2)
+    )
+    attention = helper.make_node(
+        "Attention", ["out0", "weights", "bias", "out1"], ["y"], domain="com.microsoft", num_heads=2
+    )
+    proto.graph.node.append(attention)
+    for name, value in (("weights", WEIGHTS), ("bias", QKV)):
+        proto.graph.initializer.append(numpy_helper.from_array(value.array, name))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None))
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"size_{axis}"
+    with dagexec.compile(proto) as executor:
+        for batch, length in ((2, 5), (3, 4)):
+            ids = RNG.integers(0, 11, (batch, length)).astype(np.int32)
+            mask = (np.arange(length) < RNG.integers(1, length, (batch, 1))).astype(np.int32)
+            feeds = {"in0": ids, "in1": ids % 2, "in7": mask}
+            [expected] = by_onnxruntime(proto, feeds)
+            np.testing.assert_allclose(executor.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)

@@ -158,3 +158,24 @@ def test_dequantized_weights_stay_integers_in_the_model() -> None:
     model = from_model_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)]))
     assert [definition.type for definition in model.net.op] == ["DequantizeLinear", "BatchMatMul"]
     assert model.init_net is None
+
+
+def test_weights_in_blocks_stay_floats_in_a_model_on_integers() -> None:
+    # as many scales as columns, which are not scales of columns
+    x, weights = (RNG.standard_normal((2, 2)) * 3).astype(np.float32), whole((2, 4), np.int8)
+    scales = RNG.uniform(0.01, 0.1, (2, 2)).astype(np.float32)
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["q"]),
+        onnx.helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["d"]),
+        onnx.helper.make_node("DequantizeLinear", ["w", "s"], ["wf"], axis=1, block_size=2),
+        onnx.helper.make_node("MatMul", ["d", "wf"], ["y"]),
+    ]
+    infos = [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", (2, 2)), ("y", (2, 4)))]
+    constants = {"w": weights, "s": scales, "step": np.float32(0.05), "zero": np.uint8(0)}
+    initializers = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", infos[:1], infos[1:], initializer=initializers)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    quantized = np.clip(np.rint(x / np.float32(0.05)), 0, 255) * 0.05
+    expected = quantized @ (weights * np.repeat(scales.astype(np.float64), 2, axis=1))
+    with dagexec.compile(model, dtype="int8") as executor:
+        np.testing.assert_allclose(executor.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-4)

@@ -200,6 +200,7 @@ def embed_layer_normalization(node: Node) -> list[OperatorDef]:
     """LayerNormalization of the sum of word, position and segment embeddings; and how long each sequence is."""
     compose = Composition(node)
     ids, segments, words, positions, kinds, gamma, beta = node.inputs[:7]
+    _note_shapes(node)
     total = compose("Gather", words, ids, axis=0)
     total = compose("Add", total, _positions(compose, positions, ids))
     if segments:
@@ -212,6 +213,17 @@ def embed_layer_normalization(node: Node) -> list[OperatorDef]:
         _sequence_lengths(compose, node.inputs[7] if node.has_input(7) else "")
     _normalized(compose, total, gamma, beta, node.number("epsilon", 1e-12))
     return compose.operators
+
+
+def _note_shapes(node: Node) -> None:
+    """Note the sizes of the outputs, batch x positions x width and batch, as far as they are known."""
+    ids, table = node.shape(0), node.shape(2)
+    batch, positions = ids if ids is not None and len(ids) == 2 else (None, None)
+    width = table[-1] if table else None
+    for name, shape in zip(
+        node.outputs, ((batch, positions, width), (batch,), (batch, positions, width)), strict=False
+    ):
+        node.scope.shapes.setdefault(name, shape)
 
 
 def _positions(compose: Composition, embedding: str, ids: str) -> str:

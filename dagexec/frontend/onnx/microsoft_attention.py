@@ -163,16 +163,22 @@ def _padding(compose: Composition, index: int, k: str) -> str:
         return _forbidden(compose, compose("ExpandDims", allowed, dims=[1, 2] if rank == 2 else [1]), value)
     if rank != 1:
         raise CannotConvertError(f"a mask of {rank} axes is not supported")
-    [entries], batch = node.full_shape(index, "what its mask means follows from its size"), node.shape(0)
-    if not batch or not batch[0] or entries not in (batch[0], 2 * batch[0]):
-        raise CannotConvertError(f"a mask of {entries} entries is not supported for an input of shape {batch}")
     positions = _positions(compose, k)
-    ends = compose.split(node.inputs[index], entries // batch[0], 0) if entries > batch[0] else [node.inputs[index]]
-    ends = [compose("ExpandDims", compose("Cast", end, to=INT64.number), dims=[1]) for end in ends]
-    allowed = compose("LT", positions, ends[0])
-    if len(ends) > 1:
-        allowed = compose("And", allowed, compose("GE", positions, ends[1]))
+    starts, ends = (compose("ExpandDims", bound, dims=[1]) for bound in _bounds(compose, index, k))
+    allowed = compose("And", compose("LT", positions, ends), compose("GE", positions, starts))
     return _forbidden(compose, compose("ExpandDims", allowed, dims=[1, 2]), value)
+
+
+def _bounds(compose: Composition, index: int, k: str) -> tuple[str, str]:
+    """The first key that counts and the one behind the last, for each batch; input `index` may say nothing of firsts.
+
+    Zeros behind its ends stand for the starts that are not there.
+    """
+    mask = compose("Cast", compose.node.inputs[index], to=INT64.number)
+    padded = compose("Concat", mask, compose("Sub", mask, mask), axis=0)
+    batch, zero = compose("Shape", k, axes=[0]), compose.constant(np.zeros(1, np.int64))
+    ends = compose("Slice", padded, zero, batch, onnx_style=1)
+    return compose("Slice", padded, batch, compose("Add", batch, batch), onnx_style=1), ends
 
 
 def _causal(compose: Composition, q: str, k: str) -> str:
