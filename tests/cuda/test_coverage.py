@@ -59,6 +59,7 @@ HOST = {
     "CenterCropPad": ONNX,
     "CumProd": ONNX,
     "CumSum": ONNX,
+    "DepthToSpace": ONNX,
     "Einsum": ONNX,
     "GatherElements": ONNX,
     "GatherND": ONNX,
@@ -70,7 +71,9 @@ HOST = {
     "RightShift": ONNX,
     "ScatterElements": ONNX,
     "ScatterND": ONNX,
+    "SpaceToDepth": ONNX,
     "TensorScatter": ONNX,
+    "TileAxes": ONNX,
     "Trilu": ONNX,
 }
 
