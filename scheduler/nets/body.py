@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.proto import NetDef
-from dagexec.core.tensor import Tensor
+from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
 from dagexec.platform.blocking import check_stopped, work
@@ -29,10 +29,21 @@ MIN_SECONDS_SAVED = 100e-6
 """Estimated seconds that one more worker must save an execution; to wake it and wait for it costs half of that."""
 
 
+_MAX_MISSES = 4
+"""Preparations for other shapes, after which operators prepare themselves one by one."""
+
+_STEADY = 64
+"""Executions without a change of shapes, after which the net is prepared as a whole again."""
+
+
 class BodyNet(BaseNet):
     """Executed as often as the outer operator wants, on the blobs of its workspace; on the host only."""
 
     net_type: ClassVar[str] = "body"
+    _misses = 0  # preparations made since shapes were steady
+    _for_any_shapes: Preparation | None = None
+    _epoch = -1
+    _steady = 0  # executions since a tensor moved
     _judged: Preparation | None = None
     _may_share = False
 
@@ -57,7 +68,7 @@ class BodyNet(BaseNet):
         """Execute once, for the outer operator, on its thread."""
         preparation, tell = self._current, telling.tell
         if preparation is None or not preparation.bindings.in_place():
-            preparation = self.prepared()
+            preparation = self.prepared()  # also for any shapes: there is no current one then
         if self._judged is not preparation:
             self._judge(preparation)
         if self._may_share:
@@ -70,6 +81,33 @@ class BodyNet(BaseNet):
         else:
             steps = self._observed_steps(preparation, tell)
             self._run_steps(steps, partial(label_of, preparation.plan, steps))
+
+    def prepared(self) -> Preparation:
+        """Steps for the shapes the blobs have now; steps for any shapes while these keep changing."""
+        known = self._for_any_shapes
+        if known is not None:
+            self._steady = self._steady + 1 if self._epoch == binding_epoch() else 0
+            self._epoch = binding_epoch()
+            if self._steady < _STEADY:
+                return known
+            self._for_any_shapes, self._misses = None, 0
+        return super().prepared()
+
+    def _prepare(self) -> Preparation:
+        """As other nets; but who carries values of growing shapes would prepare all operators in each iteration."""
+        if self._misses < _MAX_MISSES:
+            return super()._prepare()
+        self._forget_preparations()
+        self._let_go_of_arenas()
+        self._steady = 0
+        self._for_any_shapes = Preparation(
+            self.operators, self.graph, self._inputs, self._constants, for_any_shapes=True
+        )
+        return self._for_any_shapes
+
+    def _new_preparation(self) -> Preparation:
+        self._misses += 1
+        return super()._new_preparation()
 
     def _judge(self, preparation: Preparation) -> None:
         """Note whether chains of these steps side by side would save enough."""

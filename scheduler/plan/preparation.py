@@ -61,10 +61,12 @@ class Preparation:
         *,
         keep: Collection[str] | None = None,
         in_list_order: bool = False,
+        for_any_shapes: bool = False,
     ) -> None:
         """With `keep`, only these blobs have values after a run: others share memory when no schedule forbids it.
 
         Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
+        With `for_any_shapes` no shapes are taken for granted: each operator prepares itself in the run, when it has to.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
         Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError
         when the caller is held to a deadline that is over.
@@ -72,7 +74,10 @@ class Preparation:
         for operator in operators:
             operator.check_output_layouts()
         _own_what_is_written(operators, inputs)
-        dynamic, inferred = _inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
+        dynamic: frozenset[int] = frozenset(range(len(graph)))
+        inferred: list[Inferred | None] = [None] * len(graph)
+        if not for_any_shapes:
+            dynamic, inferred = _inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
         self.settled = frozenset(
             index for index, found in enumerate(inferred) if found is not None and found.is_settled
         )

@@ -29,6 +29,7 @@ from dagexec.scheduler.exploration.strategies import RandomStrategy
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.nets import body as body_module
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.dynamic import CheckedStep
 from dagexec.tracing import Trace
 from tests.nets import temporary_operator
 
@@ -385,4 +386,28 @@ def test_in_a_net_for_a_device_control_flow_stays_on_the_host(kind: str) -> None
     net.run()
     assert check_net(net).holds  # type: ignore[arg-type]
     assert workspace.fetch_blob("y").tolist() == [-5]
+    net.close()
+
+
+def test_a_body_of_ever_new_shapes_is_prepared_as_a_whole_again_once_they_are_steady() -> None:
+    body = NetDef(
+        name="grow", op=[op("Concat", ["x", "piece"], ["y", "split"], axis=0), op("Relu", ["y"], ["z"])],
+        external_input=["i", "c", "x", "piece"], external_output=["c", "z"],
+    )  # fmt: skip
+    grow = op("Loop", ["n", "x0", "p"], ["x1"], loop_net=body, trip_count=1, captured=["piece"])
+    workspace = Workspace()
+    for name, value in {"n": np.int64(30), "x0": np.float32([0]), "p": np.float32([7])}.items():
+        workspace.feed_blob(name, value)
+    net = workspace.build_net(NetDef(name="outer", op=[grow]), "simple")
+    assert isinstance(net, BaseNet)
+    net.run()
+    assert workspace.fetch_blob("x1").tolist() == [0] + [7] * 30
+    inner = net.operators[0].bodies["loop_net"]
+    assert isinstance(inner, body_module.BodyNet)
+    assert any(isinstance(step, CheckedStep) for step in inner.prepared().steps)
+    workspace.feed_blob("n", np.int64(100))
+    workspace.feed_blob("p", np.zeros(0, np.float32))
+    net.run()
+    assert workspace.fetch_blob("x1").tolist() == [0]
+    assert not any(isinstance(step, CheckedStep) for step in inner.prepared().steps)
     net.close()
