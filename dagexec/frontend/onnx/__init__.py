@@ -2,7 +2,7 @@
 
 `model` loads, checks and assembles; `initializers` turns TensorProtos into arrays; `node` is what a converter sees of
 a NodeProto and finds the converter of a type. Most are operators whose schema says so (`OpSchema.onnx`); what takes
-more than other names is in `convolution`, `elementwise`, `quantized`, `recurrent`, `reduction` and `shape`.
+more than other names is in a module a family: `convolution`, `normalization`, `recurrent`, `attention`, `shape`, ...
 Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md and Operators.md beside it.
 """
 

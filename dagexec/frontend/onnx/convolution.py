@@ -1,4 +1,4 @@
-"""Converters of the operators convolutional networks are made of: windows, normalizations, matrix products."""
+"""Converters of sliding windows, and of softmax; `normalization`, `resize` and `image` have what else images need."""
 
 from __future__ import annotations
 
