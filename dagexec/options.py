@@ -58,6 +58,8 @@ class CompileOptions(RunOptions):
             level DEBUG for "dagexec".
 
     How it is embedded:
+        foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is
+            installed, or else by onnx.reference, slowly (docs/onnx.md). With False such a model is refused.
         allow_io: allow operators to read and write files and to communicate with other processes; otherwise they can
             only read databases in the folder of the model's own files (docs/security.md).
         max_queued: maximum number of requests that wait for a replica; None for no limit.
@@ -80,6 +82,7 @@ class CompileOptions(RunOptions):
     operator_arguments: Mapping[str, ArgumentValue] | None = None
     progress: Callable[[str], object] | None = field(default=None, compare=False)
 
+    foreign: bool = True
     allow_io: bool = False
     max_queued: int | None = None
     when_full: WhenFull = "wait"

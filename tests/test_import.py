@@ -38,6 +38,7 @@ PUT_OFF = (
     "mpi4py",
     "networkx",
     "onnx",
+    "onnxruntime",
     "opentelemetry",
     "rich",
     "safetensors",

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.analysis.foreign_share import foreign_share
 from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, WhatIf, what_if
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compilation import compile_model
@@ -81,6 +82,7 @@ class Comparison:
 
     Attributes:
         choices: where layout and kernels come from, in words.
+        foreign_share: what other runtimes take of the operators' time, from 0 to 1; None when no operator is theirs.
     """
 
     model: str
@@ -90,6 +92,7 @@ class Comparison:
     cost_model: CostModel
     what_if: tuple[WhatIf, ...] = ()
     choices: str = AS_GIVEN
+    foreign_share: float | None = None
 
     @property
     def agrees(self) -> bool:
@@ -207,7 +210,8 @@ def compare(
         _row(key, plans[key], seconds[key], base, cost_model, outputs["simple", 1], outputs[key]) for key in executors
     )
     predictions = what_if(plan, cost_model, what_if_workers, what_if_streams, launch_seconds)
-    return Comparison(model.name, len(plan.graph), repeat, rows, cost_model, predictions, origin)
+    foreign = foreign_share(plan.graph, cost_model.operator_seconds)
+    return Comparison(model.name, len(plan.graph), repeat, rows, cost_model, predictions, origin, foreign)
 
 
 def measure(

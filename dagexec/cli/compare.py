@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.analysis.comparison import Comparison, compare
+from dagexec.analysis.foreign_share import in_words
 from dagexec.analysis.plot import check_picture, plot_comparison
 from dagexec.analysis.precision_report import RANDOM_INPUTS, LowPrecision, precision_report
 from dagexec.analysis.what_if import LAUNCH_SECONDS
@@ -109,6 +110,8 @@ def compare_command(
     else:
         Console().print(compare_table(comparison))
         Console().print(f"layout and kernels: {comparison.choices}", markup=False, highlight=False)
+        if comparison.foreign_share is not None:
+            Console().print(in_words(comparison.foreign_share), markup=False, highlight=False)
         if comparison.what_if:
             Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
     if plot is not None:

@@ -20,6 +20,7 @@ from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOpt
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
+from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
@@ -93,6 +94,8 @@ def inspect_command(
         f"{types.flops / 1e9:.3f} GFLOP a run",
         markup=False,
     )
+    for line in _foreign(graph):
+        console.print(line, markup=False, highlight=False)
     for name, info in loaded.inputs.items():
         console.print(f"input  {name}: {info}", markup=False)
     if rows:
@@ -105,6 +108,19 @@ def inspect_command(
         console.print(compiled_table(compiled_rows(result)))
         for line in choices_in_words(result):
             console.print(line, markup=False)
+
+
+def _foreign(graph: Graph) -> Iterator[str]:
+    """A line for each operator that another runtime computes, and one for each reason."""
+    for index, definition in enumerate(graph.operators):
+        if reasons := _reasons(graph, index):
+            yield f"operator {index}, {definition.type}, is computed by another runtime:"
+            yield from (f"  {reason}" for reason in reasons)
+
+
+def _reasons(graph: Graph, index: int) -> list[str]:
+    """Why another runtime computes an operator; none when it does not."""
+    return Arguments(graph.operators[index], "").strings("reasons") if graph.schemas[index].foreign else []
 
 
 def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:
@@ -163,6 +179,9 @@ def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters
                 "flops": cost.flops if cost else None,
                 "parents": list(graph.parents[index]),
                 "view": index in graph.views,
+                "foreign": Arguments(definition, definition.type).strings("reasons")
+                if graph.schemas[index].foreign
+                else [],
                 "inner": [
                     {"number": number, "type": inner.type, "name": inner.name, "outputs": list(inner.output)}
                     for number, inner in _inner_operators(definition, str(index))

@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.foreign_share import foreign_share, in_words
 from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
@@ -112,9 +113,11 @@ def run_command(
             start = time.perf_counter()
             outputs = executor.run(feeds)
             seconds.append(time.perf_counter() - start)
+        graph = executor.net().plan.graph
     if output is not None:
         _save(output, outputs)
     median = statistics.median(seconds) * 1e3
+    share = None if record is None else foreign_share(graph, record.operator_seconds(len(graph)))
     if as_json:
         summary = {name: _summary(array) for name, array in outputs.items()}
         print_json({"model": loaded.name, "net_type": executor.net_type, "median_ms": median, "outputs": summary})
@@ -130,6 +133,8 @@ def run_command(
         figures_shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
         table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *figures_shown)
     Console().print(table)
+    if share is not None:
+        Console().print(in_words(share), markup=False, highlight=False)
 
 
 def _modeled(device: str | None) -> AbstractContextManager[object]:

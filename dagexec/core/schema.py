@@ -116,7 +116,8 @@ class OperatorCall:
         meta = self.inputs[index].meta
         if meta not in metas:
             expected = ", ".join(str(choice) for choice in metas)
-            raise self.fail(f"input {self.definition.input[index]!r} must be one of {expected}, found {meta}")
+            problem = f"input {self.definition.input[index]!r} must be one of {expected}, found {meta}"
+            raise ElementTypeError(str(self.fail(problem)))
         return meta
 
     def require_same_type(self, *indices: int) -> TypeMeta:
@@ -144,6 +145,10 @@ class OperatorCall:
         if value is None:
             raise UnknownValueError(f"{self.label}: the value of {self.definition.input[index]!r} is not known yet")
         return value
+
+
+class ElementTypeError(ShapeError):
+    """An operator does not compute with elements of that type. Another way to compute the same may."""
 
 
 class UnknownValueError(ShapeError):
@@ -243,6 +248,7 @@ class OpSchema:
         narrows: it may be computed in 16 bits where what is around it is: rounded inputs do not harm it.
         has_weights: input 1 may be large and constant, so that whether it stays in a cache matters.
         is_quantized: it reads or writes integers that stand for other numbers.
+        foreign: another runtime computes it, for the reasons in its argument `reasons`.
         crossing: which devices it reads and writes, if not its own alone.
     """
 
@@ -287,6 +293,7 @@ class OpSchema:
     narrows: bool = False
     has_weights: bool = False
     is_quantized: bool = False
+    foreign: bool = False
     crossing: Crossing | None = None
 
     def __post_init__(self) -> None:

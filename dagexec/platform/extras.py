@@ -26,6 +26,7 @@ REQUIREMENTS = {
         "nvidia-cuda-nvrtc>=13",
         "nvidia-nccl-cu13>=2.26",
     ),
+    "onnxruntime": ("onnxruntime>=1.20",),
     "plot": ("matplotlib>=3.8",),
     "mpi": ("mpi4py>=4", "openmpi>=5"),
     "telemetry": ("opentelemetry-api>=1.27",),

@@ -40,7 +40,7 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
     `Executor.warm_up` raises.
     """
-    loaded = load_model(model, allow_io=options.allow_io)
+    loaded = load_model(model, allow_io=options.allow_io, foreign=options.foreign)
     check_operators(loaded)
     if options.device is not None and options.default_device == CPU:
         loaded = model_on_host(loaded)

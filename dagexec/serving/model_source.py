@@ -31,7 +31,7 @@ ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetD
 ZOO_PREFIX = "zoo:"
 
 
-def load_model(source: ModelSource, *, allow_io: bool = False) -> Model:
+def load_model(source: ModelSource, *, allow_io: bool = False, foreign: bool = True) -> Model:
     """The model that `source` names or holds.
 
     Args:
@@ -41,15 +41,17 @@ def load_model(source: ModelSource, *, allow_io: bool = False) -> Model:
             inside; a NetDef; an (init net, predict net) pair; or a Model, which is returned as it is.
         allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
             databases in the folder of the model's own files.
+        foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is
+            installed, or else by onnx.reference (docs/onnx.md). With False such a model is refused.
 
     Raises ModelFormatError for a missing file, an unknown zoo name or any other object, saying what was expected;
     otherwise what the frontend raises.
     """
-    model = _load(source)
+    model = _load(source, foreign)
     return replace(model, allow_io=IO.ANY) if allow_io else model
 
 
-def _load(source: ModelSource) -> Model:
+def _load(source: ModelSource, foreign: bool) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, NetDef):
@@ -59,9 +61,9 @@ def _load(source: ModelSource) -> Model:
     if isinstance(source, str) and source.startswith(ZOO_PREFIX):
         return zoo.build(source.removeprefix(ZOO_PREFIX))
     if isinstance(source, str | os.PathLike):
-        return _load_path(Path(source))
+        return _load_path(Path(source), foreign)
     if isinstance(source, onnx.ModelProto):
-        return onnx_frontend.from_model_proto(source)
+        return onnx_frontend.from_model_proto(source, foreign=foreign)
     raise ModelFormatError(f"a {type(source).__name__} is no model; expected {_EXPECTED}")
 
 
@@ -71,14 +73,14 @@ _EXPECTED = (
 )
 
 
-def _load_path(path: Path) -> Model:
+def _load_path(path: Path, foreign: bool) -> Model:
     if os.path.isdir(path):
         return load_caffe2(path)
     if not os.path.exists(path):
         hint = f'; did you mean "{ZOO_PREFIX}{path}"?' if str(path) in zoo.names() else ""
         raise ModelFormatError(f"{path}: no such file or folder{hint}")
     if path.suffix == ".onnx":
-        return onnx_frontend.load_onnx(path)
+        return onnx_frontend.load_onnx(path, foreign=foreign)
     if path.suffix in (".pb", *TEXT_SUFFIXES):
         model = from_nets(None, load_net(path), name=path.stem)
         return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)

@@ -15,7 +15,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_b
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.elementwise.narrow_cast import ROUND_MODES, is_narrow, to_narrow
 
@@ -60,7 +60,8 @@ def write_out(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
 def require_convertible(call: OperatorCall, target: TypeMeta) -> None:
     """Raise ShapeError where strings would have to be read as numbers."""
     if call.inputs[0].meta is STRING and target is not STRING:
-        raise call.fail(f"string cannot be cast to {target}: strings are not parsed as numbers")
+        problem = call.fail(f"string cannot be cast to {target}: strings are not parsed as numbers")
+        raise ElementTypeError(str(problem))
 
 
 def check_rounding(call: OperatorCall) -> None:

@@ -54,6 +54,7 @@ HOST = {
     "SequenceInsert": CONTROL,
     "SequenceLength": CONTROL,
     "SplitToSequence": CONTROL,
+    "OnnxSession": "sessions of other runtimes are opened on the processor",
     "GivenTensorStringFill": "strings are not tensors of a device",
     "BitCast": ONNX,
     "CenterCropPad": ONNX,

@@ -127,7 +127,7 @@ def test_all_unsupported_nodes_are_listed_in_one_error() -> None:
     proto = tiny_model(nodes, ["y"], opset=17, initializer=[scales])
     proto.opset_import.append(helper.make_opsetid("com.example", 3))
     with pytest.raises(UnsupportedOperatorError) as caught:
-        from_model_proto(proto)
+        from_model_proto(proto, foreign=False)
     message = str(caught.value)
     assert message.startswith("3 node(s) cannot be run")
     assert "node 'up': StringSplit (domain ai.onnx, opset 17)" in message
@@ -140,7 +140,7 @@ def test_nodes_that_are_refused_alike_are_one_line_with_their_number() -> None:
     chain = [helper.make_node("Fancy", [f"t{i}" if i else "x"], [f"t{i + 1}"], name=f"own{i}") for i in range(6)]
     chain += [helper.make_node("Fancier", ["t6"], ["y"], name="last")]
     with pytest.raises(UnsupportedOperatorError) as caught:
-        from_model_proto(tiny_model(chain, ["y"]))
+        from_model_proto(tiny_model(chain, ["y"]), foreign=False)
     first, second, third = str(caught.value).splitlines()
     assert first == "7 node(s) cannot be run:"
     assert second.startswith("  6 nodes 'own0', 'own1', 'own2', 'own3' and 2 more: Fancy (domain ai.onnx, opset")
@@ -155,7 +155,7 @@ def test_an_operator_set_from_the_future_is_refused() -> None:
 @pytest.mark.parametrize("what", ["StringSplit", "StringNormalizer"])
 def test_an_unknown_operator_names_the_node_by_its_output_when_it_has_no_name(what: str) -> None:
     with pytest.raises(UnsupportedOperatorError, match=f"node 'y': {what}"):
-        from_model_proto(tiny_model([helper.make_node(what, ["x"], ["y"])], ["y"]))
+        from_model_proto(tiny_model([helper.make_node(what, ["x"], ["y"])], ["y"]), foreign=False)
 
 
 MALFORMED = {

@@ -174,7 +174,7 @@ def test_a_function_that_is_defined_twice_or_has_unknown_nodes_is_refused() -> N
         from_model_proto(model_with([call("F")], negate, negate))
     fancy = function("F", [helper.make_node("Fancy", ["a"], ["b"], name="inner")])
     with pytest.raises(UnsupportedOperatorError, match="node 'call/inner': Fancy"):
-        from_model_proto(model_with([call("F")], fancy))
+        from_model_proto(model_with([call("F")], fancy), foreign=False)
     ghost = function("F", [helper.make_node("Neg", ["ghost"], ["b"])])
     with pytest.raises(ModelFormatError, match="Neg 'b' reads 'ghost', which nothing in function 'F' provides"):
         from_model_proto(model_with([call("F")], ghost))

@@ -144,13 +144,13 @@ def test_inputs_that_are_missing_or_too_many_are_named() -> None:
 def test_what_only_training_needs_is_refused() -> None:
     proto, _ = of_microsoft(Case("SkipLayerNormalization", 17, (ROWS, ROWS, GAMMA, BETA), outputs=2))
     with pytest.raises(UnsupportedOperatorError, match="its outputs 1 and 2, for training, are not supported"):
-        from_model_proto(proto)
+        from_model_proto(proto, foreign=False)
 
 
 def test_an_attribute_that_nothing_reads_is_refused() -> None:
     proto, _ = of_microsoft(Case("Gelu", 17, (ROWS,), {"approximate": "tanh"}))
     with pytest.raises(UnsupportedOperatorError, match="its attribute approximate = b'tanh' is not supported"):
-        from_model_proto(proto)
+        from_model_proto(proto, foreign=False)
 
 
 def test_embeddings_and_attention_of_any_batch_and_length_agree_with_onnxruntime() -> None:

@@ -72,4 +72,4 @@ def test_sizes_that_do_not_fit_are_named(case: Case, message: str) -> None:
 def test_weights_that_are_computed_are_refused() -> None:
     proto, _ = of_microsoft(Case("MatMulNBits", 21, (A, packed(4).array, SCALES), sizes(4)))
     with pytest.raises(UnsupportedOperatorError, match="its weights must be a constant"):
-        from_model_proto(proto)
+        from_model_proto(proto, foreign=False)

@@ -278,7 +278,7 @@ REFUSED = [
 @pytest.mark.parametrize(("case", "reason"), REFUSED, ids=lambda value: str(value) if isinstance(value, Case) else "")
 def test_what_would_be_computed_differently_is_refused_with_the_reason(case: Case, reason: str) -> None:
     with pytest.raises(UnsupportedOperatorError, match=reason):
-        from_model_proto(build(case)[0])
+        from_model_proto(build(case)[0], foreign=False)
 
 
 def test_old_attributes_of_batch_normalization_are_understood() -> None:

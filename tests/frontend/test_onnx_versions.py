@@ -70,7 +70,7 @@ def test_both_orders_of_blocks_are_computed(op_type: str, mode: str) -> None:
 
 def test_a_value_that_a_converter_does_not_know_is_refused() -> None:
     with pytest.raises(UnsupportedOperatorError, match="its attribute mode = 'RGB' is not supported"):
-        from_model_proto(with_attribute("DepthToSpace", blocksize=2, mode="RGB"))
+        from_model_proto(with_attribute("DepthToSpace", blocksize=2, mode="RGB"), foreign=False)
 
 
 def test_an_attribute_that_nothing_reads_is_refused_unless_it_has_its_default() -> None:
@@ -81,7 +81,7 @@ def test_an_attribute_that_nothing_reads_is_refused_unless_it_has_its_default() 
         model = model_of(size, scale, norm, opset=17)
         if refused:
             with pytest.raises(UnsupportedOperatorError, match="its attribute stash_type = 10 is not supported"):
-                from_model_proto(model)
+                from_model_proto(model, foreign=False)
         else:
             from_model_proto(model)
 
@@ -127,7 +127,7 @@ def test_a_newer_version_of_an_operator_is_refused_and_both_are_named(monkeypatc
     monkeypatch.setitem(nodes._converters, ("", "GlobalMaxPool"), (found[0], 1))
     from_model_proto(model_of(helper.make_node("GlobalMaxPool", ["x"], ["y"]), opset=21))
     with pytest.raises(UnsupportedOperatorError, match="version 22 of the operator is newer than 1, the newest that"):
-        from_model_proto(model_of(helper.make_node("GlobalMaxPool", ["x"], ["y"]), opset=22))
+        from_model_proto(model_of(helper.make_node("GlobalMaxPool", ["x"], ["y"]), opset=22), foreign=False)
 
 
 def test_the_first_operator_sets_broadcast_only_where_they_say_so() -> None:

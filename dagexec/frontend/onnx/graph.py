@@ -14,11 +14,14 @@ import onnx.defs
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import is_registered, registered_operators, schema_of
+from dagexec.core.schema import ElementTypeError
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
+from dagexec.frontend.onnx.foreign import foreign_operator, merged
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, tensor_array
+from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import (
     DEFAULT_DOMAINS,
     CannotConvertError,
@@ -44,14 +47,22 @@ class GraphConversion:
         scope: what is known of tensors.
         once: operators that are to run once, before the first run: they read parameters alone.
         refusals: nodes that cannot be run.
+        types: of tensors, as far as they are known.
     """
 
-    def __init__(self, ir_version: int, opsets: Mapping[str, int], functions: Functions, scope: Scope) -> None:
-        """`opsets`: versions of operator sets by domain, the default one as ''."""
+    def __init__(
+        self, ir_version: int, opsets: Mapping[str, int], functions: Functions, scope: Scope, *, foreign: bool
+    ) -> None:
+        """`opsets`: versions of operator sets by domain, the default one as ''.
+
+        With `foreign`, nodes that dagexec has no operators for are left to another runtime.
+        """
         self.scope = scope
         self.once: list[OperatorDef] = []
         self.refusals = Refusals()
         self._ir_version = ir_version
+        self.types = KnownTypes(scope.values)
+        self._foreign = foreign
         self._opsets = opsets
         self._functions = functions
         self._kept: set[str] = set()
@@ -92,7 +103,7 @@ class GraphConversion:
         self.scope.values.update(initializer_arrays(graph, NOWHERE))
         self.scope.shapes.update(stated_shapes(graph))
         self.scope.variants.update(variants_of(graph))
-        operators = self.convert(graph.node, returned)
+        operators = merged(self.convert(graph.node, returned), returned)
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
         outer = tuple(name for name in needed if name not in written and name not in given)
@@ -124,8 +135,9 @@ class GraphConversion:
             node = Node(proto, opset, self.scope, self.subgraph)
             operators = converter(node)
             node.check_all_read()
+            self.types.follow(operators)
             return operators
-        except CannotConvertError as reason:
+        except (CannotConvertError, ElementTypeError) as reason:
             return self._fallback(proto, str(reason))
 
     def _inline(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> list[OperatorDef]:
@@ -146,7 +158,15 @@ class GraphConversion:
         function = standard_function(proto.op_type, opset) if opset is not None and not domain_of(proto) else None
         if function is not None:
             return self._inline(proto, function)
-        return self._refuse(proto, reason)
+        if not self._foreign:
+            return self._refuse(proto, reason)
+        if not all(isinstance(name, str) for name in (proto.op_type, proto.domain, *proto.input, *proto.output)):
+            raise ModelFormatError("a name in the model is not UTF-8 text")
+        if onnx.defs.has(proto.op_type, proto.domain):
+            self._check_node(proto)
+        operator = foreign_operator(proto, self._opsets, self.scope, reason)
+        self.types.follow([operator])
+        return [operator]
 
     def _check_node(self, proto: onnx.NodeProto) -> None:
         """The onnx package's own check: arity, attribute names and types, for the operator set in force."""

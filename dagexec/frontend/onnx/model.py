@@ -38,6 +38,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
 )
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.frontend.onnx.foreign import merged, settle
 from dagexec.frontend.onnx.functions import Functions
 from dagexec.frontend.onnx.graph import (
     GraphConversion,
@@ -57,28 +58,31 @@ from dagexec.storage.net_file import load_message
 _NEWEST_IR_VERSION = 14
 
 
-def load_onnx(path: str | os.PathLike[str]) -> Model:
+def load_onnx(path: str | os.PathLike[str], *, foreign: bool = True) -> Model:
     """The model in an ONNX file. External data is read from the file's folder, and nowhere else.
 
+    With `foreign`, nodes that dagexec has no operators for are left to another runtime.
     Raises ModelFormatError, naming the file, when it is no valid model; UnsupportedOperatorError, listing every node
     that dagexec cannot run.
     """
     file = Path(path)
     proto = load_message(file, onnx.ModelProto)
     try:
-        return from_model_proto(proto, file.parent)
+        return from_model_proto(proto, file.parent, foreign=foreign)
     except (ModelFormatError, UnsupportedOperatorError) as error:
         raise type(error)(f"{file}: {error}") from None
 
 
-def from_model_proto(proto: onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None) -> Model:
+def from_model_proto(
+    proto: onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None, *, foreign: bool = True
+) -> Model:
     """A Model from an ONNX message; tensors keep their names, nodes become operators of the same name.
 
     `base_dir` is the folder where external data may be; without it external data is an error.
     Raises ModelFormatError or UnsupportedOperatorError as `load_onnx` does, without a file's name.
     """
     try:
-        return _Conversion(proto, None if base_dir is None else Path(base_dir)).model()
+        return _Conversion(proto, None if base_dir is None else Path(base_dir), foreign).model()
     except UnicodeDecodeError:
         raise ModelFormatError("a name in the model is not UTF-8 text") from None
     except ArgumentError as error:
@@ -88,7 +92,7 @@ def from_model_proto(proto: onnx.ModelProto, base_dir: str | os.PathLike[str] | 
 class _Conversion:
     """One model on its way through: what the file says of it, and the conversion of its graph."""
 
-    def __init__(self, proto: onnx.ModelProto, folder: Path | None) -> None:
+    def __init__(self, proto: onnx.ModelProto, folder: Path | None, foreign: bool) -> None:
         if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
             raise ModelFormatError("not an ONNX model: there is no graph in it")
         if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
@@ -112,13 +116,15 @@ class _Conversion:
         self.scope.variants.update(variants_of(self.graph))
         self.scope.inferred = functools.cache(lambda: inferred_shapes(proto.graph, proto.opset_import, self.inputs))
         functions = Functions(proto.functions, standard_domain)
-        self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope)
+        self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope, foreign=foreign)
+        self.conversion.types.add_inputs(self.inputs)
 
     def model(self) -> Model:
         """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be."""
-        operators = self.conversion.convert(self.graph.node, self.outputs)
+        operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs)
         self.conversion.refusals.check()
         model = self._assemble(operators)
+        settle(model)
         check_declared(self.graph, self.stated, model)
         return model
 

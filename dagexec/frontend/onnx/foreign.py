@@ -1,0 +1,259 @@
+"""Nodes that dagexec has no operators for: OnnxSession operators, which other runtimes compute.
+
+Each node becomes one at first. `merged` then makes one of those that are connected, as far as that closes no circle
+through other operators, so that values stay inside of the other runtime.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx.defs
+import onnx.numpy_helper
+
+from dagexec import sessions
+from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.dtypes import STRING, from_numpy
+from dagexec.core.model import Model
+from dagexec.core.operator_def import op
+from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import TensorType
+from dagexec.errors import UnsupportedOperatorError
+from dagexec.frontend.onnx.initializers import Array
+from dagexec.frontend.onnx.known_types import KnownTypes
+from dagexec.frontend.onnx.node import DEFAULT_DOMAINS, Scope
+from dagexec.frontend.onnx.scoping import reads, subgraphs
+
+FOREIGN = "OnnxSession"
+
+_IR_VERSION = 10  # of the messages; all runtimes since 2024 read it
+_USUAL_OPSET = 17
+_EMBEDDED_BYTES = 1 << 16
+"""Constants up to this size are in the message, where a runtime sees their values; larger ones are inputs."""
+_MAX_STEPS = 1_000_000
+"""Operators visited in search of circles; what is not merged by then stays apart."""
+
+
+def foreign_operator(proto: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, reason: str) -> OperatorDef:
+    """The operator of one node, which dagexec itself cannot compute for this `reason`."""
+    given = [*dict.fromkeys(name for name in proto.input if name)]
+    given += sorted(reads(proto) - set(given))
+    embedded = {name: scope.values[name] for name in given if _is_small(scope.values.get(name))}
+    outputs = [name for name in proto.output if name and name in scope.read]
+    outputs = outputs or [name for name in proto.output if name][:1]
+    inputs = [name for name in given if name not in embedded]
+    scope.variants.update(_variants(proto, opsets))
+    graph = onnx.GraphProto(name=proto.name or proto.op_type, node=[proto])
+    graph.initializer.extend(_tensor(name, array) for name, array in embedded.items())
+    graph.input.extend(onnx.ValueInfoProto(name=name) for name in inputs)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
+    for domain, version in sorted(_versions([proto], opsets).items()):
+        model.opset_import.add(domain=domain, version=version)
+    label = proto.name or next(iter(outputs), "")
+    return _operator(model, label, [f"{proto.op_type} {label!r}: {reason}"])
+
+
+def _variants(proto: onnx.NodeProto, opsets: Mapping[str, int]) -> list[str]:
+    """The outputs that are sequences or mappings whatever the inputs are."""
+    domain = "" if proto.domain in DEFAULT_DOMAINS else proto.domain
+    if not onnx.defs.has(proto.op_type, opsets.get(domain, 1), domain):
+        return []
+    kinds = onnx.defs.get_schema(proto.op_type, opsets.get(domain, 1), domain).outputs
+    return [
+        name
+        for name, kind in zip(proto.output, kinds, strict=False)
+        if not any(allowed.startswith("tensor(") for allowed in kind.types)
+    ]
+
+
+def _is_small(array: Array | None) -> bool:
+    return array is not None and array.nbytes <= _EMBEDDED_BYTES
+
+
+def _tensor(name: str, array: Array) -> onnx.TensorProto:
+    if from_numpy(array.dtype) is STRING:
+        return onnx.TensorProto(name=name, data_type=STRING.onnx, dims=array.shape, string_data=array.reshape(-1))
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def _versions(nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int]) -> dict[str, int]:
+    """For each domain of the nodes and of those inside, a version of the operator set in which they mean the same.
+
+    It is not the newest, which runtimes may not know yet.
+    """
+    least: dict[str, int] = {}
+    for node in _all_nodes(nodes):
+        domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+        newest = opsets.get(domain, 1)
+        since = newest
+        if onnx.defs.has(node.op_type, newest, domain):
+            since = onnx.defs.get_schema(node.op_type, newest, domain).since_version
+        usual = min(newest, _USUAL_OPSET) if not domain else since
+        least[domain] = max(least.get(domain, 1), since, usual)
+    return least
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
+
+
+def _operator(model: onnx.ModelProto, name: str, reasons: Sequence[str]) -> OperatorDef:
+    inputs = [value.name for value in model.graph.input]
+    outputs = [value.name for value in model.graph.output]
+    content = model.SerializeToString(deterministic=True)
+    return op(FOREIGN, inputs, outputs, name=name, model=content, reasons=list(reasons))
+
+
+def _model_of(operator: OperatorDef) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(next(arg.s for arg in operator.arg if arg.name == "model"))
+
+
+def merged(operators: Sequence[OperatorDef], kept: Collection[str]) -> list[OperatorDef]:
+    """The operators with one in place of foreign ones that are connected; `kept` are outputs that others need."""
+    if sum(operator.type == FOREIGN for operator in operators) < 2:
+        return list(operators)
+    groups = _Groups(operators)
+    for index, operator in enumerate(operators):
+        for parent in groups.parents[index]:
+            if operator.type == operators[parent].type == FOREIGN:
+                groups.merge(parent, index)
+    members = groups.members()
+    if len(members) == len(operators):
+        return list(operators)
+    needed = set(kept)
+    for index, operator in enumerate(operators):
+        outside = (name for name in operator.input if groups.leaves(name, index))
+        needed.update(outside)
+    return [
+        operators[group[0]] if len(group) == 1 else _joined([operators[index] for index in group], needed)
+        for group in members
+    ]
+
+
+class _Groups:
+    """A partition of operators without circles between its groups: union-find, and a search before each merge."""
+
+    def __init__(self, operators: Sequence[OperatorDef]) -> None:
+        self._writer = {name: index for index, one in enumerate(operators) for name in one.output}
+        read = [(*one.input, *one.control_input) for one in operators]
+        self.parents = [sorted({self._writer[name] for name in names if name in self._writer}) for names in read]
+        self._group = list(range(len(operators)))
+        self._members = [[index] for index in range(len(operators))]
+        self._children: list[set[int]] = [set() for _ in operators]
+        self._steps = _MAX_STEPS
+        for index, parents in enumerate(self.parents):
+            for parent in parents:
+                self._children[parent].add(index)
+
+    def merge(self, parent: int, child: int) -> None:
+        """Make one group of those of two operators, unless a path between them leads through a third."""
+        first, second = self._group[parent], self._group[child]
+        if first == second or self._detour(first, second) or self._detour(second, first):
+            return
+        for index in self._members[second]:
+            self._group[index] = first
+        self._members[first] += self._members[second]
+        self._children[first] |= self._children[second]
+        self._members[second] = []
+
+    def _detour(self, start: int, end: int) -> bool:
+        """True when a path leads from one group to another through a third, and when that takes too long to tell."""
+        waiting = [group for group in self._next(start) if group != end]
+        seen = {start, *waiting}
+        while waiting:
+            self._steps -= 1
+            if self._steps < 0:
+                return True
+            for group in self._next(waiting.pop()):
+                if group == end:
+                    return True
+                if group not in seen:
+                    seen.add(group)
+                    waiting.append(group)
+        return False
+
+    def _next(self, group: int) -> set[int]:
+        return {self._group[child] for child in self._children[group]} - {group}
+
+    def leaves(self, name: str, reader: int) -> bool:
+        """True when the operator reads a blob that one of another group writes."""
+        return name in self._writer and self._group[self._writer[name]] != self._group[reader]
+
+    def members(self) -> list[list[int]]:
+        """The operators of each group, in order, the groups so that each comes after those it reads from."""
+        waiting = {group: 0 for group, members in enumerate(self._members) if members}
+        for group in waiting:
+            for child in self._next(group):
+                waiting[child] += 1
+        ready = [(min(self._members[group]), group) for group, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        found = []
+        while ready:
+            _, group = heapq.heappop(ready)
+            found.append(sorted(self._members[group]))
+            for child in self._next(group):
+                waiting[child] -= 1
+                if not waiting[child]:
+                    heapq.heappush(ready, (min(self._members[child]), child))
+        return found
+
+
+def _joined(operators: Sequence[OperatorDef], needed: Collection[str]) -> OperatorDef:
+    """One operator that does what these do in order; of their outputs it gives those that are `needed`."""
+    parts = [_model_of(operator) for operator in operators]
+    written = {name for operator in operators for name in operator.output}
+    graph = onnx.GraphProto(name=parts[0].graph.name)
+    initializers: dict[str, onnx.TensorProto] = {}
+    versions: dict[str, int] = {}
+    for part in parts:
+        graph.node.extend(part.graph.node)
+        initializers |= {tensor.name: tensor for tensor in part.graph.initializer}
+        for entry in part.opset_import:
+            versions[entry.domain] = max(versions.get(entry.domain, 1), entry.version)
+    graph.initializer.extend(initializers.values())
+    inputs = dict.fromkeys(name for operator in operators for name in operator.input if name not in written)
+    graph.input.extend(onnx.ValueInfoProto(name=name) for name in inputs)
+    outputs = [name for operator in operators for name in operator.output if name in needed]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs or operators[-1].output[:1])
+    model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
+    for domain, version in sorted(versions.items()):
+        model.opset_import.add(domain=domain, version=version)
+    reasons = [reason for one in operators for reason in Arguments(one, one.type).strings("reasons")]
+    return _operator(model, operators[0].name, reasons)
+
+
+def settle(model: Model) -> None:
+    """Find out what can be known of foreign operators before anything runs, and note it at them.
+
+    Where the types of inputs are known, each is opened once, and types of outputs are inferred. Raises
+    UnsupportedOperatorError for all that no runtime can compute.
+    """
+    operators = [*(model.init_net.op if model.init_net is not None else ()), *model.net.op]
+    if all(operator.type != FOREIGN for operator in operators):
+        return
+    types = KnownTypes(model.parameters)
+    types.add_inputs(model.inputs)
+    refused = []
+    for operator in operators:
+        if operator.type == FOREIGN and (inputs := types.of(operator.input)) is not None:
+            if inferred := types.outputs(operator) is not None:
+                operator.arg.append(make_argument("inferred", 1))
+            try:
+                _open(operator, inputs, sized=inferred)
+            except UnsupportedOperatorError as error:
+                refused.append(str(error))
+        types.follow([operator])
+    if refused:
+        raise UnsupportedOperatorError(f"{len(refused)} operator(s) cannot be run:\n  " + "\n  ".join(refused))
+
+
+def _open(operator: OperatorDef, inputs: Sequence[TensorType], *, sized: bool) -> None:
+    typed = sessions.complete(_model_of(operator), list(map(sessions.tensor_type, inputs)), sized=sized)
+    sessions.open_session(typed, ", ".join(Arguments(operator, operator.type).strings("reasons")))
