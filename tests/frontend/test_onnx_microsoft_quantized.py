@@ -92,13 +92,15 @@ def test_integers_are_concatenated_in_parts_of_three() -> None:
 def test_dynamically_quantized_lstm_computes_with_the_weights_that_its_integers_stand_for(
     dtype: Any, each: bool
 ) -> None:
+    random = np.random.default_rng(41)
     steps, batch, inputs, hidden = 6, 3, 5, 4
-    x, bias = normal(steps, batch, inputs), Const(normal(2, 8 * hidden))
-    state = [normal(2, batch, hidden) for _ in range(2)]
+    x = random.standard_normal((steps, batch, inputs)).astype(np.float32)
+    bias = Const(random.standard_normal((2, 8 * hidden)).astype(np.float32))
+    state = [random.standard_normal((2, batch, hidden)).astype(np.float32) for _ in range(2)]
     shape = (2, 4 * hidden) if each else (2,)
     zero = np.full(shape, 0 if each else 11, dtype)
-    weights = [seven_bits((2, size, 4 * hidden), dtype) for size in (inputs, hidden)]
-    scales = [RNG.uniform(0.005, 0.01, shape).astype(np.float32) for _ in range(2)]
+    weights = [random.integers(0, 128, (2, size, 4 * hidden)).astype(dtype) for size in (inputs, hidden)]
+    scales = [random.uniform(0.001, 0.002, shape).astype(np.float32) for _ in range(2)]
     quantized = [Const(array) for pair in zip(scales, (zero, zero), strict=True) for array in pair]
     attributes = {"hidden_size": hidden, "direction": "bidirectional"}
     middle = (bias, None, *state)
