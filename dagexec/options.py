@@ -48,6 +48,7 @@ class CompileOptions(RunOptions):
         without_passes: names of passes to skip; `dagexec inspect --passes` lists them.
         keep: blobs that `outputs=` of a run may name in addition to the model's outputs. Without `optimize`, all may.
         shapes: input shapes to optimize for, by name; by default the model's own, with 1 for an axis of any size.
+            An ONNX model that cannot be run for all sizes is loaded for these alone (see `load_model`).
         tuning_seconds: time limit for measuring layouts, kernels and schedules; by default DAGEXEC_TUNING_SECONDS, or
             0, which uses rules or earlier measurements of `dagexec tune` (docs/tuning.md).
         library_states: on CUDA, cuDNN operators take turns at the device's four library states instead of working on

@@ -12,7 +12,7 @@ from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import runtime_of
-from dagexec.errors import FeedError
+from dagexec.errors import FeedError, UnsupportedOperatorError
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.lazy import LazyModule
 from dagexec.serving.executor import Executor
@@ -40,7 +40,7 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
     `Executor.warm_up` raises.
     """
-    loaded = load_model(model, allow_io=options.allow_io, foreign=options.foreign)
+    loaded = _load(model, options)
     check_operators(loaded)
     if options.device is not None and options.default_device == CPU:
         loaded = model_on_host(loaded)
@@ -56,6 +56,16 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     )  # frees parameters that passes replaced
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
     return Executor(compiled.model, kept, given, compiled.parameters)
+
+
+def _load(model: ModelSource, options: CompileOptions) -> Model:
+    """The model; one of an ONNX file that cannot be run for all sizes with those of `options.shapes` alone."""
+    try:
+        return load_model(model, allow_io=options.allow_io, foreign=options.foreign)
+    except UnsupportedOperatorError:
+        if not options.shapes:
+            raise
+        return load_model(model, allow_io=options.allow_io, foreign=options.foreign, shapes=options.shapes)
 
 
 def _check_kept(model: Model, names: Iterable[str]) -> None:

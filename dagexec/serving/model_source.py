@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Union
 from dagexec.core.io_access import IO
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
-from dagexec.errors import ModelFormatError
+from dagexec.errors import FeedError, ModelFormatError
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
 from dagexec.frontend.predictor import PREDICTOR_SUFFIXES, load_predictor
 from dagexec.platform.lazy import LazyModule
@@ -31,7 +32,13 @@ ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetD
 ZOO_PREFIX = "zoo:"
 
 
-def load_model(source: ModelSource, *, allow_io: bool = False, foreign: bool = True) -> Model:
+def load_model(
+    source: ModelSource,
+    *,
+    allow_io: bool = False,
+    foreign: bool = True,
+    shapes: Mapping[str, Sequence[int | None]] | None = None,
+) -> Model:
     """The model that `source` names or holds.
 
     Args:
@@ -43,12 +50,23 @@ def load_model(source: ModelSource, *, allow_io: bool = False, foreign: bool = T
             databases in the folder of the model's own files.
         foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is
             installed, or else by onnx.reference (docs/onnx.md). With False such a model is refused.
+        shapes: sizes of an ONNX model's inputs, by name, in place of those that it states, None for a size that stays
+            open. All that depends on them alone is computed at once, and inputs of other sizes are refused.
 
     Raises ModelFormatError for a missing file, an unknown zoo name or any other object, saying what was expected;
+    FeedError for `shapes` of what is no input of an ONNX model;
     otherwise what the frontend raises.
     """
-    model = _load(source, foreign)
+    model = _load_with_shapes(source, shapes, foreign) if shapes else _load(source, foreign)
     return replace(model, allow_io=IO.ANY) if allow_io else model
+
+
+def _load_with_shapes(source: ModelSource, shapes: Mapping[str, Sequence[int | None]], foreign: bool) -> Model:
+    if isinstance(source, str | os.PathLike) and Path(source).suffix == ".onnx":
+        return onnx_frontend.load_onnx(source, shapes, foreign=foreign)
+    if isinstance(source, onnx.ModelProto):
+        return onnx_frontend.from_model_proto(source, shapes=shapes, foreign=foreign)
+    raise FeedError("shapes are given, and the source is no ONNX model")
 
 
 def _load(source: ModelSource, foreign: bool) -> Model:

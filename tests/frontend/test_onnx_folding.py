@@ -12,8 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.core.model import Model
-from dagexec.errors import DagexecError
-from dagexec.frontend.onnx import from_model_proto
+from dagexec.core.proto import OperatorDef
+from dagexec.errors import DagexecError, FeedError, ModelFormatError, ResourceError, UnsupportedOperatorError
+from dagexec.frontend.onnx import from_model_proto, graph
+from dagexec.frontend.onnx import node as node_module
+from dagexec.frontend.onnx.node import Definition, Node
 
 
 def model_of(
@@ -135,3 +138,93 @@ def test_what_is_large_is_not_computed_at_load() -> None:
     model = from_model_proto(model_of(large, add, sizes=[1 << 20, 1 << 20]))
     assert model.init_net is not None
     assert dict(model.parameters) == {}
+
+
+def model_of_open_sizes() -> onnx.ModelProto:
+    """A model of open sizes that reads them."""
+    return model_of(*reshaped_by_its_own_sizes(), shape=("batch", "channels", "h", "w"), **SIZES)
+
+
+def test_shapes_of_inputs_replace_those_that_the_model_states() -> None:
+    model = dagexec.load_model(model_of_open_sizes(), shapes={"x": (3, 2, 4, 5)})
+    assert model.inputs["x"].shape == (3, 2, 4, 5)
+    assert types(model) == ["Relu", "Reshape"]
+    x = np.random.default_rng(0).normal(size=(3, 2, 4, 5)).astype(np.float32)
+    with dagexec.compile(model) as executor:
+        np.testing.assert_array_equal(executor.run({"x": x})["y"], np.maximum(x, 0).reshape(3, 2, 20))
+        with pytest.raises(FeedError, match="must have shape"):
+            executor.run({"x": x[:1]})
+    stated = model_of(*reshaped_by_its_own_sizes(), **SIZES)
+    stated.graph.value_info.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, [1, 2, 4, 6]))
+    assert dagexec.load_model(stated, shapes={"x": (5, 2, 4, 6)}).inputs["x"].shape == (5, 2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"z": (1,)}, "'z' is not an input; expected one of"),
+        ({"x": (1, 2)}, "input 'x' has 4 axes, found"),
+        ({"x": (1, 2, -1, 3)}, "a size is negative"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_inputs_are_refused(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(FeedError, match=message):
+        dagexec.load_model(model_of_open_sizes(), shapes=shapes)
+
+
+def test_shapes_are_for_onnx_models() -> None:
+    with pytest.raises(FeedError, match="the source is no ONNX model"):
+        dagexec.load_model("zoo:lenet", shapes={"data": (1, 1, 28, 28)})
+
+
+def test_compile_takes_its_shapes_where_a_model_cannot_be_run_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = model_of(helper.make_node("Needy", ["x"], ["y"]), shape=("n", 2, 4, 6))
+
+    def convert(node: Node) -> list[OperatorDef]:
+        node.full_shape(0, "it is needy")
+        return node.unary("Relu")
+
+    monkeypatch.setattr(graph, "converter_of", lambda name, domain: (convert, 1))
+    monkeypatch.setattr(graph.GraphConversion, "_check_node", lambda *_: None)
+    monkeypatch.setattr(node_module, "definition_of", lambda *_: Definition(1, {}, {}))
+    monkeypatch.setattr(graph, "definition_of", lambda *_: Definition(1, {}, {}))
+    with pytest.raises(UnsupportedOperatorError, match="the model does not state the shape of 'x'"):
+        dagexec.compile(proto)
+    with dagexec.compile(proto, shapes={"x": (3, 2, 4, 6)}) as executor:
+        assert executor.run({"x": np.ones((3, 2, 4, 6), np.float32)})["y"].shape == (3, 2, 4, 6)
+
+
+def sparse(indices: object, dims: Sequence[int] = (2, 3), values: object = (1.0, 2.0)) -> onnx.SparseTensorProto:
+    tensor = numpy_helper.from_array(np.array(values, np.float32), "w")
+    return helper.make_sparse_tensor(tensor, numpy_helper.from_array(np.array(indices, np.int64)), dims)
+
+
+def model_with_sparse(tensor: onnx.SparseTensorProto) -> onnx.ModelProto:
+    proto = model_of(helper.make_node("Add", ["x", "w"], ["y"]), shape=(1,))
+    proto.graph.sparse_initializer.append(tensor)
+    return proto
+
+
+@pytest.mark.parametrize("indices", [[1, 5], [[0, 1], [1, 2]]])
+def test_sparse_initializers_have_their_zeros(indices: object) -> None:
+    model = from_model_proto(model_with_sparse(sparse(indices)))
+    np.testing.assert_array_equal(model.parameters["w"], [[0, 1, 0], [0, 0, 2]])
+
+
+WRONG_SPARSE = {
+    "an index beyond the end": (sparse([1, 6]), ModelFormatError, "an index is outside"),
+    "a negative index": (sparse([[0, 1], [-1, 2]]), ModelFormatError, "an index is outside"),
+    "too few indices": (sparse([1]), ModelFormatError, "must have as many rows"),
+    "a negative size": (sparse([1, 2], (-2, 3)), ModelFormatError, "a size is negative"),
+    "sizes without elements that are too large": (
+        sparse(np.zeros(0), (1 << 62, 1 << 62, 0), ()), ModelFormatError, "too large"
+    ),
+    "more than memory holds": (sparse([1, 2], (1 << 30, 1 << 30)), ResourceError, "sparse initializer 'w'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_SPARSE)
+def test_wrong_sparse_initializers_are_refused(case: str) -> None:
+    tensor, error, message = WRONG_SPARSE[case]
+    with pytest.raises(error, match=message):
+        from_model_proto(model_with_sparse(tensor))

@@ -18,8 +18,11 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
 from dagexec.frontend.onnx.node import Array, Scope
 
-MAX_ELEMENTS = 1 << 14
+MAX_ELEMENTS = 1 << 12
 """Of each input and output: what describes tensors is smaller."""
+
+MAX_FLOATS = 1 << 6
+"""Of an output: scales and bounds are fewer, and biases and weights are left to the init net."""
 
 MAX_SECONDS = 1e-3
 """Nominal time (`Cost.seconds`) of one operator."""
@@ -48,13 +51,17 @@ def _computed(operator: OperatorDef, scope: Scope, found: dict[str, Array]) -> l
         if call is None or not schema.can_infer(operator):
             return None
         kinds = schema.infer(call)
-        if any(kind.elements > MAX_ELEMENTS for kind in kinds) or schema.cost(call, kinds).seconds > MAX_SECONDS:
+        if not all(map(_is_small, kinds)) or schema.cost(call, kinds).seconds > MAX_SECONDS:
             return None
         if schema.from_types is not None:
             return [_constant(array) for array in schema.from_types(call)]
         return _run(operator, call.values)
     except (DagexecError, ArithmeticError, ValueError):
         return None
+
+
+def _is_small(kind: TensorType) -> bool:
+    return kind.elements <= min(MAX_ELEMENTS, MAX_FLOATS if kind.meta.is_float else MAX_ELEMENTS)
 
 
 def _call(operator: OperatorDef, schema: OpSchema, values: Sequence[Array | None], scope: Scope) -> OperatorCall | None:

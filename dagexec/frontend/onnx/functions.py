@@ -36,7 +36,7 @@ class Functions:
 
     def of(self, node: onnx.NodeProto) -> onnx.FunctionProto | None:
         """The model's function that a node stands for; an operator of the standard is none."""
-        if not self._domain_of(node.domain) and onnx.defs.has(node.op_type):
+        if not self._by_name or (not self._domain_of(node.domain) and onnx.defs.has(node.op_type)):
             return None
         return self._by_name.get((self._domain_of(node.domain), node.op_type, node.overload))
 

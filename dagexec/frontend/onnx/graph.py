@@ -20,7 +20,7 @@ from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
 from dagexec.frontend.onnx.foreign import foreign_operator, merged
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
-from dagexec.frontend.onnx.initializers import NOWHERE, Array, tensor_array
+from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array
 from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import (
     DEFAULT_DOMAINS,
@@ -252,6 +252,11 @@ def initializer_arrays(graph: onnx.GraphProto, external: ExternalData) -> dict[s
         if tensor.name in values:
             raise ModelFormatError(f"initializer {tensor.name!r} is given twice")
         values[tensor.name] = tensor_array(tensor, external, f"initializer {tensor.name!r}")
+    for sparse in graph.sparse_initializer:
+        name = sparse.values.name
+        if name in values:
+            raise ModelFormatError(f"initializer {name!r} is given twice")
+        values[name] = dense_array(sparse, external, f"sparse initializer {name!r}")
     return values
 
 

@@ -17,6 +17,7 @@ from dagexec.core import dtypes
 from dagexec.core.dtypes import TypeMeta
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.platform.host_memory import check_fits
 
 Array = npt.NDArray[Any]
 
@@ -80,6 +81,36 @@ def tensor_array(tensor: onnx.TensorProto, external: ExternalData, owner: str) -
         raise ModelFormatError(f"{owner}: sizes {list(shape)} are too large") from None
     array.flags.writeable = False
     return array
+
+
+def dense_array(sparse: onnx.SparseTensorProto, external: ExternalData, owner: str) -> Array:
+    """A sparse tensor with its zeros, read-only. Its indices are places in the tensor, or a row of them for each value.
+
+    Raises ModelFormatError for indices that do not fit, ResourceError when memory does not suffice.
+    """
+    values = tensor_array(sparse.values, external, f"{owner}, values")
+    indices = tensor_array(sparse.indices, external, f"{owner}, indices")
+    shape = tuple(sparse.dims)
+    if any(size < 0 for size in shape):
+        raise ModelFormatError(f"{owner}: a size is negative: {list(shape)}")
+    count = math.prod(shape)
+    check_fits(count * values.itemsize, owner)
+    fits = indices.shape in ((values.size,), (values.size, len(shape))) and indices.dtype == np.int64
+    if values.ndim != 1 or values.dtype.kind == "O" or not fits:
+        found = f"{values.size} values of shape {values.shape} and {indices.dtype} indices of shape {indices.shape}"
+        raise ModelFormatError(f"{owner}: values and int64 indices must have as many rows, found {found}")
+    if np.any(indices < 0) or np.any(indices >= (count if indices.ndim == 1 else np.array(shape, np.int64))):
+        raise ModelFormatError(f"{owner}: an index is outside of sizes {list(shape)}")
+    try:
+        dense: Array = np.zeros(shape, values.dtype)
+    except ValueError:
+        raise ModelFormatError(f"{owner}: sizes {list(shape)} are too large") from None
+    if indices.ndim == 1:
+        dense.reshape(-1)[indices] = values
+    else:
+        dense[tuple(indices.T)] = values
+    dense.flags.writeable = False
+    return dense
 
 
 def _check_length(found: int, expected: int, unit: str, owner: str) -> None:

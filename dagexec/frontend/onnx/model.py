@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.errors import ArgumentError, ModelFormatError, UnsupportedOperatorError
+from dagexec.errors import ArgumentError, FeedError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     attention,
     control,
@@ -57,32 +58,40 @@ from dagexec.storage.net_file import load_message
 
 _NEWEST_IR_VERSION = 14
 
+Shapes = Mapping[str, Sequence[int | None]]
 
-def load_onnx(path: str | os.PathLike[str], *, foreign: bool = True) -> Model:
+
+def load_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None, *, foreign: bool = True) -> Model:
     """The model in an ONNX file. External data is read from the file's folder, and nowhere else.
 
-    With `foreign`, nodes that dagexec has no operators for are left to another runtime.
+    With `foreign`, nodes that dagexec has no operators for are left to another runtime. `shapes` are those of inputs,
+    as for `from_model_proto`.
     Raises ModelFormatError, naming the file, when it is no valid model; UnsupportedOperatorError, listing every node
     that dagexec cannot run.
     """
     file = Path(path)
     proto = load_message(file, onnx.ModelProto)
     try:
-        return from_model_proto(proto, file.parent, foreign=foreign)
+        return from_model_proto(proto, file.parent, shapes, foreign=foreign)
     except (ModelFormatError, UnsupportedOperatorError) as error:
         raise type(error)(f"{file}: {error}") from None
 
 
 def from_model_proto(
-    proto: onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None, *, foreign: bool = True
+    proto: onnx.ModelProto,
+    base_dir: str | os.PathLike[str] | None = None,
+    shapes: Shapes | None = None,
+    *,
+    foreign: bool = True,
 ) -> Model:
     """A Model from an ONNX message; tensors keep their names, nodes become operators of the same name.
 
-    `base_dir` is the folder where external data may be; without it external data is an error.
-    Raises ModelFormatError or UnsupportedOperatorError as `load_onnx` does, without a file's name.
+    `base_dir` is the folder where external data may be; without it external data is an error. `shapes` are sizes of
+    inputs, by name, in place of those that the model states; None for a size that stays open.
+    Raises FeedError for a shape of what is no input, else what `load_onnx` does, without a file's name.
     """
     try:
-        return _Conversion(proto, None if base_dir is None else Path(base_dir), foreign).model()
+        return _Conversion(proto, None if base_dir is None else Path(base_dir), shapes or {}, foreign).model()
     except UnicodeDecodeError:
         raise ModelFormatError("a name in the model is not UTF-8 text") from None
     except ArgumentError as error:
@@ -92,14 +101,13 @@ def from_model_proto(
 class _Conversion:
     """One model on its way through: what the file says of it, and the conversion of its graph."""
 
-    def __init__(self, proto: onnx.ModelProto, folder: Path | None, foreign: bool) -> None:
+    def __init__(self, proto: onnx.ModelProto, folder: Path | None, shapes: Shapes, foreign: bool) -> None:
         if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
             raise ModelFormatError("not an ONNX model: there is no graph in it")
         if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
             raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
         self.graph = proto.graph
-        if self.graph.sparse_initializer:
-            raise ModelFormatError("sparse initializers are not supported")
+        self._reshaped = bool(shapes)
         with ExternalData(folder) as external:
             values = initializer_arrays(self.graph, external)
         _check_inputs(self.graph)
@@ -109,9 +117,11 @@ class _Conversion:
             name: info for value in self.graph.input if (name := value.name) not in values
             for info in [_input_info(value)]
         }  # fmt: skip
+        self.inputs = _with_shapes(self.inputs, shapes)
         self.outputs = tuple(value.name for value in self.graph.output)
         read = set(self.outputs).union(*map(reads, self.graph.node))
-        self.stated = stated_shapes(self.graph)
+        self.stated = {} if shapes else stated_shapes(self.graph)
+        self.stated |= {name: info.shape for name, info in self.inputs.items() if info.shape is not None}
         self.scope = Scope(values, dict(self.stated), read, read.union(own_names(self.graph)))
         self.scope.variants.update(variants_of(self.graph))
         self.scope.inferred = functools.cache(lambda: inferred_shapes(proto.graph, proto.opset_import, self.inputs))
@@ -125,22 +135,22 @@ class _Conversion:
         self.conversion.refusals.check()
         model = self._assemble(operators)
         settle(model)
-        check_declared(self.graph, self.stated, model)
+        if not self._reshaped:
+            check_declared(self.graph, self.stated, model)
         return model
 
     def _assemble(self, operators: list[OperatorDef]) -> Model:
         name = self.graph.name or "onnx"
-        read_by_net = _read(operators)
-        returned = set(self.outputs)
-        init_operators = _needed(self.conversion.once, read_by_net | returned)
-        read = read_by_net | _read(init_operators) | returned
-        parameters = {key: value for key, value in self.scope.values.items() if key in read}
-        filled = [blob for operator in init_operators for blob in operator.output if blob in read_by_net | returned]
-        external = [*self.inputs, *(key for key in parameters if key in read_by_net), *filled]
+        wanted = _read(operators) | set(self.outputs)
+        init_operators = _needed(self.conversion.once, wanted)
+        read_once = _read(init_operators)
+        parameters = {key: value for key, value in self.scope.values.items() if key in wanted or key in read_once}
+        filled = [blob for operator in init_operators for blob in operator.output if blob in wanted]
+        external = [*self.inputs, *(key for key in parameters if key in wanted), *filled]
         net = NetDef(name=name, op=operators, external_input=external, external_output=self.outputs)
         init_net = None
         if init_operators:
-            given = [key for key in parameters if key in _read(init_operators)]
+            given = [key for key in parameters if key in read_once]
             init_net = NetDef(name=f"{name}_init", op=init_operators, external_input=given, external_output=filled)
         return Model(name, net, init_net, parameters, self.inputs, self.outputs)
 
@@ -171,6 +181,20 @@ def _input_info(value: onnx.ValueInfoProto) -> InputInfo:
     dtype = element_type(kind.tensor_type.elem_type, owner)
     sizes = None if is_optional or is_sequence else dims_of(value)
     return InputInfo(dtype, sizes, is_sequence, is_optional)
+
+
+def _with_shapes(inputs: Mapping[str, InputInfo], shapes: Shapes) -> dict[str, InputInfo]:
+    """The inputs with other shapes than the model states."""
+    if unknown := sorted(shapes.keys() - inputs.keys()):
+        raise FeedError(f"shapes: {unknown[0]!r} is not an input; expected one of {sorted(inputs)}")
+    changed = {name: replace(inputs[name], shape=tuple(sizes)) for name, sizes in shapes.items()}
+    for name, info in changed.items():
+        stated = inputs[name].shape
+        if stated is not None and len(stated) != len(info.shape or ()):
+            raise FeedError(f"shapes: input {name!r} has {len(stated)} axes, found {info.shape}")
+        if any(size is not None and size < 0 for size in info.shape or ()):
+            raise FeedError(f"shapes: input {name!r}: a size is negative: {info.shape}")
+    return {**inputs, **changed}
 
 
 def _read(operators: Iterable[OperatorDef]) -> set[str]:
