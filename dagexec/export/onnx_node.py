@@ -236,4 +236,6 @@ def _plain(operation: Operation, argument: str) -> Any:
     if message is None:
         return None
     [(descriptor, value), *_] = [row for row in message.ListFields() if row[0].name != "name"]
-    return value if descriptor.name in ("i", "f", "s") else list(value)
+    if descriptor.name == "s":
+        return value.decode()
+    return value if descriptor.name in ("i", "f") else list(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 
 from dagexec.core import dtypes
 from dagexec.export.onnx_node import CannotExportError, Operation, exports
@@ -92,8 +93,10 @@ def reduction(operation: Operation) -> None:
     """Reductions; the axes are an input."""
     axes = operation.integers("axes")
     inputs = [operation.inputs[0], *([operation.constant(axes)] if axes else [])]
-    keep = operation.integer("keepdims", 1)
-    operation.node(operation.definition.type, inputs, [operation.only_output()], keepdims=keep)
+    inputs += [operation.through("Cast", [name], to=onnx.TensorProto.INT64) for name in operation.inputs[1:]]
+    keep, idle = operation.integer("keepdims", 1), operation.integer("noop_with_empty_axes", 0)
+    output = operation.only_output()
+    operation.node(operation.definition.type, inputs, [output], keepdims=keep, noop_with_empty_axes=idle or None)
 
 
 @exports("ArgMax", "ArgMin")

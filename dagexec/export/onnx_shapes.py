@@ -45,8 +45,9 @@ def _int64(operation: Operation, index: int) -> str:
 def axes_of_one(operation: Operation) -> None:
     """Squeeze and Unsqueeze; the axes are an input."""
     kind = "Squeeze" if operation.definition.type == "Squeeze" else "Unsqueeze"
-    axes = operation.constant(operation.integers("dims") or [])
-    operation.node(kind, [operation.inputs[0], axes], [operation.only_output()])
+    dims = operation.integers("dims")
+    axes = [_int64(operation, 1)] if len(operation.inputs) > 1 else [] if dims is None else [operation.constant(dims)]
+    operation.node(kind, [operation.inputs[0], *axes], [operation.only_output()])
 
 
 @exports("Flatten")
@@ -77,6 +78,7 @@ def split(operation: Operation) -> None:
     """Split; the sizes are an input."""
     if operation.flag("add_axis"):
         raise CannotExportError("add_axis has no counterpart")
+    operation.ignore("uneven")
     axis, sizes = _axis(operation), operation.integers("split")
     inputs = [operation.inputs[0]]
     if len(operation.inputs) > 1:
@@ -96,7 +98,8 @@ def _axis(operation: Operation) -> int:
 def slice_tensor(operation: Operation) -> None:
     """Slice; Caffe2's negative bounds count from one behind the end, ONNX's from the end."""
     if len(operation.inputs) > 1:
-        raise CannotExportError("computed bounds have no counterpart")
+        _slice_by_inputs(operation)
+        return
     starts, ends = operation.integers("starts") or [], operation.integers("ends") or []
     if not operation.flag("onnx_style"):
         starts, ends = ([_END if bound == -1 else bound + (bound < 0) for bound in row] for row in (starts, ends))
@@ -104,6 +107,19 @@ def slice_tensor(operation: Operation) -> None:
     steps = operation.integers("steps")
     inputs = [operation.inputs[0], operation.constant(starts), operation.constant(ends)]
     inputs.append(operation.constant(list(range(len(starts))) if axes is None else axes))
+    if steps is not None:
+        inputs.append(operation.constant(steps))
+    operation.node("Slice", inputs, [operation.only_output()])
+
+
+def _slice_by_inputs(operation: Operation) -> None:
+    """Bounds as inputs, axes and steps as inputs or arguments."""
+    if not operation.flag("onnx_style"):
+        raise CannotExportError("computed bounds of Caffe2's have no counterpart")
+    inputs = [operation.inputs[0], *(_int64(operation, index) for index in range(1, len(operation.inputs)))]
+    axes, steps = operation.integers("axes"), operation.integers("steps")
+    if len(inputs) == 3 and (axes is not None or steps is not None):
+        inputs.append(operation.constant(list(range(len(steps or []))) if axes is None else axes))
     if steps is not None:
         inputs.append(operation.constant(steps))
     operation.node("Slice", inputs, [operation.only_output()])
@@ -127,12 +143,27 @@ def tile(operation: Operation) -> None:
     operation.node("Tile", [operation.inputs[0], operation.constant(repeats)], [operation.only_output()])
 
 
+@exports("TileAxes")
+def tile_axes(operation: Operation) -> None:
+    """Tile; the counts are an input."""
+    repeats = operation.integers("repeats")
+    counts = _int64(operation, 1) if len(operation.inputs) > 1 else operation.constant(repeats or [])
+    operation.node("Tile", [operation.inputs[0], counts], [operation.only_output()])
+
+
 @exports("Pad")
 def pad(operation: Operation) -> None:
-    """Pad; pads and value are inputs."""
+    """Pad; pads, value and axes are inputs."""
     meta = operation.type_of(0, "the value is of its input's type").meta
-    value = operation.constant(operation.number("value", 0.0), meta.numpy)
-    inputs = [operation.inputs[0], operation.constant(operation.integers("pads") or []), value]
+    count, axes = len(operation.inputs), operation.integers("axes")
+    pads = _int64(operation, 1) if count > 1 else operation.constant(operation.integers("pads") or [])
+    if count > 2:
+        value = operation.through("Cast", [operation.inputs[2]], to=element_type(meta))
+    else:
+        value = operation.constant(operation.number("value", 0.0), meta.numpy)
+    inputs = [operation.inputs[0], pads, value]
+    if count > 3 or axes is not None:
+        inputs.append(_int64(operation, 3) if count > 3 else operation.constant(axes or []))
     operation.node("Pad", inputs, [operation.only_output()], mode=operation.text("mode", "constant"))
 
 
