@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ import onnxruntime
 from model_files.recipe import Array, model_file, stored_feeds
 
 import dagexec
+from dagexec.analysis.foreign_share import foreign_share
 from dagexec.errors import DagexecError
+from dagexec.tracing import Trace
 
 TOLERANCE = 1e-4
 """Absolute and relative."""
@@ -53,7 +55,7 @@ def tried(folder: Path, name: str, threads: int, seconds: float) -> dict[str, An
         return {"verdict": "refused", "detail": str(error).removeprefix(f"{file}: ")}
     coarse = _coarse(file)
     with executor:
-        row: dict[str, Any] = _shares(executor)
+        row: dict[str, Any] = {}
         names = [output.name for output in session.get_outputs()]
         for number, (feeds, results) in enumerate(zip(runs, expected, strict=True)):
             try:
@@ -63,7 +65,7 @@ def tried(folder: Path, name: str, threads: int, seconds: float) -> dict[str, An
             for output, result in zip(names, results, strict=True):
                 if found := difference(outputs[output], result, coarse):
                     return row | {"verdict": "differs", "detail": f"run {number}, {output}: {found}"}
-        row |= {"verdict": "equal", "load_ms": _load_times(file, threads)}
+        row |= {"verdict": "equal", "load_ms": _load_times(file, threads)} | _shares(executor, runs[0])
         if seconds:
             contenders: dict[str, Run] = {
                 "dagexec": lambda: executor.run(runs[0]),
@@ -91,7 +93,8 @@ def _arrays_differ(found: Array, expected: Array, coarse: float) -> str | None:
     if found.shape != expected.shape or (found.dtype != expected.dtype and expected.dtype.kind not in "OU"):
         return f"{found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
     if expected.dtype.kind in "OUSb":
-        count = int(np.count_nonzero(found != expected))
+        pairs = zip(found.reshape(-1).tolist(), expected.reshape(-1).tolist(), strict=True)
+        count = sum(_text(one) != _text(other) for one, other in pairs)
         return f"{count} of {expected.size} differ" if count else None
     one, other = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -104,6 +107,11 @@ def _arrays_differ(found: Array, expected: Array, coarse: float) -> str | None:
         return None
     off = np.count_nonzero(beyond)
     return f"{off} of {beyond.size} are off, by {distance.max():.2g} where the largest is {largest:.2g}"
+
+
+def _text(value: object) -> object:
+    """dagexec's texts are UTF-8 bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _coarse(file: Path) -> float:
@@ -175,9 +183,16 @@ def _turn(run: Run, seconds: float) -> float:
     return statistics.median(times)
 
 
-def _shares(executor: dagexec.Executor) -> dict[str, Any]:
-    operators: Sequence[Any] = executor.model.net.op
-    return {"operators": len(operators), "adapter": 0}
+def _shares(executor: dagexec.Executor, feeds: Mapping[str, Array]) -> dict[str, Any]:
+    """How many operators there are, how many of them other runtimes compute, and their share of the time of one run."""
+    graph = executor.net().graph
+    foreign = sum(schema.foreign for schema in graph.schemas)
+    found: dict[str, Any] = {"operators": len(graph), "adapter": foreign}
+    if foreign:
+        trace = Trace()
+        executor.run(feeds, trace=trace)
+        found["adapter_time"] = round(foreign_share(graph, trace.operator_seconds(len(graph))) or 0.0, 3)
+    return found
 
 
 def _first_line(error: Exception) -> str:

@@ -65,6 +65,7 @@ def test_a_recipe_that_fails_leaves_nothing_that_is_found(tmp_path: Path) -> Non
         (np.float32([1]), np.float64([1]), 0.0, "float32[1], expected float64[1]"),
         (np.zeros((2, 0), np.float32), np.zeros((0, 2), np.float32), 0.0, "float32[2, 0], expected float32[0, 2]"),
         (np.array(["a", "b"], object), np.array(["a", "c"], object), 0.0, "1 of 2 differ"),
+        (np.array([b"a", "\u00e9".encode()], object), np.array(["a", "\u00e9"], object), 0.0, None),
         ([{"a": 1.0}], [{"a": 2.0}], 0.0, "1 of 1 are off, by 1 where the largest is 2"),
         ([], [{"a": 2.0}], 0.0, "0 elements, expected 1"),
     ],
