@@ -89,6 +89,8 @@ class Operation:
         self._nodes = nodes
         self._probes = tuple(probes)
         self._asked: set[str] = set()
+        self._unread: set[int] = set()
+        self._first_node = len(nodes.nodes)
 
     def known_type(self, index: int) -> TensorType | None:
         """The type of input `index` where open axes have a made-up size, if it is known."""
@@ -155,11 +157,19 @@ class Operation:
         self._asked.update(names)
 
     def check_all_read(self) -> None:
-        """Raise CannotExportError for an argument that the exporter did not ask for."""
+        """Raise CannotExportError for an input that no node reads, or an argument that the exporter did not ask for."""
+        made = {name for node in self._nodes.nodes[self._first_node :] for name in node.input}
+        for index, name in enumerate(self.inputs):
+            if name not in made and index not in self._unread:
+                raise CannotExportError(f"its input {index} has no counterpart")
         unread = self.schema.unread_args
         for name in self.arguments.names():
             if name not in self._asked and name not in READ_BY_NETS and name not in UNREAD and name not in unread:
                 raise CannotExportError(f"its argument {name!r} has no counterpart")
+
+    def ignore_input(self, index: int) -> None:
+        """What this input holds changes nothing of what is computed."""
+        self._unread.add(index)
 
     def only_output(self) -> str:
         """The first output. Raises CannotExportError when another one is read as well."""
@@ -223,7 +233,10 @@ def _declared(operation: Operation) -> None:
     for attribute, argument in name.attributes.items():
         value = _plain(operation, argument)
         if value is not None and attribute in name.values:
-            [value] = [theirs for theirs, ours in name.values[attribute].items() if ours == value]
+            named = [theirs for theirs, ours in name.values[attribute].items() if ours == value]
+            if not named:
+                raise CannotExportError(f"its {argument} = {value!r} has no counterpart")
+            value = named[0]
         attributes[attribute] = value
     outputs = [output if operation.is_read(output) else "" for output in operation.outputs]
     operation.node(name.type, operation.inputs, [operation.outputs[0], *outputs[1:]], **attributes)

@@ -24,6 +24,7 @@ def dropout(operation: Operation) -> None:
     if not operation.flag("is_test"):
         raise CannotExportError("only inference (is_test=1) has a counterpart")
     operation.ignore("ratio", "drawn_as")
+    operation.ignore_input(1)  # of training
     operation.node("Identity", operation.inputs[:1], [operation.only_output()])
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx.backend.test.runner import Runner
 
 import dagexec
 from dagexec import NetDef, op, zoo
@@ -20,7 +19,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import onnx_operators
 from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorError
 from dagexec.export import save_onnx, to_onnx
-from tests.frontend.suite.cases import Case, all_cases
+from tests.frontend.suite.cases import Case, all_cases, require_similar
 
 QUICK = ("lenet", "squeezenet")
 LARGE = ("vgg19", "alexnet")  # the operators of the others, in half a gigabyte
@@ -86,7 +85,7 @@ def came_to(case: Case) -> str:
     for inputs, expected in case.data_sets():
         try:
             found = in_onnxruntime(proto, dict(zip(names, inputs, strict=False)))
-            Runner.assert_similar_outputs(expected, found, *case.tolerances)
+            require_similar(expected, found, *case.tolerances)
         except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
             return "no kernel"  # onnxruntime has none for the type
         except Exception as error:
