@@ -134,6 +134,15 @@ def test_all_unsupported_nodes_are_listed_in_one_error() -> None:
     assert "node 'own': Fancy (domain com.example, opset 3)" in message
     assert "node 'smooth': Resize (domain ai.onnx, opset 17): mode 'spline' is not supported" in message
     assert "fine" not in message
+    help_lines = message.partition("what may help:\n")[2].splitlines()
+    assert [line.split()[0] for line in help_lines] == ["foreign=True", "an"]
+
+
+def test_a_refusal_names_inputs_whose_sizes_are_open() -> None:
+    proto = tiny_model([helper.make_node("Fancy", ["x"], ["y"])], ["y"])
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    with pytest.raises(UnsupportedOperatorError, match=r"shapes=\) fixes those that are open: 'x' float32\[\?"):
+        from_model_proto(proto, foreign=False)
 
 
 def test_nodes_that_are_refused_alike_are_one_line_with_their_number() -> None:
@@ -141,7 +150,7 @@ def test_nodes_that_are_refused_alike_are_one_line_with_their_number() -> None:
     chain += [helper.make_node("Fancier", ["t6"], ["y"], name="last")]
     with pytest.raises(UnsupportedOperatorError) as caught:
         from_model_proto(tiny_model(chain, ["y"]), foreign=False)
-    first, second, third = str(caught.value).splitlines()
+    first, second, third, *_ = str(caught.value).splitlines()
     assert first == "7 node(s) cannot be run:"
     assert second.startswith("  6 nodes 'own0', 'own1', 'own2', 'own3' and 2 more: Fancy (domain ai.onnx, opset")
     assert third.startswith("  node 'last': Fancier (domain ai.onnx, opset")

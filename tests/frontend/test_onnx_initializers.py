@@ -321,3 +321,35 @@ def test_an_initializer_given_twice_is_refused() -> None:
     proto.opset_import.add(domain="", version=13)
     with pytest.raises(ModelFormatError, match="'w' is given twice"):
         dagexec.frontend.onnx.from_model_proto(proto)
+
+
+def test_tensors_of_more_than_two_gigabytes_lie_behind_two_gigabytes_of_a_file(tmp_path: Path) -> None:
+    """In a file of holes, and all on the same bytes, so that neither disk nor memory is needed for them."""
+    piece, offset = np.arange(1 << 21, dtype=np.float32), 5 << 29
+    with open(tmp_path / "weights.bin", "wb") as file:
+        file.truncate(6 << 29)
+        file.seek(offset)
+        file.write(piece.tobytes())
+    names = [f"w{index}" for index in range(300)]
+    nodes = [helper.make_node("Gather", [name, "i"], [f"{name}/last"]) for name in names]
+    nodes.append(helper.make_node("Max", [f"{name}/last" for name in names], ["y"]))
+    index = helper.make_tensor_value_info("i", TensorProto.INT64, [1])
+    total = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph(
+        nodes, "large", [index], [total], [_external_tensor(name, piece, offset) for name in names]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    loaded = load_onnx(tmp_path / "model.onnx")
+    assert sum(array.nbytes for array in loaded.parameters.values()) > 1 << 31
+    with dagexec.compile(loaded, optimize=False) as executor:
+        assert executor.run({"i": np.array([-1])})["y"] == piece[-1]
+
+
+def _external_tensor(name: str, content: np.ndarray, offset: int) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=content.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    entries = {"location": "weights.bin", "offset": offset, "length": content.nbytes}
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor

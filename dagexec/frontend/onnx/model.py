@@ -53,6 +53,7 @@ from dagexec.frontend.onnx.graph import (
 from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import element_type
 from dagexec.frontend.onnx.node import Scope
+from dagexec.frontend.onnx.refusal import advice
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
 from dagexec.storage.net_file import load_message
 
@@ -108,6 +109,7 @@ class _Conversion:
             raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
         self.graph = proto.graph
         self._reshaped = bool(shapes)
+        self._foreign = foreign
         with ExternalData(folder) as external:
             values = initializer_arrays(self.graph, external)
         _check_inputs(self.graph)
@@ -130,7 +132,13 @@ class _Conversion:
         self.conversion.types.add_inputs(self.inputs)
 
     def model(self) -> Model:
-        """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be."""
+        """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be, with what may help."""
+        try:
+            return self._model()
+        except UnsupportedOperatorError as error:
+            raise UnsupportedOperatorError(f"{error}\n{advice(self.inputs, foreign=self._foreign)}") from None
+
+    def _model(self) -> Model:
         operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs)
         self.conversion.refusals.check()
         model = self._assemble(operators)

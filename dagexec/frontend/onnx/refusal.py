@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Mapping
+
 import onnx
 
+from dagexec.core.model import InputInfo
 from dagexec.errors import UnsupportedOperatorError
+from dagexec.platform.extras import install_command
 
 _MAX_NAMED = 4
 
@@ -29,6 +34,20 @@ class Refusals:
         lines = [f"{_named(nodes)}: {what}" for what, nodes in rows]
         count = sum(map(len, self._names.values()))
         raise UnsupportedOperatorError(f"{count} node(s) cannot be run:\n  " + "\n  ".join(lines))
+
+
+def advice(inputs: Mapping[str, InputInfo], *, foreign: bool) -> str:
+    """What may make a model run that was refused: its `inputs`, and whether other runtimes were tried (`foreign`)."""
+    found = []
+    if not foreign:
+        found.append("foreign=True leaves such nodes to onnxruntime, or to the reference of the onnx package")
+    elif importlib.util.find_spec("onnxruntime") is None:
+        found.append(f"onnxruntime may have them: {install_command('onnxruntime')}")
+    if is_open := {name: info for name, info in inputs.items() if info.shape is None or None in info.shape}:
+        shown = ", ".join(f"{name!r} {info}" for name, info in list(is_open.items())[:_MAX_NAMED])
+        found.append(f"where sizes must be known, load_model(..., shapes=) fixes those that are open: {shown}")
+    found.append("an exporter can often write the model in other operators, or in an earlier operator set")
+    return "what may help:\n  " + "\n  ".join(found)
 
 
 def _named(nodes: list[str]) -> str:
