@@ -90,6 +90,8 @@ def roi_align(call: OperatorCall, x: Array, regions: Array, images: Array) -> Se
             _mean_weights(samples, size, work) for samples, size in zip((rows, columns), image.shape[1:], strict=True)
         )
         high, wide = _read(by_rows), _read(by_columns)
+        if high.start == high.stop or wide.start == wide.stop:  # it is outside of the image
+            continue
         part = np.ascontiguousarray(pixels[int(number), high, wide])
         lines = by_rows[:, high] @ part.reshape(len(part), -1)  # output rows x (columns x channels)
         found = by_columns[:, wide] @ lines.reshape(sizes[0], *part.shape[1:])

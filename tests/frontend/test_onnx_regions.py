@@ -58,6 +58,14 @@ def test_roi_align_computes_what_onnxruntime_does(mode: str, places: str, ratio:
     assert_same(computed(model, inputs), by_onnxruntime(model, inputs))
 
 
+def test_a_region_outside_of_the_image_is_zero() -> None:
+    image = normal(np.random.default_rng(4), 1, 3, 9, 10)
+    regions = np.float32([[20, 20, 25, 25], [-9, 0, -5, 4], [1, 2, 5, 6]])
+    inputs = [image, regions, np.zeros(3, np.int64)]
+    model = one_node("RoiAlign", 16, inputs, output_height=2, output_width=2, sampling_ratio=2)
+    assert_same(computed(model, inputs), by_onnxruntime(model, inputs))
+
+
 def test_max_roi_pool_computes_what_onnxruntime_does() -> None:
     rng = np.random.default_rng(4)
     corners = np.sort(rng.uniform(0, 18, (6, 2, 2)), 1).reshape(6, 4)
