@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         "a random operator counts as one that always gives the same",
         "dagexec/core/purity.py",
-        " and schema_of(definition.type).reproducible",
+        " and _is_reproducible(definition)",
         "",
         ("tests/compiler/passes",),
     ),
