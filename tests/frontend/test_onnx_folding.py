@@ -132,6 +132,17 @@ def test_a_node_that_fails_is_left_to_the_run_that_tells_of_it() -> None:
         dagexec.compile(model)
 
 
+def test_an_index_out_of_range_is_left_to_the_run_as_well() -> None:
+    nodes = [
+        helper.make_node("Gather", ["table", "index"], ["picked"]),
+        helper.make_node("Add", ["x", "picked"], ["y"]),
+    ]
+    model = model_of(*nodes, table=np.float32([1, 2]), index=[2])
+    loaded = from_model_proto(model)
+    with pytest.raises(DagexecError, match=r"Gather.*index 2 at place 0 must be in \[-2, 2\)"):
+        dagexec.compile(loaded).run({"x": np.zeros((1, 2, 4, 6), np.float32)})
+
+
 def test_what_is_large_is_not_computed_at_load() -> None:
     large = helper.make_node("ConstantOfShape", ["sizes"], ["w"], value=numpy_helper.from_array(np.ones(1, np.float32)))
     add = helper.make_node("Add", ["x", "w"], ["y"])

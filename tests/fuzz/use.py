@@ -132,13 +132,25 @@ def _compared(_path: Path, model: Model, feeds: dict[str, Array] | None, phase: 
     return "compared"
 
 
-def _same(one: Array, other: Array) -> bool:
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):  # a sequence
+        return len(one) == len(other) and all(map(_same, one, other))
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):  # an optional without a value, a mapping
+        return bool(one == other)
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
 
 
-def _require_near(name: str, plain: Array, fast: Array) -> None:
+def _require_near(name: str, plain: Any, fast: Any) -> None:
+    if isinstance(plain, list) and isinstance(fast, list) and len(plain) == len(fast):
+        for one, other in zip(plain, fast, strict=True):
+            _require_near(name, one, other)
+        return
+    if not isinstance(plain, np.ndarray) or not isinstance(fast, np.ndarray):
+        if not _same(plain, fast):
+            raise WrongError(f"{name!r}: another value when optimized")
+        return
     if plain.shape != fast.shape or plain.dtype != fast.dtype:
         raise WrongError(f"{name!r}: {fast.dtype}{fast.shape} when optimized, {plain.dtype}{plain.shape} as given")
     if plain.dtype.kind != "f" or not plain.size:
