@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -48,6 +49,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
+
+
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage go through what was made since, not through all modules and tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 
 from threadpoolctl import ThreadpoolController
@@ -20,6 +21,7 @@ _lock = threading.RLock()  # a net collected as garbage releases its demand wher
 _tickets = itertools.count()
 _demands: dict[int, int] = {}
 _before: list[tuple[object, int]] = []
+_found: tuple[int, list[object]] = (0, [])
 
 
 class BlasThreadLimit:
@@ -51,10 +53,22 @@ def _apply() -> None:
         _before.clear()
         return
     if not _before:
-        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-        _before.extend((library, library.num_threads) for library in libraries)
+        _before.extend((library, library.num_threads) for library in _libraries())  # type: ignore[attr-defined]
     for library, _ in _before:
         _set(library, min(_demands.values()))
+
+
+def _libraries() -> list[object]:
+    """The BLAS libraries of the process. They are looked for again when modules were imported, which load libraries.
+
+    Looking for them reads the list of all mapped files, which takes a millisecond or more, several times what making
+    a small net takes otherwise.
+    """
+    global _found
+    modules = len(sys.modules)
+    if _found[0] != modules:
+        _found = modules, ThreadpoolController().select(user_api="blas").lib_controllers
+    return _found[1]
 
 
 def _set(library: object, threads: int) -> None:

@@ -1,4 +1,6 @@
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 
@@ -39,6 +41,18 @@ def test_garbage_collected_while_a_demand_is_made_does_not_block_the_thread() ->
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_libraries_are_looked_for_once_and_again_after_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    intra_op.BlasThreadLimit(1).release()
+    looked: list[int] = []
+    find = intra_op.ThreadpoolController
+    monkeypatch.setattr(intra_op, "ThreadpoolController", lambda: looked.append(1) or find())
+    intra_op.BlasThreadLimit(1).release()
+    assert not looked
+    monkeypatch.setitem(sys.modules, "imported_since", ModuleType("imported_since"))
+    intra_op.BlasThreadLimit(1).release()
+    assert looked == [1]
 
 
 def test_a_demand_of_any_thread_is_in_force() -> None:
