@@ -23,7 +23,7 @@ from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
 from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
-from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_precision
+from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import (
@@ -52,7 +52,7 @@ from dagexec.platform.garbage_collection import garbage_collection_paused
 
 logger = logging.getLogger("dagexec")
 
-PASSES: tuple[Pass, ...] = (*SIMPLIFYING, ENGINE, BODIES, LAYOUT, *FINISHING)
+PASSES: tuple[Pass, ...] = (*with_integers(SIMPLIFYING), ENGINE, BODIES, LAYOUT, *FINISHING)
 """All passes, in order."""
 
 _SMALL = 16  # operators

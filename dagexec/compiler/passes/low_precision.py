@@ -1,8 +1,8 @@
 """Which passes give a net another precision than float32, and where they stand among the others.
 
-For int8, models that say themselves what is quantized (QuantizeLinear and DequantizeLinear, or operators on integers)
-are taken at their word, before constants are folded; others need sample inputs. Both are done before layers are fused
-with what follows them: the operators on integers have fusions of their own.
+Models that say themselves what is quantized (QuantizeLinear and DequantizeLinear, or operators on integers) are taken
+at their word, before constants are folded: on the host always, on devices for int8. Others need sample inputs to become
+int8. Both are done before layers are fused with what follows them: the operators on integers have fusions of their own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ def with_precision(
         raise ValueError(f"dtype is one of float32, bfloat16, float16, int8, not {dtype!r}")
     calibrated = partial(_calibrated, feeds=tuple(feeds), method=method, largest_error=largest_error)
     precision = Pass("precision", "convolutions and products on 8-bit integers, by calibration", calibrated)
-    return _inserted(_inserted(passes, _BEFORE_FUSION, precision), _BEFORE_FOLDING, quantized_operators.PASS)
+    return _inserted(with_integers(passes), _BEFORE_FUSION, precision)
+
+
+def with_integers(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """`passes` with the one that computes on integers what a model says to be quantized."""
+    if quantized_operators.PASS in passes:
+        return tuple(passes)
+    return _inserted(passes, _BEFORE_FOLDING, quantized_operators.PASS)
 
 
 def _inserted(passes: Sequence[Pass], before: str, added: Pass) -> tuple[Pass, ...]:

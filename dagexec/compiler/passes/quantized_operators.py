@@ -2,7 +2,7 @@
 
 A model with these two around its operators says in which precision each value is (the QDQ form of ONNX). Here
 
-- what is only concatenated is quantized with the scale that the concatenation is quantized with;
+- the quantization of a concatenation is one of each tensor that is concatenated;
 - operators that only move elements, maxima, and Relu are done on integers, and the dequantization comes after them;
 - a quantization that undoes a dequantization goes away;
 - a convolution or product with a quantized input and quantized weights becomes QuantConv or QuantFC, with the
@@ -36,9 +36,10 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
-from dagexec.core.proto import Argument
+from dagexec.core.proto import Argument, OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
+from dagexec.ops.activation.post_ops import as_post_ops
 from dagexec.ops.conv.convolution import COMPUTE_ARGS
 
 _ON_INTEGERS = ("relu", "leaky_relu", "clip")  # post-ops
@@ -55,8 +56,11 @@ def apply(model: Model) -> Rewritten:
     for number, definition in draft.operators():
         if not draft.is_free(number):
             continue
-        if schema_of(definition.type).joined is not None:
-            _share_scale(draft, number)
+        _skip_copy(draft, number)
+        if number in draft and schema_of(definition.type).joined is not None:
+            _quantize_parts(draft, number)
+        if number not in draft:
+            continue
         if definition.type == QUANTIZE:
             _cancel(draft, number)
         elif moved_inputs(definition):
@@ -88,39 +92,39 @@ def _cancel(draft: Draft, number: int) -> None:
     draft.remove(number)
 
 
-def _share_scale(draft: Draft, number: int) -> None:
-    """Inputs of a concatenation that are quantized for it alone are quantized with its own scale instead."""
+def _skip_copy(draft: Draft, number: int) -> None:
+    """Readers of a copy of dequantized values read these; exporters write equal biases once, and copy them."""
+    definition = draft[number]
+    if as_post_ops(definition) != [] or len(definition.output) > 1:
+        return
+    writer, [name] = draft.producer(definition.input[0]), definition.output
+    if writer is not None and draft[writer].type == DEQUANTIZE and name not in draft.outputs:
+        draft.redirect(name, definition.input[0])
+        draft.changed(f"{draft.label(number)}: its input is read")
+        draft.remove(number)
+
+
+def _quantize_parts(draft: Draft, number: int) -> None:
+    """What is joined from dequantized tensors and then quantized is joined from quantized ones."""
     definition = draft[number]
     reader = draft.only_reader(definition.output[0])
     result = linear_of(draft, reader, QUANTIZE)
-    if reader is None or result is None:
+    sources = [dequantized(draft, name) for name in definition.input]
+    known = [source for source in sources if source is not None]
+    if reader is None or result is None or len(known) != len(sources) or len(definition.output) > 1:
         return
-    pairs = [_pair_for(draft, name, number) for name in dict.fromkeys(definition.input)]
-    if any(pair is None for pair in pairs) or len(draft[reader].input) < 3:
-        return
-    constants = draft[reader].input[1:]
-    changed = False
-    for pair in pairs:
-        for one in pair or ():
-            if linear_of(draft, one, draft[one].type) != result:
-                other = copied(draft[one])
-                other.input[1:] = constants
-                draft.replace(one, other)
-                changed = True
-    if changed:
-        draft.changed(f"{draft.label(number)}: its inputs have its scale")
-
-
-def _pair_for(draft: Draft, name: str, number: int) -> tuple[int, int] | None:
-    """The quantization and dequantization that `name` comes through, for operator `number` alone."""
-    after = draft.producer(name)
-    if linear_of(draft, after, DEQUANTIZE) is None or after is None or draft.only_reader(name) != number:
-        return None
-    integers = draft[after].input[0]
-    before = draft.producer(integers)
-    if linear_of(draft, before, QUANTIZE) is None or before is None or draft.only_reader(integers) != after:
-        return None
-    return before, after
+    [target], constants = draft[reader].output, draft[reader].input[1:]
+    before: list[OperatorDef] = []
+    joined = op(definition.type, [], [target], name=definition.name)
+    joined.arg.extend(definition.arg)
+    for name, (integers, linear) in zip(definition.input, known, strict=True):
+        if linear != result:
+            integers = draft.fresh(f"{name}/as_{target}")
+            before.append(op(QUANTIZE, [name, *constants], [integers]))
+        joined.input.append(integers)
+    draft.changed(f"{draft.label(number)}: its inputs are quantized")
+    draft.remove(number)
+    draft.replace(reader, *before, joined)
 
 
 def _move_integers(draft: Draft, number: int) -> None:

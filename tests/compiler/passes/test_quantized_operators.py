@@ -132,20 +132,16 @@ def test_a_relu_of_integers_cuts_them_at_the_zero_point(zero: int) -> None:
     ]
 
 
-def test_a_concatenation_gives_its_scale_to_what_is_quantized_for_it() -> None:
+def test_the_quantization_of_a_concatenation_is_one_of_each_part_that_needs_it() -> None:
     operators = [
-        *INPUT, q("z", "zq", "b"), dq("zq", "zd", "b"), op("Concat", ["xd", "zd"], ["c"], axis=1), *OUTPUT,
+        *INPUT, q("z", "zq", "y"), dq("zq", "zd", "y"), op("Concat", ["xd", "zd"], ["c"], axis=1), *OUTPUT,
     ]  # fmt: skip
-    model = model_of(operators, inputs={"x": (2, 3), "z": (2, 5)}, **A, **B, **Y)
-    result = PASS.apply(model).model
-    assert listed(result) == [
-        "QuantizeLinear x y_scale y_zero -> xq", "QuantizeLinear z y_scale y_zero -> zq",
-        "Concat xq zq -> c/integers", "DequantizeLinear c/integers y_scale y_zero -> y",
+    model = model_of(operators, inputs={"x": (2, 3), "z": (2, 5)}, **A, **Y)
+    assert folded(model) == [
+        "QuantizeLinear x a_scale a_zero -> xq", "DequantizeLinear xq a_scale a_zero -> xd",
+        "QuantizeLinear z y_scale y_zero -> zq", "QuantizeLinear xd y_scale y_zero -> xd/as_yq",
+        "Concat xd/as_yq zq -> yq", "DequantizeLinear yq y_scale y_zero -> y",
     ]  # fmt: skip
-    feeds = feeds_for(model)
-    whole = np.concatenate([feeds["x"], feeds["z"]], 1)
-    expected = (np.clip(np.rint(whole / np.float32(0.06)) + 90, 0, 255) - 90).astype(np.float32) * np.float32(0.06)
-    np.testing.assert_array_equal(outputs_of(result, feeds)["y"], expected)
 
 
 def test_another_scale_is_another_value() -> None:
@@ -195,6 +191,17 @@ def test_a_bias_of_integers_in_its_own_unit_stays_what_it_is() -> None:
     ]  # fmt: skip
     model = model_of(operators, **A, **W, **given)
     np.testing.assert_array_equal(PASS.apply(model).model.parameters["y/bias"], bias)
+
+
+def test_a_copy_of_a_bias_of_integers_is_one() -> None:
+    given = {"b": np.array([1, -5, 7, 2000], np.int32), "b_scale": (np.float32(0.04) * W["w_scale"])}
+    operators = [
+        *INPUT, DQ_W, op("DequantizeLinear", ["b", "b_scale"], ["other"], axis=0), op("Copy", ["other"], ["bf"]),
+        op("Conv", ["xd", "wf", "bf"], ["c"], kernel=3), *OUTPUT,
+    ]  # fmt: skip
+    model = model_of(operators, **A, **W, **Y, **given)
+    folded(model, 0.06)
+    np.testing.assert_array_equal(PASS.apply(model).model.parameters["c/bias"], given["b"])
 
 
 def test_unsigned_weights_with_a_zero_point_in_the_middle_become_signed() -> None:
