@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
-from dagexec.core.model import Model
+from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
@@ -98,6 +98,8 @@ def inspect_command(
         console.print(line, markup=False, highlight=False)
     for name, info in loaded.inputs.items():
         console.print(f"input  {name}: {info}", markup=False)
+    for name, info in _overridable(loaded).items():
+        console.print(f"input  {name}: {info}, the model has a default for it", markup=False)
     if rows:
         console.print(memory_table(rows))
     for name in loaded.outputs:
@@ -108,6 +110,10 @@ def inspect_command(
         console.print(compiled_table(compiled_rows(result)))
         for line in choices_in_words(result):
             console.print(line, markup=False)
+
+
+def _overridable(model: Model) -> Mapping[str, InputInfo]:
+    return {} if model.overridable is None else model.overridable.inputs
 
 
 def _foreign(graph: Graph) -> Iterator[str]:
@@ -195,5 +201,6 @@ def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters
         "parameters": parameters,
         "flops": types.flops,
         "inputs": {name: str(info) for name, info in model.inputs.items()},
+        "overridable": {name: str(info) for name, info in _overridable(model).items()},
         "outputs": list(model.outputs),
     }

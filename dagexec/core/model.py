@@ -6,7 +6,7 @@ without a workspace or threads, so several executors may share one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,30 @@ class InputInfo:
 
 
 @dataclass(frozen=True)
+class Overridable:
+    """Parameters that a run may be fed others for; constants in the net of their model.
+
+    Attributes:
+        inputs: what may be fed, by name.
+        values: what they are where nothing is fed; the other parameters that the model was made from are among them.
+        net: the net of their model; of a model with other operators or parameters `model_with` knows nothing.
+        model_with: makes the model of which the parameters of these names are inputs.
+    """
+
+    inputs: Mapping[str, InputInfo]
+    values: Mapping[str, npt.NDArray[Any]]
+    net: NetDef
+    model_with: Callable[[Collection[str]], Model]
+
+    def belongs_to(self, model: Model) -> bool:
+        """False when somebody gave the model other operators, or other arrays."""
+        if model.net is not self.net and model.net != self.net:
+            return False
+        pairs = ((array, self.values.get(name)) for name, array in model.parameters.items())
+        return all(own is None or own.ctypes.data == array.ctypes.data for array, own in pairs)
+
+
+@dataclass(frozen=True)
 class Model:
     """A net with its parameters, inputs and outputs: what frontends produce and `dagexec.compile` accepts.
 
@@ -56,6 +80,7 @@ class Model:
         init_net: a net that runs once before the first run and computes parameters, or None.
         parameters: arrays that the nets read, by blob name. They are read-only and not copied.
         inputs: blobs to be fed before each run, in the model's order.
+        overridable: parameters that may be fed too (ONNX's initializers that are inputs), or None.
         outputs: blobs that are the result of a run.
         folder: the folder to which paths of storage operators are relative: that of the model's files.
         allow_io: what its operators may access besides blobs.
@@ -69,6 +94,7 @@ class Model:
     outputs: tuple[str, ...] = ()
     folder: Path = Path()
     allow_io: IO = IO.NONE
+    overridable: Overridable | None = None
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""

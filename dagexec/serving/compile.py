@@ -15,8 +15,10 @@ from dagexec.core.runtime import runtime_of
 from dagexec.errors import FeedError, UnsupportedOperatorError
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.lazy import LazyModule
+from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import ModelSource, load_model
+from dagexec.serving.overriding import OverridableExecutor
 from dagexec.serving.telemetry import require_telemetry
 
 if not TYPE_CHECKING:
@@ -41,21 +43,31 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     `Executor.warm_up` raises.
     """
     loaded = _load(model, options)
+    if options.telemetry is not False:
+        require_telemetry()  # before anything is measured
+    return _executor(loaded, options, keeps_parameters=isinstance(model, Model))
+
+
+def _executor(
+    loaded: Model, options: CompileOptions, pool: WorkerPool | None = None, *, keeps_parameters: bool = False
+) -> Executor:
+    """Compile `loaded`, for workers of `pool` if there is one; the caller `keeps_parameters` in memory anyway."""
     check_operators(loaded)
+    overridable = loaded.overridable
+    if overridable is not None and not overridable.belongs_to(loaded):
+        overridable = None
     if options.device is not None and options.default_device == CPU:
         loaded = model_on_host(loaded)
     runtime_of(options.default_device)
-    if options.telemetry is not False:
-        require_telemetry()  # before anything is measured
     if options.operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, options.operator_arguments))
     _check_kept(loaded, options.keep)
     compiled = compilation.compile_model(loaded, options)
-    given = (
-        loaded if isinstance(model, Model) else replace(loaded, parameters={})
-    )  # frees parameters that passes replaced
+    given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
-    return Executor(compiled.model, kept, given, compiled.parameters)
+    if overridable is None:
+        return Executor(compiled.model, kept, given, compiled.parameters, pool)
+    return OverridableExecutor(compiled.model, kept, given, compiled.parameters, overridable, _executor)
 
 
 def _load(model: ModelSource, options: CompileOptions) -> Model:

@@ -38,7 +38,7 @@ from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
 from dagexec.serving.telemetry import Telemetry
-from dagexec.serving.waiting import TaskWait
+from dagexec.serving.waiting import TaskWait, on_a_thread
 from dagexec.serving.warm_up import zero_feeds
 
 
@@ -128,6 +128,11 @@ class Executor(Closing):
     def inputs(self) -> Mapping[str, InputInfo]:
         """Name, dtype and shape of each input."""
         return self.model.inputs
+
+    @property
+    def overridable(self) -> Mapping[str, InputInfo]:
+        """Parameters that a run may be fed others for: ONNX's initializers that are inputs too (docs/onnx.md)."""
+        return {}
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -410,23 +415,7 @@ class Executor(Closing):
 
     async def _release_async(self) -> None:
         """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
-        wait = TaskWait()
-        failures: list[BaseException] = []
-
-        def release() -> None:
-            try:
-                self._release()
-            except BaseException as error:
-                failures.append(error)
-            wait.notify()
-
-        thread = threads().start(release, name=f"dagexec-{self.model.name}-closing")
-        try:
-            await wait.wait_out()
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+        await on_a_thread(f"dagexec-{self.model.name}-closing", self._release)
 
     def _cancelled(self, why: str) -> RunCancelledError:
         return RunCancelledError(f"net {self.model.name!r}: {why}")

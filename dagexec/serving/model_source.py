@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -38,6 +38,7 @@ def load_model(
     allow_io: bool = False,
     foreign: bool = True,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
+    overridable: Collection[str] | None = None,
 ) -> Model:
     """The model that `source` names or holds.
 
@@ -52,21 +53,31 @@ def load_model(
             installed, or else by onnx.reference (docs/onnx.md). With False such a model is refused.
         shapes: sizes of an ONNX model's inputs, by name, in place of those that it states, None for a size that stays
             open. All that depends on them alone is computed at once, and inputs of other sizes are refused.
+        overridable: names of initializers of an ONNX model that runs may be fed others for. None for those that the
+            standard says, which are inputs too in a file of IR version 4 or later; none of older files, which list all.
 
     Raises ModelFormatError for a missing file, an unknown zoo name or any other object, saying what was expected;
-    FeedError for `shapes` of what is no input of an ONNX model;
+    FeedError for `shapes` of what is no input of an ONNX model, and for what is not `overridable`;
     otherwise what the frontend raises.
     """
-    model = _load_with_shapes(source, shapes, foreign) if shapes else _load(source, foreign)
+    if shapes or overridable is not None:
+        model = _load_onnx(source, foreign, shapes, overridable)
+    else:
+        model = _load(source, foreign)
     return replace(model, allow_io=IO.ANY) if allow_io else model
 
 
-def _load_with_shapes(source: ModelSource, shapes: Mapping[str, Sequence[int | None]], foreign: bool) -> Model:
+def _load_onnx(
+    source: ModelSource,
+    foreign: bool,
+    shapes: Mapping[str, Sequence[int | None]] | None,
+    overridable: Collection[str] | None,
+) -> Model:
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".onnx":
-        return onnx_frontend.load_onnx(source, shapes, foreign=foreign)
+        return onnx_frontend.load_onnx(source, shapes, foreign=foreign, overridable=overridable)
     if isinstance(source, onnx.ModelProto):
-        return onnx_frontend.from_model_proto(source, shapes=shapes, foreign=foreign)
-    raise FeedError("shapes are given, and the source is no ONNX model")
+        return onnx_frontend.from_model_proto(source, shapes=shapes, foreign=foreign, overridable=overridable)
+    raise FeedError(f"{'shapes' if shapes else 'overridable'}: given, and the source is no ONNX model")
 
 
 def _load(source: ModelSource, foreign: bool) -> Model:

@@ -9,9 +9,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.threads import threads
 
 if not TYPE_CHECKING:
     anyio = LazyModule("anyio")
@@ -19,6 +20,8 @@ if not TYPE_CHECKING:
 else:
     import anyio
     from anyio import lowlevel
+
+_Result = TypeVar("_Result")
 
 
 class _Mailbox:
@@ -109,3 +112,26 @@ class TaskWait:
                     late = error
         if late is not None:
             raise late
+
+
+async def on_a_thread(name: str, call: Callable[[], _Result]) -> _Result:
+    """What `call` returns or raises, on a thread of its own, as it may block; not interrupted by a cancellation."""
+    wait = TaskWait()
+    results: list[_Result] = []
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            failures.append(error)
+        wait.notify()
+
+    thread = threads().start(body, name=name)
+    try:
+        await wait.wait_out()
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]

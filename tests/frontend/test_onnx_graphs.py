@@ -9,11 +9,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.core.proto import OperatorDef
-from dagexec.errors import ModelFormatError
+from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import folding, from_model_proto
 from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import Node, Subgraph
 from dagexec.frontend.onnx.scoping import sorted_nodes
+from tests.frontend.one_node import one_node
 
 from .test_onnx import tiny_model
 
@@ -66,7 +67,7 @@ def converted_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Subgraph]:
     found: list[Subgraph] = []
 
     def convert(node: Node) -> list[OperatorDef]:
-        graphs = [node.subgraph(name) for name in ("then_branch", "else_branch")]
+        graphs = [node.subgraph(name, 0) for name in ("then_branch", "else_branch")]
         found.extend(graphs)
         captured = [name for graph in graphs for name in graph.captured]
         return [node.operator("Sum", [*dict.fromkeys([*node.inputs, *captured])], node.outputs)]
@@ -127,3 +128,20 @@ def test_a_graph_of_a_node_that_reads_what_nothing_provides_is_refused(converted
     with pytest.raises(ModelFormatError, match="If 'y' reads 'inside', which nothing in the model provides"):
         from_model_proto(tiny_model([choice], ["y"]))
     assert converted_graphs == []
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (one_node("Einsum", 12, [None], equation="->"), "as Einsum: expected at least 1 input"),
+        (
+            one_node("LayerNormalization", 17, [np.ones((2, 3), np.float32)] * 2, outputs=2, axis=-(2**45)),
+            "no array has .* axes, as axis -35184372088832 asks for",
+        ),
+    ],
+    ids=["no inputs", "axis"],
+)
+def test_a_node_that_no_operator_can_be_made_of_is_refused(model: onnx.ModelProto, reason: str) -> None:
+    """It once ended in IndexError and MemoryError."""
+    with pytest.raises(UnsupportedOperatorError, match=reason):
+        from_model_proto(model, foreign=False)

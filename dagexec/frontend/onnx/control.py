@@ -23,9 +23,9 @@ def branches(node: Node) -> list[OperatorDef]:
     names = ("then_branch", "else_branch")
     node.ignore(*names)
     if node.value(0) is not None:
-        chosen = node.subgraph(names[not node.constant_scalar(0, "condition")])
+        chosen = node.subgraph(names[not node.constant_scalar(0, "condition")], 0)
         return [*chosen.net.op, *_copies(node, chosen.outputs)]
-    nets = [node.subgraph(name) for name in names]
+    nets = [node.subgraph(name, 0) for name in names]
     for net in nets:
         _note_variants(node, node.outputs, net.outputs)
     captured = list(dict.fromkeys(name for net in nets for name in net.captured))
@@ -36,8 +36,8 @@ def branches(node: Node) -> list[OperatorDef]:
 @converts(Loop=25)
 def loop(node: Node) -> list[OperatorDef]:
     """Loop, whose trip count and condition may be left out."""
-    body = node.subgraph("body")
     carried = node.inputs[_CARRIED:]
+    body = node.subgraph("body", _CARRIED + len(carried))
     _note_variants(node, node.outputs, body.outputs[1:])
     given = [name for name in node.inputs[:_CARRIED] if name]
     number = body.inputs[0] if body.inputs else ""
@@ -63,7 +63,7 @@ def scan(node: Node) -> list[OperatorDef]:
         arguments["scan_input_directions"] = node.integers("directions")
     inputs = [name for name in node.inputs if name]
     states = len(node.inputs) - count - batched
-    body = node.subgraph("body")
+    body = node.subgraph("body", states + count)
     return [
         node.operator(
             "Scan", [*inputs, *body.captured], _outputs(node), scan_net=body.net, captured=list(body.captured),
@@ -110,7 +110,7 @@ def concat_from_sequence(node: Node) -> list[OperatorDef]:
 @converts(SequenceMap=17)
 def sequence_map(node: Node) -> list[OperatorDef]:
     """A loop over the elements of the first sequence, which inserts the results of the body into new sequences."""
-    body = node.subgraph("body")
+    body = node.subgraph("body", len(node.inputs))
     length, item, condition = node.new_name("length"), node.new_name("item"), node.new_name("condition")
     elements: list[OperatorDef] = []
     captured = list(dict.fromkeys(body.captured))

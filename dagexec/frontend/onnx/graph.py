@@ -15,7 +15,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import is_registered, registered_operators, schema_of
 from dagexec.core.schema import ElementTypeError
-from dagexec.errors import ModelFormatError, UnsupportedOperatorError
+from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
 from dagexec.frontend.onnx.foreign import foreign_operator, merged
@@ -88,19 +88,23 @@ class GraphConversion:
             operators.extend(made)
         return operators
 
-    def subgraph(self, graph: onnx.GraphProto, label: str) -> Subgraph:
+    def subgraph(self, graph: onnx.GraphProto, label: str, fed: int) -> Subgraph:
         """The net of a graph that a node holds; `label` names the node in messages.
 
-        Its constants become parameters of the model, so they are among what it captures.
+        Its constants become parameters of the model, so they are among what it captures. An input with an initializer
+        is one of them unless the node feeds all of the inputs: `fed` is how many it does.
         """
         check_origins(graph)
         names = self.scope.names
         graph = renamed(graph, lambda name: self.scope.new_name(name) if name in names else name)
-        given = [value.name for value in graph.input]
         returned = [value.name for value in graph.output]
         names.update(own_names(graph))
+        values = initializer_arrays(graph, NOWHERE)
+        given = [value.name for value in graph.input]
+        if len(given) > fed:
+            given = [name for name in given if name not in values]
         self.scope.read |= set(returned).union(*map(reads, graph.node))
-        self.scope.values.update(initializer_arrays(graph, NOWHERE))
+        self.scope.values.update((name, array) for name, array in values.items() if name not in given)
         self.scope.shapes.update(stated_shapes(graph))
         self.scope.variants.update(variants_of(graph))
         operators = merged(self.convert(graph.node, returned), returned)
@@ -135,10 +139,20 @@ class GraphConversion:
             node = Node(proto, opset, self.scope, self.subgraph)
             operators = converter(node)
             node.check_all_read()
+            self._verify(operators)
             self.types.follow(operators)
             return operators
         except (CannotConvertError, ElementTypeError) as reason:
             return self._fallback(proto, str(reason))
+
+    def _verify(self, operators: Sequence[OperatorDef]) -> None:
+        """Raise CannotConvertError for an operator with more or fewer blobs than its schema allows, and the like."""
+        for operator in operators:
+            if operator.type in self._known:
+                try:
+                    schema_of(operator.type).verify(operator)
+                except SchemaError as error:
+                    raise CannotConvertError(f"as {operator.type}: {error}") from None
 
     def _inline(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> list[OperatorDef]:
         """The operators of a function's nodes in place of `proto`."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 
-from dagexec.core.model import InputInfo, Model
+from dagexec.core.model import InputInfo, Model, Overridable
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.errors import ArgumentError, FeedError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
@@ -38,6 +40,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     signal,
 )
 from dagexec.frontend.onnx.declared_types import check_declared
+from dagexec.frontend.onnx.defaults import overridable_inputs, without_data
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.foreign import merged, settle
 from dagexec.frontend.onnx.functions import Functions
@@ -51,7 +54,7 @@ from dagexec.frontend.onnx.graph import (
     variants_of,
 )
 from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
-from dagexec.frontend.onnx.initializers import element_type
+from dagexec.frontend.onnx.initializers import Array, element_type
 from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.refusal import advice
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
@@ -62,10 +65,16 @@ _NEWEST_IR_VERSION = 14
 Shapes = Mapping[str, Sequence[int | None]]
 
 
-def load_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None, *, foreign: bool = True) -> Model:
+def load_onnx(
+    path: str | os.PathLike[str],
+    shapes: Shapes | None = None,
+    *,
+    foreign: bool = True,
+    overridable: Collection[str] | None = None,
+) -> Model:
     """The model in an ONNX file. External data is read from the file's folder, and nowhere else.
 
-    With `foreign`, nodes that dagexec has no operators for are left to another runtime. `shapes` are those of inputs,
+    With `foreign`, nodes that dagexec has no operators for are left to another runtime. `shapes` and `overridable` are
     as for `from_model_proto`.
     Raises ModelFormatError, naming the file, when it is no valid model; UnsupportedOperatorError, listing every node
     that dagexec cannot run.
@@ -73,7 +82,7 @@ def load_onnx(path: str | os.PathLike[str], shapes: Shapes | None = None, *, for
     file = Path(path)
     proto = load_message(file, onnx.ModelProto)
     try:
-        return from_model_proto(proto, file.parent, shapes, foreign=foreign)
+        return from_model_proto(proto, file.parent, shapes, foreign=foreign, overridable=overridable)
     except (ModelFormatError, UnsupportedOperatorError) as error:
         raise type(error)(f"{file}: {error}") from None
 
@@ -84,42 +93,80 @@ def from_model_proto(
     shapes: Shapes | None = None,
     *,
     foreign: bool = True,
+    overridable: Collection[str] | None = None,
 ) -> Model:
     """A Model from an ONNX message; tensors keep their names, nodes become operators of the same name.
 
     `base_dir` is the folder where external data may be; without it external data is an error. `shapes` are sizes of
-    inputs, by name, in place of those that the model states; None for a size that stays open.
-    Raises FeedError for a shape of what is no input, else what `load_onnx` does, without a file's name.
+    inputs, by name, in place of those that the model states; None for a size that stays open. Runs may be fed others
+    for the `overridable` initializers: None for those that the standard says, which are inputs too.
+    Raises FeedError for a shape of what is no input, and for an overridable name that is no initializer, else what
+    `load_onnx` does, without a file's name.
     """
+    with _as_model_errors():
+        if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+            raise ModelFormatError("not an ONNX model: there is no graph in it")
+        if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
+            raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
+        with ExternalData(None if base_dir is None else Path(base_dir)) as external:
+            values = initializer_arrays(proto.graph, external)
+        defaults = overridable_inputs(proto, values, overridable, _input_info)
+        model = _Conversion(proto, dict(values), shapes or {}, foreign).model()
+        if not defaults:
+            return model
+        anew = _Overriding(without_data(proto), values, defaults, dict(shapes or {}), foreign)
+        return replace(model, overridable=Overridable(defaults, values, model.net, anew))
+
+
+@contextmanager
+def _as_model_errors() -> Iterator[None]:
+    """What names and attributes of a message raise, as errors of the model."""
     try:
-        return _Conversion(proto, None if base_dir is None else Path(base_dir), shapes or {}, foreign).model()
+        yield
     except UnicodeDecodeError:
         raise ModelFormatError("a name in the model is not UTF-8 text") from None
     except ArgumentError as error:
         raise ModelFormatError(str(error)) from None
 
 
+@dataclass(frozen=True)
+class _Overriding:
+    """Converts a model once more, with some of the initializers that runs may override as inputs."""
+
+    proto: onnx.ModelProto
+    values: Mapping[str, Array]
+    defaults: Mapping[str, InputInfo]
+    shapes: Shapes
+    foreign: bool
+
+    def __call__(self, names: Collection[str]) -> Model:
+        values = {name: array for name, array in self.values.items() if name not in names}
+        inputs = {name: self.defaults[name] for name in sorted(names)}
+        with _as_model_errors():
+            return _Conversion(without_data(self.proto, names), values, self.shapes, self.foreign, inputs).model()
+
+
 class _Conversion:
     """One model on its way through: what the file says of it, and the conversion of its graph."""
 
-    def __init__(self, proto: onnx.ModelProto, folder: Path | None, shapes: Shapes, foreign: bool) -> None:
-        if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
-            raise ModelFormatError("not an ONNX model: there is no graph in it")
-        if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
-            raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        values: dict[str, Array],
+        shapes: Shapes,
+        foreign: bool,
+        overriding: Mapping[str, InputInfo] = MappingProxyType({}),
+    ) -> None:
+        """`values` are the initializers that are constants; inputs in place of others are `overriding`."""
         self.graph = proto.graph
         self._reshaped = bool(shapes)
         self._foreign = foreign
-        with ExternalData(folder) as external:
-            values = initializer_arrays(self.graph, external)
         _check_inputs(self.graph)
         check_origins(self.graph)
         check_provided(self.graph)
-        self.inputs = {
-            name: info for value in self.graph.input if (name := value.name) not in values
-            for info in [_input_info(value)]
-        }  # fmt: skip
-        self.inputs = _with_shapes(self.inputs, shapes)
+        given = [value for value in self.graph.input if value.name not in values and value.name not in overriding]
+        self.inputs = {value.name: _input_info(value) for value in given}
+        self.inputs = {**_with_shapes(self.inputs, shapes), **overriding}
         self.outputs = tuple(value.name for value in self.graph.output)
         read = set(self.outputs).union(*map(reads, self.graph.node))
         self.stated = {} if shapes else stated_shapes(self.graph)

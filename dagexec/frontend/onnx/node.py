@@ -106,10 +106,10 @@ class Subgraph:
     captured: tuple[str, ...]
 
 
-ConvertSubgraph = Callable[[onnx.GraphProto, str], Subgraph]
+ConvertSubgraph = Callable[[onnx.GraphProto, str, int], Subgraph]
 
 
-def _no_subgraphs(_graph: onnx.GraphProto, label: str) -> Subgraph:
+def _no_subgraphs(_graph: onnx.GraphProto, label: str, _fed: int) -> Subgraph:
     raise CannotConvertError(f"graphs inside of {label} are not supported here")
 
 
@@ -264,9 +264,12 @@ class Node:
             raise ModelFormatError(f"{self.label}: attribute {name!r} is missing")
         return graph
 
-    def subgraph(self, name: str) -> Subgraph:
-        """A graph attribute, converted. Raises ModelFormatError when it is absent or no graph that can be read."""
-        return self._convert_subgraph(self.graph(name), self.label)
+    def subgraph(self, name: str, fed: int) -> Subgraph:
+        """A graph attribute, converted, of which the node feeds so many inputs; others have defaults.
+
+        Raises ModelFormatError when it is absent or no graph that can be read.
+        """
+        return self._convert_subgraph(self.graph(name), self.label, fed)
 
     def integers_given(self, name: str, index: int, since: int) -> list[int] | None:
         """Integers: attribute `name` before opset `since`, constant input `index` from then on; None if absent."""

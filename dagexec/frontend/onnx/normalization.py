@@ -8,6 +8,8 @@ from dagexec.core import dtypes
 from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
 
+_MAX_AXES = 64  # of NumPy
+
 
 @converts(BatchNormalization=15)
 def batch_normalization(node: Node) -> list[OperatorDef]:
@@ -59,6 +61,8 @@ def _statistic(node: Node, source: str, index: int, axis: int) -> list[OperatorD
     if axis >= 0 and shape is None:
         raise CannotConvertError(f"the model does not state how many axes {node.inputs[0]!r} has")
     missing = (-axis if shape is None or axis < 0 else len(shape) - axis) - 1
+    if missing >= _MAX_AXES:
+        raise CannotConvertError(f"no array has {missing} axes, as axis {axis} asks for")
     expanded = node.new_name("expanded") if missing else source
     operators = [node.operator("ExpandDims", [source], [expanded], dims=list(range(-missing, 0)))] if missing else []
     return [*operators, node.operator("Cast", [expanded], [node.outputs[index]], to=dtypes.FLOAT32.number)]
