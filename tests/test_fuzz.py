@@ -72,6 +72,7 @@ def seeds() -> list[Seed]:
     return make_seeds(with_suite=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED)
 def test_each_outcome_is_told_from_the_others_and_the_next_case_is_done(
     planted: str, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +90,7 @@ def test_each_outcome_is_told_from_the_others_and_the_next_case_is_done(
     assert summary.workers == (2 if word in ("signal", "time") else 1)
 
 
+@pytest.mark.slow
 def test_a_case_is_the_same_whenever_it_is_drawn(seeds: list[Seed]) -> None:
     one, other = Cases(seeds), Cases(seeds)
     drawn = [one.case(number) for number in range(200)]

@@ -32,6 +32,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "caffe2"
 GIVEN = ("--no-optimize",)
 
 
+@pytest.mark.slow
 def test_export_writes_a_model_that_gives_the_same(cli: Cli, tmp_path: Path) -> None:
     status, out, _ = cli("export", "zoo:lenet", str(tmp_path / "lenet.onnx"))
     assert (status, out) == (0, f"lenet: 8 operators written to {tmp_path / 'lenet.onnx'}\n")
@@ -124,6 +125,7 @@ def test_compare_prints_a_row_for_each_runtime(cli: Cli) -> None:
         assert len(re.findall(rf"^ *{runtime} .* 0 *$", out, re.MULTILINE)) == (1 if runtime == "simple" else 2)
 
 
+@pytest.mark.slow
 def test_compare_gives_json_with_every_figure(cli: Cli, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     status, out, _ = cli("compare", "zoo:lenet", "--repeat", 3, "--net-type", "dag", "--json", "--plot", plot)
@@ -161,6 +163,7 @@ def test_inspect_lists_operators_shapes_and_work(cli: Cli) -> None:
     assert "float32[1, 20, 24, 24]" in out
 
 
+@pytest.mark.slow
 def test_inspect_gives_json_and_draws(cli: Cli, tmp_path: Path) -> None:
     for name, magic in (("net.png", b"\x89PNG"), ("net.dot", b"digraph")):
         status, out, _ = cli("inspect", "zoo:lenet", "--json", "--draw", tmp_path / name)
@@ -195,6 +198,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     choices.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_set_gives_an_argument_to_the_operators_that_know_it(cli: Cli, measured: list[list[str]], command: str) -> None:
     assert cli(command, "zoo:lenet", *GIVEN, "--repeat", 1)[0] == 0
@@ -226,6 +230,7 @@ def test_inspect_shows_the_model_with_the_arguments_set(cli: Cli, tmp_path: Path
         assert (status, shape in out) == (0, True), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_choices_are_kept_in_a_file_and_read_from_it(
     cli: Cli, measured: list[list[str]], tmp_path: Path, command: str
@@ -245,6 +250,7 @@ def test_choices_are_kept_in_a_file_and_read_from_it(
     assert set(choices.all().values()) == {"FFT"}
 
 
+@pytest.mark.slow
 def test_choices_of_other_shapes_stay_in_the_file(cli: Cli, measured: list[list[str]], tmp_path: Path) -> None:
     file, model = tmp_path / "choices.json", tmp_path / "net.pb"
     convolution = operator_def("Conv", ["x", "w"], ["y"], kernel=3)

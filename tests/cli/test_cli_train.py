@@ -14,6 +14,7 @@ from tests.command_line import Cli
 SCRIPT = Path(__file__).parents[1] / "training" / "small_task.py"
 
 
+@pytest.mark.slow
 def test_a_script_is_trained_and_its_curve_drawn(cli: Cli, tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
     status, out, err = cli("train", SCRIPT, "--plot", picture, "--net-type", "async_dag")
@@ -28,6 +29,7 @@ def test_a_script_is_trained_and_its_curve_drawn(cli: Cli, tmp_path: Path) -> No
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_json_says_what_was_reached_and_resume_goes_on(cli: Cli, tmp_path: Path) -> None:
     first = json.loads(cli("train", SCRIPT, "--epochs", 1, "--json", "--checkpoint", tmp_path)[1])
     again = json.loads(cli("train", SCRIPT, "--epochs", 2, "--json", "--checkpoint", tmp_path, "--resume")[1])
@@ -40,6 +42,7 @@ def test_json_says_what_was_reached_and_resume_goes_on(cli: Cli, tmp_path: Path)
     assert whole["images_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_only_measured_again(cli: Cli, tmp_path: Path) -> None:
     cli("train", SCRIPT, "--json", "--checkpoint", tmp_path)
     found = json.loads(cli("train", SCRIPT, "--json", "--checkpoint", tmp_path, "--resume")[1])
@@ -110,6 +113,7 @@ def test_a_script_imports_what_is_beside_it(cli: Cli, tmp_path: Path, monkeypatc
     assert json.loads(out)["steps"] == 0
 
 
+@pytest.mark.slow
 def test_a_training_begun_anew_in_a_folder_with_checkpoints_is_refused(cli: Cli, tmp_path: Path) -> None:
     cli("train", SCRIPT, "--json", "--epochs", 1, "--checkpoint", tmp_path)
     status, _out, err = cli("train", SCRIPT, "--epochs", 1, "--checkpoint", tmp_path)

@@ -24,6 +24,11 @@ from tests.compiler.passes.models import Array, feeds_for, outputs_of
 SIZES = {"lenet": 28, "resnet20": 32, "squeezenet": 75, "mobilenet_v2": 64, "densenet121": 64, "googlenet": 75}
 """Networks, and sides of images that are large enough for them."""
 
+ROW = "DAGEXEC_MATRIX_ROW"  # the matrix sets it
+IN_PARTS = [] if ROW in os.environ else [pytest.mark.slow]
+NETWORKS = [name if name == "lenet" else pytest.param(name, marks=IN_PARTS) for name in SIZES]
+"""A row of the matrix computes all of them; elsewhere those behind the first run in parts."""
+
 LARGEST_ERROR = 2e-5
 """Of the largest element of a softmax: it multiplies the rounding of what goes into it, a few 1e-7, by its size."""
 
@@ -49,16 +54,16 @@ def exact(name: str) -> dict[str, Array]:
     return found
 
 
-@pytest.mark.skipif("DAGEXEC_MATRIX_ROW" not in os.environ, reason="is for `make test-matrix`")
+@pytest.mark.skipif(ROW not in os.environ, reason="is for `make test-matrix`")
 def test_the_library_generates_code_for_the_rows_instruction_set() -> None:
-    wanted, found = os.environ["DAGEXEC_MATRIX_ROW"], library()
+    wanted, found = os.environ[ROW], library()
     assert (found is None) == (wanted == "off")
     assert found is None or found.isa.name == wanted
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_compiled_network_computes_what_float64_does(name: str, layout: str, threads: int) -> None:
     if layout not in (*layouts(), "NCHW"):
         pytest.skip(f"{layout} has no kernels here")

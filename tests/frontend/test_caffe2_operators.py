@@ -50,6 +50,7 @@ def check(outcomes: list[Outcome], engine: str = "") -> None:
             assert outcome.problem, f"{outcome.part} is explained, and dagexec does what Caffe2 did"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_dagexec_does_what_caffe2_did_but_for_what_is_explained(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def test_products_of_fed_operands(geometry: tuple[int, int, int]) -> None:
     assert_same_bytes(products(*geometry))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 70), st.sampled_from([1, 7, 64, 300, 1000, 3000]), st.integers(1, 200))
 def test_products_of_any_size(rows: int, inner: int, units: int) -> None:
@@ -91,6 +92,7 @@ def convolutions(order: str) -> Iterator[Case]:
         yield "ConvGradient", {"x": x, "w": w, "dy": dy}, ["dw", "db", "dx"], window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["", "w"])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 def test_convolutions_and_their_gradients(order: str, frozen: str) -> None:

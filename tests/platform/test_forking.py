@@ -229,6 +229,7 @@ def _shared_kilobytes(address: int) -> tuple[int, int]:
     return shared, private
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/self/smaps")
 def test_the_memory_of_parameters_stays_shared_with_the_parent(request: pytest.FixtureRequest) -> None:
     if passed_alone(request):  # mappings that are next to one another are one line of smaps

@@ -126,6 +126,7 @@ def test_a_limit_of_the_address_space_counts(groups: Path, address_space: int) -
     check_fits(16 * MIB, "y")
 
 
+@pytest.mark.slow
 def test_memory_that_was_asked_for_and_not_touched_yet_is_taken_off(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

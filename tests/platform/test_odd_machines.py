@@ -32,6 +32,7 @@ OWN_SETTINGS = ("GOMP_", "KMP_", "MKL_", "OMP_", "DAGEXEC_JOIN")
 FEW = ("chosen", "dag, 2 workers", "dag, teams", "async_dag, 64 workers")
 WITHOUT_TEAMS = ("chosen", "simple", "dag, 2 workers", "64 replicas")
 
+pytestmark = pytest.mark.slow  # nearly every test starts processes
 needs_onednn = pytest.mark.skipif(library() is None, reason="needs oneDNN")
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="is of Linux")
 needs_two_cores = pytest.mark.skipif(available_cores() < 2, reason="needs two cores")

@@ -35,7 +35,7 @@ def test_a_net_is_read_back_as_it_was_written(tmp_path: Path, name: str) -> None
     assert (b'name: "sample"' in (tmp_path / name).read_bytes()) == text
 
 
-names = st.text(max_size=5)
+names = st.text('a"\\\0\né€\U0001f600', max_size=5)
 
 
 @pytest.mark.slow

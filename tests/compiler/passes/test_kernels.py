@@ -54,6 +54,7 @@ def output_of(model: str, isa: str, which: str) -> tuple[list[str], list[list[st
     return layouts, executed, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["SSE41", "AVX2", "DEFAULT"])
 @pytest.mark.parametrize("model", ["squeezenet", "mobilenet_v2"])
 def test_no_net_executes_a_reference_implementation(model: str, isa: str) -> None:
@@ -61,6 +62,7 @@ def test_no_net_executes_a_reference_implementation(model: str, isa: str) -> Non
     assert not [line for line in executed if line[1].startswith("ref")]
 
 
+@pytest.mark.slow
 def test_blocks_without_kernels_are_asked_for_and_nhwc_serves() -> None:
     layouts, executed, log = output_of("lenet", "AVX2", "all")
     assert layouts == ["NHWC", "NCHW8c", "NCHW8c padded", "NCHW"]

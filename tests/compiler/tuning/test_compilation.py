@@ -198,6 +198,7 @@ def test_operators_of_an_application_are_not_run_to_be_measured(invented: type[I
     assert compiled.report.origin == "estimated"
 
 
+@pytest.mark.slow
 def test_shapes_that_the_net_does_not_take_are_no_obstacle(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     helper = ModelHelper("free")
     x = helper.conv(helper.add_input("data", (None, 3, None, None)), "conv", 3, 16, kernel=5)
@@ -248,6 +249,7 @@ def test_operators_that_gain_from_threads_get_them_and_then_stand_alone(
     assert all(len(row) <= 1 for row in graph.reduced_children)  # a chain, by control inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"net_type": "async_dag"}, {"replicas": 2}])
 def test_results_are_those_of_the_net_as_it_is_given(seconds: float, options: dict[str, object], cache: Path) -> None:
@@ -258,6 +260,7 @@ def test_results_are_those_of_the_net_as_it_is_given(seconds: float, options: di
             np.testing.assert_allclose(found, as_given(model, image(batch)), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bits_are_the_same_under_every_net_and_number_of_workers() -> None:
     compiled = compile_model(small_net(), CompileOptions(tuning_seconds=0.0)).model
     found = set()

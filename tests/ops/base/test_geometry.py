@@ -29,6 +29,7 @@ def axes_of(geometry: Geometry) -> tuple[Axis, ...]:
     return window_of(geometry.rank, **geometry.arguments()).over(geometry.size)
 
 
+@pytest.mark.slow
 @given(st.one_of(geometries(), geometries(pooling=True)))
 @drawn(400)
 def test_axes_have_the_windows_found_by_walking(geometry: Geometry) -> None:
@@ -58,6 +59,7 @@ def test_a_tap_reads_the_pixels_that_lie_inside_the_image(geometry: Geometry) ->
             assert found == expected, f"tap {tap} of {geometry}"
 
 
+@pytest.mark.slow
 @given(st.one_of(geometries(), geometries(pooling=True)), st.booleans())
 @drawn(300)
 def test_window_sizes_count_the_taps_inside(geometry: Geometry, with_padding: bool) -> None:

@@ -41,6 +41,7 @@ def test_every_geometry_gives_the_sum_over_its_taps(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow
 @given(cases())
 @drawn(150)
 def test_parts_of_any_size_give_the_same(case: Case) -> None:

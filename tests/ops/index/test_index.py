@@ -213,6 +213,7 @@ def test_topk_refuses_a_k_that_does_not_fit() -> None:
         run_operator("TopK", [np.array([True])], 2, k=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.uint8])
 def test_the_few_of_a_long_row_are_found_as_by_sorting_all(dtype: Any, largest: int) -> None:

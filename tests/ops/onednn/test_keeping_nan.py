@@ -114,6 +114,7 @@ WINDOWS = [(16, 16, 3, 1), (32, 32, 1, 1), (32, 32, 3, 32), (3, 16, 5, 1), (32, 
 """Channels, filters, kernel, groups."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -141,6 +142,7 @@ def test_convolutions(window: tuple[int, int, int, int], order: str, threads: in
             agree(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_implementation_of_a_convolution(order: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

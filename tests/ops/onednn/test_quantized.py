@@ -41,6 +41,7 @@ def check_close(expected: Array, found: Array) -> None:
         assert np.abs(expected.astype(int) - found.astype(int)).max() <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_convolutions_agree_with_the_exact_ones(data: st.DataObject) -> None:

@@ -128,6 +128,7 @@ def test_arguments_say_the_policy_again() -> None:
             assert again.multiplier(iteration, BASE) == pytest.approx(policy.multiplier(iteration, BASE), rel=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 12), st.integers(2, 5), st.integers(0, 400))
 def test_cosine_cycles_begin_where_the_sum_of_their_lengths_says(period: int, factor: int, iteration: int) -> None:
