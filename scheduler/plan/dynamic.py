@@ -19,6 +19,7 @@ from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step
 from dagexec.core.purity import is_pure
+from dagexec.core.shape_values import asked_operators
 from dagexec.core.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -55,7 +56,7 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
 
 
 def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int]) -> Dependence:
-    asked = _asked(graph)
+    asked = asked_operators(graph.operators, graph.schemas)
     candidates = _may_be_settled(graph) - unsettled
     dynamic: set[int] = set()
     shared: set[str] = set()  # blobs with a dynamic writer
@@ -92,20 +93,6 @@ def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozens
         if found == dynamic:
             return Dependence(frozenset(dynamic), frozenset(settled), asked)
         dynamic = found
-
-
-def _asked(graph: Graph) -> frozenset[int]:
-    """The operators on whose results the output shapes of others depend."""
-    found: set[int] = set()
-    names: set[str] = set()
-    for index in reversed(range(len(graph))):
-        definition, schema = graph.operators[index], graph.schemas[index]
-        names.update(definition.input[i] for i in schema.values_read(definition))
-        if not names.isdisjoint(definition.output):
-            found.add(index)
-            if schema.from_types is None:
-                names.update(definition.input)
-    return frozenset(found)
 
 
 def _may_be_settled(graph: Graph) -> frozenset[int]:

@@ -18,6 +18,7 @@ from tests.ops.running import operator_def
 
 def infer(*ops: OperatorDef, values: dict[str, Any] | None = None, **inputs: tuple[int, ...]) -> NetTypes:
     types = {name: TensorType(shape, FLOAT32) for name, shape in inputs.items()}
+    types |= {name: TensorType(value.shape, INT64) for name, value in (values or {}).items()}
     return infer_net(build_graph(NetDef(name="n", op=ops)), types, values)
 
 
@@ -50,7 +51,7 @@ def test_a_blob_has_the_type_of_its_last_write() -> None:
 
 def test_what_only_a_run_can_tell_is_unknown_and_stays_local() -> None:
     found = infer(
-        operator_def("Shape", ["x"], ["s"]),
+        operator_def("Cast", ["sizes"], ["s"], to="int64"),
         operator_def("Reshape", ["x", "s"], ["r", "old"]),
         operator_def("Relu", ["r"], ["after"]),
         operator_def("Concat", ["r", "x"], ["mixed"], axis=0),
@@ -59,6 +60,7 @@ def test_what_only_a_run_can_tell_is_unknown_and_stays_local() -> None:
         operator_def("ConstantFill", [], ["r"], shape=[1]),
         operator_def("Relu", ["r"], ["fresh"]),
         x=(2, 3),
+        sizes=(2,),
     )
     assert {name for name, kind in found.blobs.items() if kind is None} == {"old", "after", "mixed", "known_again"}
     assert found.outputs[1] == (None, None)
@@ -76,14 +78,38 @@ def test_an_input_nobody_described_is_unknown() -> None:
 def test_a_constant_value_gives_the_shape_until_its_blob_is_written() -> None:
     reshape = operator_def("Reshape", ["x", "s"], ["y", "old"])
     constants = {"s": np.array([3, 2])}
-    types = {"x": floats(2, 3), "s": floats(2, meta=INT64)}
+    types = {"x": floats(2, 3), "s": floats(2, meta=INT64), "unknown": floats(2, meta=INT64)}
     before = infer_net(build_graph(NetDef(name="n", op=[reshape])), types, constants)
     assert before.blobs["y"] == floats(3, 2)
     assert before.blobs["old"] == floats(2, meta=INT64)
-    overwrite = operator_def("Shape", ["x"], ["s"])
+    overwrite = operator_def("Abs", ["unknown"], ["s"])
     after = infer_net(build_graph(NetDef(name="n", op=[overwrite, reshape])), types, constants)
     assert after.blobs["y"] is None
     assert list(constants) == ["s"], "the caller's values were changed"
+
+
+def test_shapes_follow_from_values_that_follow_from_shapes() -> None:
+    found = infer(
+        operator_def("Shape", ["x"], ["sizes"]),
+        operator_def("Gather", ["sizes", "first"], ["batch"]),
+        operator_def("Mul", ["batch", "two"], ["double"]),
+        operator_def("Concat", ["double", "rest"], ["target", "lengths"], axis=0),
+        operator_def("Reshape", ["x", "target"], ["y", "old"]),
+        x=(4, 6, 5),
+        values={"first": np.array([0]), "two": np.array(2), "rest": np.array([3, -1])},
+    )
+    assert found.blobs["y"] == floats(8, 3, 5)
+
+
+def test_what_fails_on_the_way_to_a_shape_is_left_to_the_run() -> None:
+    found = infer(
+        operator_def("Shape", ["x"], ["sizes"]),
+        operator_def("Gather", ["sizes", "place"], ["batch"]),
+        operator_def("Reshape", ["x", "batch"], ["y", "old"]),
+        x=(4, 6, 5),
+        values={"place": np.array([9])},
+    )
+    assert found.blobs["y"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""Values that shapes depend on and that follow from shapes: what `Shape` gives, and what is computed from it.
+
+Inference computes them by the operators themselves, on the host, so that it knows the types behind a computed Reshape
+or Expand. Models compute the same shapes over and over, in each layer, and inference sees them in every pass: results
+are kept by operator type, arguments and inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.proto import OperatorDef
+from dagexec.core.purity import is_pure
+from dagexec.core.registry import create_operator
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.workspace import Workspace
+
+Array = npt.NDArray[Any]
+
+MAX_ELEMENTS = 1 << 11
+"""Of each input and output; what describes shapes is smaller."""
+
+MAX_SECONDS = 1e-3
+"""Nominal time (`Cost.seconds`) of one operator."""
+
+_KEPT = 1 << 11  # results
+
+_Value = tuple[str, tuple[int, ...], bytes]  # dtype, shape and elements
+
+
+def asked_operators(definitions: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> frozenset[int]:
+    """The operators on whose results the output shapes of others depend."""
+    found: set[int] = set()
+    names: set[str] = set()
+    for index in reversed(range(len(definitions))):
+        definition, schema = definitions[index], schemas[index]
+        names.update(definition.input[i] for i in schema.values_read(definition))
+        if not names.isdisjoint(definition.output):
+            found.add(index)
+            if schema.from_types is None:
+                names.update(definition.input)
+    return frozenset(found)
+
+
+def results_of(call: OperatorCall, schema: OpSchema, types: Sequence[TensorType]) -> Sequence[Array] | None:
+    """The outputs, which have these `types`, of an operator for the values and types in `call`.
+
+    None where values are not known or not small, and for operators that do more than compute or take long.
+    """
+    if any(kind.elements > MAX_ELEMENTS for kind in types):
+        return None
+    if schema.from_types is not None:
+        return schema.from_types(call)
+    values = [_frozen(value) for value in call.values]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or schema.sub_nets or not is_pure(call.definition):
+        return None
+    if schema.cost(call, types).seconds > MAX_SECONDS:
+        return None
+    return _computed(_bare(call.definition), tuple(known))
+
+
+def _frozen(array: Array | None) -> _Value | None:
+    """A value by which results are kept; None where it is not known, not small, or not of numbers."""
+    if array is None or array.size > MAX_ELEMENTS or array.dtype.kind not in "biuf":
+        return None
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _bare(definition: OperatorDef) -> bytes:
+    """A definition without names, engine and device, as bytes: equal for operators that compute the same."""
+    inputs, outputs = range(len(definition.input)), range(len(definition.output))
+    return OperatorDef(
+        type=definition.type, input=map(str, inputs), output=(f"o{index}" for index in outputs), arg=definition.arg
+    ).SerializeToString(deterministic=True)
+
+
+@lru_cache(_KEPT)
+def _computed(bare: bytes, values: tuple[_Value, ...]) -> Sequence[Array] | None:
+    """What an operator gives; None when it raises an error, which a run tells of."""
+    definition = OperatorDef.FromString(bare)
+    workspace = Workspace()
+    for name, (dtype, shape, elements) in zip(definition.input, values, strict=True):
+        workspace.adopt_blob(name, np.frombuffer(elements, dtype).reshape(shape))
+    try:
+        operator = create_operator(definition, workspace)
+        with np.errstate(all="ignore"):  # as in a run
+            operator.bind(operator.infer()).step()
+        return [_constant(workspace.fetch_blob(name)) for name in definition.output]
+    except Exception:  # whatever a step raises
+        return None
+
+
+def _constant(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
