@@ -9,6 +9,9 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 	tests/cli/test_cli.py tests/cli/test_cli_memory.py tests/cli/test_cli_passes.py tests/cli/test_cli_train.py \
 	tests/ops/elementwise/test_elementwise.py tests/ops/conv/test_conv.py tests/ops/onednn/test_conv.py tests/ops/control/test_queue.py tests/ops/storage/test_storage.py
 
+# Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-onnx benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed

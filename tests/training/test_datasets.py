@@ -4,13 +4,14 @@ import sys
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from dagexec.errors import DataError
 from dagexec.training.datasets import digits, scaled_up
 
 
 def test_the_digits_are_split_in_two_without_a_sample_in_both_or_none() -> None:
+    from sklearn.datasets import load_digits  # not where tests are collected: it takes more than a second
+
     split = digits(seed=4)
     assert {name: array.shape for name, array in split.train.items()} == {"data": (1438, 1, 8, 8), "label": (1438,)}
     together = np.concatenate([split.train["data"], split.test["data"]])[:, 0]

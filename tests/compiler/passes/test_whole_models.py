@@ -24,6 +24,12 @@ _SMALL = {
 }  # fmt: skip
 """Zoo models that end in global pooling, so that smaller images do."""
 
+_LARGE = {
+    "bvlc_alexnet", "densenet121", "resnet50", "vgg19", "zfnet512", "zoo:inception_v3", "zoo:nasnet_a",
+    "zoo:resnet50", "zoo:vgg19",
+}  # fmt: skip
+"""Models that take half a second and more to make."""
+
 _LEFT = {
     "densenet121": {"Conv": 62, "FusedConv": 59, "FusedElementwise": 62, "Concat": 58, "AveragePool": 4, "MaxPool": 1},
     "inception_v2": {
@@ -85,7 +91,12 @@ def _quick(model: Model) -> Model:
     return replace(made, parameters={**made.parameters, **arrays})
 
 
-@pytest.fixture(scope="module", params=[*light.LIGHT_MODELS, *(f"zoo:{name}" for name in zoo.names())])
+def _cases() -> list[object]:
+    names = [*light.LIGHT_MODELS, *(f"zoo:{name}" for name in zoo.names())]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in _LARGE else name for name in names]
+
+
+@pytest.fixture(scope="module", params=_cases())
 def case(request: pytest.FixtureRequest) -> Case:
     name = request.param
     with pytest.MonkeyPatch.context() as patch:
