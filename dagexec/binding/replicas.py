@@ -30,7 +30,7 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.plan.copies import insert_copies
+from dagexec.scheduler.plan.copies import insert_copies, names_devices
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.pool import WorkerPool
 
@@ -170,6 +170,8 @@ def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
     Inputs are fed on the host. Parameters that the net never writes are copied to the devices that read them, here and
     once.
     """
+    if device == CPU and not names_devices(model.net):
+        return model.net
     net = NetDef()
     net.CopyFrom(model.net)
     if device != CPU:
@@ -178,7 +180,8 @@ def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
     on_host = set(parameters.blobs()) | set(model.inputs)
     constants = frozenset(parameters.blobs()) - written - set(model.inputs)
     placed = insert_copies(net, lambda name: CPU if name in on_host else None, constants)
-    parameters.run_net_once(placed.constants)
+    if placed.constants.op:
+        parameters.run_net_once(placed.constants)
     return placed.net
 
 

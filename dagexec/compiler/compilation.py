@@ -25,6 +25,7 @@ from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
+from dagexec.compiler.passes.types import forget_types
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import (
     Choice,
@@ -134,6 +135,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     except MemoryError as error:
         raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
     finally:
+        forget_types()
         teams.leave()
 
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.graph import Graph
 from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, UnknownValueError
 from dagexec.core.shape_values import asked_operators, results_of
 from dagexec.errors import DagexecError
 
 Array = npt.NDArray[Any]
-Call = tuple[OperatorDef, OpSchema, Arguments]
 
 
 @dataclass(frozen=True)
@@ -102,26 +101,46 @@ def _infer(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Found:
     return _Found(types, schema.cost(call, types), results or ())
 
 
-def infer_operators(
-    calls: Sequence[Call],
-    known: Mapping[str, TensorType],
-    values: Mapping[str, Array],
-    otherwise: Mapping[str, TensorType | None] = MappingProxyType({}),
-) -> Mapping[str, TensorType | None]:
-    """Types of all blobs where those `known` are tried: sizes that are made up, say, which an operator may refuse.
+@dataclass(frozen=True, slots=True, eq=False)
+class Probed:
+    """What is known of a blob: its type in each of several probes, None where it is unknown, and a constant's content.
 
-    Where one refuses, its outputs have the types of `otherwise`, or None. `values` are the contents of constants.
+    A probe is one choice of types for what a net is given: sizes that are made up, say.
     """
-    blobs: dict[str, TensorType | None] = dict(known)
-    constants = dict(values)
-    for definition, schema, arguments in calls:
-        inputs = [kind for name in definition.input if (kind := blobs.get(name)) is not None]
-        outputs: Sequence[TensorType | None] = [otherwise.get(name) for name in definition.output]
-        if schema.infer is not None and schema.can_infer(definition) and len(inputs) == len(definition.input):
-            seen = tuple(constants.get(name) for name in definition.input)
+
+    types: tuple[TensorType | None, ...]
+    content: Array | None = None
+
+
+def probed_outputs(definition: OperatorDef, inputs: Sequence[Probed], probes: int, told_by_first: int) -> list[Probed]:
+    """What is known of the outputs of an operator, from what is known of its inputs in so many `probes`.
+
+    Where an operator refuses its inputs, its outputs are unknown; from probe `told_by_first` on they are then what they
+    are in the first.
+    """
+    schema = schema_of(definition.type)
+    unknown: tuple[TensorType | None, ...] = (None,) * len(definition.output)
+    if schema.infer is None or not schema.can_infer(definition):
+        return [Probed((None,) * probes) for _ in unknown]
+    arguments = Arguments(definition, definition.type)
+    contents = tuple(value.content for value in inputs)
+    first: tuple[TensorType | None, ...] = ()
+    rows: list[tuple[TensorType | None, ...]] = []
+    for probe in range(probes):
+        types = tuple(value.types[probe] for value in inputs)
+        if rows and types == first:
+            rows.append(rows[0])
+            continue
+        first = first if rows else types
+        found = rows[0] if probe >= told_by_first else unknown
+        if _all_known(types):
             with suppress(DagexecError):
-                outputs = schema.infer(OperatorCall(definition, arguments, tuple(inputs), seen, definition.type))
-        for name, kind in zip(definition.output, outputs, strict=False):
-            blobs[name] = kind
-            constants.pop(name, None)
-    return blobs
+                call = OperatorCall(definition, arguments, types, contents, definition.type)
+                found = (*schema.infer(call), *unknown)[: len(unknown)]
+        rows.append(found)
+    return [Probed(column) for column in zip(*rows, strict=True)]
+
+
+def _all_known(types: tuple[TensorType | None, ...]) -> TypeGuard[tuple[TensorType, ...]]:
+    """True when none is unknown."""
+    return None not in types

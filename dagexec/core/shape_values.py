@@ -39,8 +39,9 @@ def asked_operators(definitions: Sequence[OperatorDef], schemas: Sequence[OpSche
     names: set[str] = set()
     for index in reversed(range(len(definitions))):
         definition, schema = definitions[index], schemas[index]
-        names.update(definition.input[i] for i in schema.values_read(definition))
-        if not names.isdisjoint(definition.output):
+        if schema.value_inputs:
+            names.update(definition.input[i] for i in schema.values_read(definition))
+        if names and not names.isdisjoint(definition.output):
             found.add(index)
             if schema.from_types is None:
                 names.update(definition.input)

@@ -44,6 +44,11 @@ def local_name(blob: str, device: Device) -> str:
     return f"{blob}@{device}"
 
 
+def names_devices(net: NetDef) -> bool:
+    """True when the net or an operator says where it runs."""
+    return net.HasField("device_option") or any(definition.HasField("device_option") for definition in net.op)
+
+
 def insert_copies(
     net: NetDef, home: Callable[[str], Device | None] = lambda _name: None, constants: frozenset[str] = frozenset()
 ) -> PlacedNet:

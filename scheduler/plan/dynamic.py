@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
@@ -57,72 +58,83 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
 
 def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int]) -> Dependence:
     asked = asked_operators(graph.operators, graph.schemas)
-    candidates = _may_be_settled(graph) - unsettled
+    blobs = _Blobs(graph)
     dynamic: set[int] = set()
     shared: set[str] = set()  # blobs with a dynamic writer
-    changing = _may_change_shape(graph)
     while True:
         found: set[int] = set()
         settled: set[int] = set()
         unknown: set[str] = set()
         values: set[str] = set()  # the blobs that settled operators write
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
-            inputs = definition.input
-            read = (inputs[i] for i in schema.values_read(definition))
+            inputs, outputs = tuple(definition.input), tuple(definition.output)
+            read = (inputs[i] for i in schema.values_read(definition)) if schema.value_inputs else ()
             if (
                 not schema.can_infer(definition)
                 or any(name not in constants and name not in values for name in read)
-                or any(name in unknown for name in inputs)
-                or any(name in shared for name in definition.output)
+                or not unknown.isdisjoint(inputs)
+                or not shared.isdisjoint(outputs)
             ):
                 found.add(index)
-                unknown.update(definition.output)
-                shared.update(definition.output)
-                shared.update(changing.intersection(inputs))
+                unknown.update(outputs)
+                shared.update(outputs)
+                shared.update(blobs.changing.intersection(inputs))
                 continue
-            unknown.difference_update(definition.output)
-            if index in candidates and (
-                schema.from_types is not None
-                or (
-                    all(name in values or name in constants for name in inputs)
-                    and (index in asked or any(name in values for name in inputs))
-                )
-            ):
+            unknown.difference_update(outputs)
+            follows = schema.from_types is not None or (
+                (index in asked or not values.isdisjoint(inputs))
+                and all(name in values or name in constants for name in inputs)
+            )
+            if follows and index not in unsettled and blobs.may_be_settled(index):
                 settled.add(index)
-                values.update(definition.output)
+                values.update(outputs)
         if found == dynamic:
             return Dependence(frozenset(dynamic), frozenset(settled), asked)
         dynamic = found
 
 
-def _may_be_settled(graph: Graph) -> frozenset[int]:
-    """Operators of the host that only compute, and write blobs that hold nothing else at any time of a run."""
-    writes = Counter(name for definition in graph.operators for name in definition.output)
-    touched: set[str] = set()  # otherwise than by being read after they were written
-    for definition, schema in zip(graph.operators, graph.schemas, strict=True):
-        touched.update(definition.input[i] for i in schema.mutates if i < len(definition.input))
-    written: set[str] = set()
-    for definition in graph.operators:
-        touched.update(name for name in definition.input if name in writes and name not in written)
-        written.update(definition.output)
-    return frozenset(
-        index
-        for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True))
-        if all(writes[name] == 1 and name not in touched for name in definition.output)
-        and not schema.handles
-        and not schema.does_io
-        and graph.device(index) == CPU
-        and is_pure(definition)
-    )
+class _Blobs:
+    """How the blobs of a graph are used, found out when something depends on it."""
 
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
 
-def _may_change_shape(graph: Graph) -> frozenset[str]:
-    """Blobs that get a value twice, the one before the run counted, other than by operators that work in place."""
-    writes: Counter[str] = Counter()
-    for definition in graph.operators:
-        writes.update({name for name in definition.input if name not in writes})  # there before the run
-        writes.update(set(definition.output) - set(definition.input))
-    return frozenset(name for name, count in writes.items() if count > 1)
+    def may_be_settled(self, index: int) -> bool:
+        """True for operators of the host that only compute, and write blobs that hold nothing else in a run."""
+        definition, schema = self._graph.operators[index], self._graph.schemas[index]
+        return (
+            all(self._writes[name] == 1 and name not in self._touched for name in definition.output)
+            and not schema.handles
+            and not schema.does_io
+            and self._graph.device(index) == CPU
+            and is_pure(definition)
+        )
+
+    @cached_property
+    def _writes(self) -> Counter[str]:
+        """How many operators write each blob."""
+        return Counter(name for definition in self._graph.operators for name in definition.output)
+
+    @cached_property
+    def _touched(self) -> frozenset[str]:
+        """Blobs that an operator uses otherwise than by reading them after they were written."""
+        touched: set[str] = set()
+        written: set[str] = set()
+        for definition, schema in zip(self._graph.operators, self._graph.schemas, strict=True):
+            inputs = definition.input
+            touched.update(inputs[i] for i in schema.mutates if i < len(inputs))
+            touched.update(name for name in inputs if name in self._writes and name not in written)
+            written.update(definition.output)
+        return frozenset(touched)
+
+    @cached_property
+    def changing(self) -> frozenset[str]:
+        """Blobs that get a value twice, the one before the run counted, other than by operators that work in place."""
+        writes: Counter[str] = Counter()
+        for definition in self._graph.operators:
+            writes.update({name for name in definition.input if name not in writes})  # there before the run
+            writes.update(set(definition.output) - set(definition.input))
+        return frozenset(name for name, count in writes.items() if count > 1)
 
 
 class CheckedStep:

@@ -75,4 +75,4 @@ def _has_post_ops(definition: OperatorDef) -> bool:
     return any(argument.name == "post_ops" for argument in definition.arg)
 
 
-PASS = Pass("single-assignment", "A blob written several times becomes several, one a value.", apply)
+PASS = Pass("single-assignment", "A blob written several times becomes several, one a value.", apply, retypes=True)

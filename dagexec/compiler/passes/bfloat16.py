@@ -28,7 +28,7 @@ from dagexec.core.registry import schema_of
 def narrowing_pass(meta: TypeMeta) -> Pass:
     """The pass to `meta`, BFLOAT16 or FLOAT16."""
     doc = f"convolutions, products and what lies between them in {meta.name}"
-    return Pass("precision", doc, lambda model: _Narrowing(model, meta).result())
+    return Pass("precision", doc, lambda model: _Narrowing(model, meta).result(), retypes=True)
 
 
 class _Narrowing:

@@ -76,4 +76,4 @@ def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, na
     return None
 
 
-PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", apply)
+PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", apply, retypes=True)

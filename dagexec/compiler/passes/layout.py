@@ -404,7 +404,7 @@ def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
 
 def layout_pass(name: str) -> Pass:
     """The pass for one of `ops.layout.LAYOUTS`; see `layouts` for what to try."""
-    return Pass("layout", _DOC, lambda model: laid_out(model, name))
+    return Pass("layout", _DOC, lambda model: laid_out(model, name), retypes=True)
 
 
 def laid_out(model: Model, name: str) -> Rewritten:

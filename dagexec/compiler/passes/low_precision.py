@@ -47,7 +47,9 @@ def with_precision(
     if dtype != "int8":
         raise ValueError(f"dtype is one of float32, bfloat16, float16, int8, not {dtype!r}")
     calibrated = partial(_calibrated, feeds=tuple(feeds), method=method, largest_error=largest_error)
-    precision = Pass("precision", "convolutions and products on 8-bit integers, by calibration", calibrated)
+    precision = Pass(
+        "precision", "convolutions and products on 8-bit integers, by calibration", calibrated, retypes=True
+    )
     return _inserted(with_integers(passes), _BEFORE_FUSION, precision)
 
 

@@ -441,6 +441,9 @@ def _drop_unread(draft: Draft) -> None:
 
 
 PASS = Pass(
-    "quantized-operators", "operators between DequantizeLinear and QuantizeLinear compute on 8-bit integers", apply
+    "quantized-operators",
+    "operators between DequantizeLinear and QuantizeLinear compute on 8-bit integers",
+    apply,
+    retypes=True,
 )
 """For models that say themselves what is quantized, and after `precision`."""

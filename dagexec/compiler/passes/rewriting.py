@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from dagexec.compiler.passes.types import keep_inference
 from dagexec.core.graph import check_net
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError
@@ -26,11 +27,16 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Pass:
-    """A transformation of models, with the name by which it is switched off and one sentence on what it does."""
+    """A transformation of models, with the name by which it is switched off and one sentence on what it does.
+
+    Attributes:
+        retypes: a blob may have another type or shape afterwards, or several: layouts and precisions do that.
+    """
 
     name: str
     doc: str
     apply: Callable[[Model], Rewritten]
+    retypes: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ def run_passes(model: Model, passes: Sequence[Pass], without: Collection[str] = 
             continue
         before, start = len(model.net.op), time.perf_counter()
         rewritten = step.apply(model)
+        keep_inference(model, rewritten.model, step.retypes)
         model = rewritten.model
         seconds = time.perf_counter() - start
         outcomes.append(PassOutcome(step.name, rewritten.changes, before, len(model.net.op), seconds))

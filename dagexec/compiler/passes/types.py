@@ -10,19 +10,22 @@ that of any two each is the larger in some probe); what others refuse there says
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from dagexec.compiler.passes.draft import Array
-from dagexec.core.arguments import Arguments
+import numpy.typing as npt
+
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
-from dagexec.core.inference import infer_operators
+from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.core.traits import LayerKind
+
+Array = npt.NDArray[Any]
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
@@ -56,13 +59,109 @@ def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
     return aligned is not None and all(own in (1, size) for own, size in zip(shape, aligned, strict=True))
 
 
-_last: tuple[weakref.ref[Model], Mapping[str, BlobType]] | None = None  # the passes after one that changed nothing ask
+class _Inference:
+    """What was inferred for one set of probes, and is asked again after an operator or another was rewritten.
+
+    An operator's outputs are known by its bytes and the identity of what is known of its inputs, or by their names.
+    """
+
+    def __init__(self, probes: Sequence[Mapping[str, TensorType]], even: int) -> None:
+        """`probes` are types of the inputs; behind the first `even` ones operators may refuse theirs."""
+        self.probes = probes
+        self._even = even
+        self._unknown = Probed((None,) * len(probes))
+        names = {name: None for probe in probes for name in probe}
+        self._inputs = {name: Probed(tuple(probe.get(name) for probe in probes)) for name in names}
+        self._parameters: dict[str, Probed] = {}
+        self._operators: dict[bytes, _Inferred] = {}
+        self._outputs: dict[str, Probed] = {}
+        self._types: dict[Probed, BlobType | None] = {}
+
+    def forget_outputs(self, written: Collection[str] = ()) -> None:
+        """Outputs of operators no longer have the types that they had under their names, but for those `written`."""
+        self._outputs = {name: known for name, known in self._outputs.items() if name in written}
+
+    def types(self, model: Model) -> dict[str, BlobType]:
+        """Types of the blobs of a model that have one in every probe."""
+        before, self._operators = self._operators, {}
+        parameters = {name: self._parameter(name, array) for name, array in model.parameters.items()}
+        self._parameters = parameters
+        fed = {name: Probed(parameters[name].types) for name in model.inputs if name in parameters}
+        blobs = {**parameters, **fed, **self._inputs}
+        outputs: dict[str, Probed] = {}
+        for definition in model.net.op:
+            message = definition.SerializeToString()
+            known = self._operators[message] = before.get(message) or _Inferred(definition)
+            inputs = tuple([blobs.get(name, self._unknown) for name in known.inputs])
+            if known.read != inputs:
+                known.read = inputs
+                known.made = self._told(known.outputs) or self._probed(definition, inputs)
+            made = dict(zip(known.outputs, known.made, strict=True))
+            blobs.update(made)
+            outputs.update(made)
+        self._outputs = outputs
+        return {name: kind for name, known in blobs.items() if (kind := self._type(known)) is not None}
+
+    def _told(self, names: Sequence[str]) -> list[Probed] | None:
+        """What is known of outputs by their names, if their types are."""
+        found = [known for name in names if (known := self._outputs.get(name)) is not None and None not in known.types]
+        return found if len(found) == len(names) else None
+
+    def _probed(self, definition: OperatorDef, inputs: Sequence[Probed]) -> list[Probed]:
+        return probed_outputs(definition, inputs, len(self.probes), self._even)
+
+    def _parameter(self, name: str, array: Array) -> Probed:
+        known = self._parameters.get(name)
+        if known is not None and known.content is array:
+            return known
+        return Probed((TensorType(tuple(array.shape), from_numpy(array.dtype)),) * len(self.probes), array)
+
+    def _type(self, known: Probed) -> BlobType | None:
+        if known not in self._types:
+            self._types[known] = _blob_type(known)
+        return self._types[known]
+
+
+class _Inferred:
+    """Inputs and outputs of an operator, and what it was found to make of what it `read`."""
+
+    __slots__ = ("inputs", "made", "outputs", "read")
+
+    def __init__(self, definition: OperatorDef) -> None:
+        self.inputs = tuple(definition.input)
+        self.outputs = tuple(definition.output)
+        self.read: tuple[Probed, ...] | None = None
+        self.made: Sequence[Probed] = ()
+
+
+def _blob_type(known: Probed) -> BlobType | None:
+    """The type of a blob that has one, of one rank, in every probe."""
+    shapes = tuple(kind.shape for kind in known.types if kind is not None)
+    first = known.types[0]
+    if first is None or len(shapes) < len(known.types) or len(set(map(len, shapes))) > 1:
+        return None
+    return BlobType(first.meta, shapes)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the model that was asked about last, and lets go of it with the model.
+
+    Attributes:
+        types: None where the model was rewritten since.
+    """
+
+    model: weakref.ref[Model]
+    inference: _Inference
+    types: Mapping[str, BlobType] | None
+
+
+_last: _Known | None = None
 
 
 def _forget_last(gone: weakref.ref[Model]) -> None:
-    """Let go of what is known of a model with the model."""
     global _last
-    if _last is not None and _last[0] is gone:
+    if _last is not None and _last.model is gone:
         _last = None
 
 
@@ -71,41 +170,58 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
 
     A blob that is written several times has the type of its last value.
     """
-    global _last
-    known = _last
-    if known is not None and known[0]() is model:
-        return known[1]
-    types = MappingProxyType(_infer(model))
-    _last = weakref.ref(model, _forget_last), types
-    return types
+    known = _known_of(model)
+    if known is not None and known.types is not None:
+        return known.types
+    stated = _stated_inputs(model)
+    even, uneven = _probes(stated), _uneven_probes(stated)
+    probes = [*even, *uneven]
+    reuse = known is not None and known.inference.probes == probes
+    inference = known.inference if known is not None and reuse else _Inference(probes, len(even))
+    return _remember(model, inference, MappingProxyType(inference.types(model)))
 
 
 def keep_types(model: Model, changed: Model) -> None:
     """What is known of `model` is true of `changed`, which differs in engines and what types do not need."""
+    known = _known_of(model)
+    if known is not None and known.types is not None:
+        _remember(changed, known.inference, known.types)
+
+
+def keep_inference(model: Model, changed: Model, retyped: bool) -> None:
+    """What was inferred of operators of `model` is asked again for `changed`, which has most of them.
+
+    `retyped`: a blob of `changed` may have another type than that of its name in `model`.
+    """
     global _last
+    known = _known_of(model)
+    if known is None or changed is model:
+        return
+    written = () if retyped else {name for definition in changed.net.op for name in definition.output}
+    known.inference.forget_outputs(written)
+    _last = _Known(weakref.ref(changed, _forget_last), known.inference, None)
+
+
+def forget_types() -> None:
+    """Let go of what was inferred, and of the constants that it was inferred from."""
+    global _last
+    _last = None
+
+
+def _known_of(model: Model) -> _Known | None:
     known = _last
-    if known is not None and known[0]() is model:
-        _last = weakref.ref(changed, _forget_last), known[1]
+    return known if known is not None and known.model() is model else None
 
 
-def _infer(model: Model) -> dict[str, BlobType]:
-    fixed = {name: TensorType(tuple(a.shape), from_numpy(a.dtype)) for name, a in model.parameters.items()}
-    first_readers = _first_readers(model)
-    stated = {
-        name: info for name in model.inputs if (info := _stated(model, name, first_readers.get(name))) is not None
-    }
-    calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in model.net.op]
-    constants = {name: array for name, array in model.parameters.items() if name not in model.inputs}
-    found = [infer_operators(calls, {**fixed, **probe}, constants) for probe in _probes(stated)]
-    found += [infer_operators(calls, {**fixed, **probe}, constants, found[0]) for probe in _uneven_probes(stated)]
-    types = {}
-    for name, first in found[0].items():
-        seen = [blobs.get(name) for blobs in found]
-        shapes = tuple(kind.shape for kind in seen if kind is not None)
-        same_rank = len(shapes) == len(seen) and len(set(map(len, shapes))) == 1
-        if first is not None and same_rank:
-            types[name] = BlobType(first.meta, shapes)
+def _remember(model: Model, inference: _Inference, types: Mapping[str, BlobType]) -> Mapping[str, BlobType]:
+    global _last
+    _last = _Known(weakref.ref(model, _forget_last), inference, types)
     return types
+
+
+def _stated_inputs(model: Model) -> dict[str, InputInfo]:
+    readers = _first_readers(model)
+    return {name: info for name in model.inputs if (info := _stated(model, name, readers.get(name))) is not None}
 
 
 def _first_readers(model: Model) -> dict[str, OperatorDef]:

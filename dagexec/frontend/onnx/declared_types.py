@@ -7,15 +7,13 @@ perhaps its first, the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
-from dagexec.core.inference import infer_operators
+from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import type_name
@@ -37,13 +35,13 @@ def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Mo
     }
     if not declared:
         return
-    first = _inferred(model, *_PROBES[0])
     is_open = any(None in (info.shape or ()) for info in model.inputs.values())
-    second = _inferred(model, *_PROBES[1]) if is_open else first
+    computed = _inferred(model, _PROBES if is_open else _PROBES[:1])
     compares_sizes = all(None not in (info.shape or ())[1:] for info in model.inputs.values())
     for name, number in declared.items():
-        here, there = first.get(name), second.get(name)
-        if name in model.inputs or here is None or there is None or len(here.shape) != len(there.shape):
+        types = computed[name].types if name in computed and name not in model.inputs else (None,)
+        here, there = types[0], types[-1]
+        if here is None or there is None or len(here.shape) != len(there.shape):
             continue
         if number and type_name(number) != str(here.meta):
             raise ModelFormatError(f"tensor {name!r} is declared as {type_name(number)}, and {here.meta} is computed")
@@ -63,15 +61,22 @@ def _shown(sizes: Dims) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 
-def _inferred(model: Model, first: int, other: int) -> Mapping[str, TensorType | None]:
-    """Types of all tensors when open axes of inputs have these sizes; None where an operator refuses them."""
-    known = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in model.parameters.items()}
+def _inferred(model: Model, probes: Sequence[tuple[int, int]]) -> Mapping[str, Probed]:
+    """Types of all tensors for each of these sizes of open axes of inputs; None where an operator refuses them."""
+    known = {
+        name: Probed((TensorType(tuple(array.shape), from_numpy(array.dtype)),) * len(probes), array)
+        for name, array in model.parameters.items()
+    }
     for name, info in model.inputs.items():
         if info.shape is not None:
-            known[name] = TensorType(_filled(info, first, other), info.dtype or FLOAT32)
-    operators = (*(model.init_net.op if model.init_net is not None else ()), *model.net.op)
-    calls = [(one, schema_of(one.type), Arguments(one, one.type)) for one in operators]
-    return infer_operators(calls, known, model.parameters)
+            kind = info.dtype or FLOAT32
+            known[name] = Probed(tuple(TensorType(_filled(info, *sizes), kind) for sizes in probes))
+    unknown = Probed((None,) * len(probes))
+    for operator in (*(model.init_net.op if model.init_net is not None else ()), *model.net.op):
+        inputs = [known.get(name, unknown) for name in operator.input]
+        outputs = probed_outputs(operator, inputs, len(probes), len(probes))
+        known.update(zip(operator.output, outputs, strict=True))
+    return known
 
 
 def _filled(info: InputInfo, first: int, other: int) -> tuple[int, ...]:
