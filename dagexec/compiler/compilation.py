@@ -166,9 +166,9 @@ def _with_kept(model: Model, options: CompileOptions) -> Model:
     return replace(model, outputs=(*model.outputs, *sorted(set(options.keep).difference(model.outputs))))
 
 
-def _run(model: Model, passes: Sequence[Pass], options: CompileOptions) -> PassReport:
+def _run(model: Model, passes: Sequence[Pass], options: CompileOptions, *, checked: bool = False) -> PassReport:
     known = {one.name for one in passes}
-    return run_passes(model, passes, known.intersection(options.without_passes))
+    return run_passes(model, passes, known.intersection(options.without_passes), checked=checked)
 
 
 class _Compilation:
@@ -223,7 +223,7 @@ class _Compilation:
     def _late(self, model: Model, after: Sequence[Pass], layout: str) -> PassReport:
         """The passes from `layout` on, for one of the layouts; run once for each."""
         if layout not in self._laid_out:
-            self._laid_out[layout] = _run(model, [layout_pass(layout), *after], self._options)
+            self._laid_out[layout] = _run(model, [layout_pass(layout), *after], self._options, checked=True)
         return self._laid_out[layout]
 
     def _layout(self, model: Model, after: Sequence[Pass]) -> str:

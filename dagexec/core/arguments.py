@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 from dagexec.core.proto import Argument, NetDef, OperatorDef, TensorProto
 from dagexec.errors import ArgumentError
@@ -20,11 +21,12 @@ ArgumentValue = bool | int | float | str | bytes | NetDef | TensorProto | list[i
 class Arguments:
     """The arguments of one operator, by name. An absent argument gives the caller's default."""
 
-    __slots__ = ("_args", "_owner")
+    __slots__ = ("_args", "_owner", "_read")
 
     def __init__(self, definition: OperatorDef | NetDef, owner: str) -> None:
         """Raises ArgumentError when two arguments of one name differ. `owner` names the operator in messages."""
         self._owner = owner
+        self._read: dict[Hashable, Any] = {}
         self._args: dict[str, Argument] = {arg.name: arg for arg in definition.arg}
         if len(self._args) < len(definition.arg):
             for arg in definition.arg:
@@ -90,6 +92,13 @@ class Arguments:
     def raw(self, name: str) -> Argument | None:
         """The message itself, for arguments whose kind depends on another (fillers)."""
         return self._args.get(name)
+
+    def once(self, key: Hashable, read: Callable[[], T]) -> T:
+        """What `read` makes of the arguments alone, under this `key`; it is called for the first who asks."""
+        if key not in self._read:
+            self._read[key] = read()
+        found: T = self._read[key]
+        return found
 
     def _decode(self, name: str, value: bytes) -> str:
         try:

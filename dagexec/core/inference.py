@@ -19,7 +19,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.graph import Graph
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, UnknownValueError
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, UnknownValueError, operator_label
 from dagexec.core.shape_values import asked_operators, results_of
 from dagexec.errors import DagexecError
 
@@ -53,13 +53,24 @@ def infer_net(
     `values` holds the contents of blobs that are constant, for operators whose output shapes depend on a value; values
     that follow from shapes are computed. Raises ShapeError, naming the operator, when inputs do not fit together.
     """
+    return infer_listed(graph.name, graph.operators, inputs, values)
+
+
+def infer_listed(
+    net: str,
+    operators: Sequence[OperatorDef],
+    inputs: Mapping[str, TensorType],
+    values: Mapping[str, Array] | None = None,
+) -> NetTypes:
+    """As `infer_net`, for operators in the order they are listed in a net of that name."""
     contents = dict(values or {})
-    asked = asked_operators(graph.operators, graph.schemas)
+    schemas = [schema_of(definition.type) for definition in operators]
+    asked = asked_operators(operators, schemas)
     blobs: dict[str, TensorType | None] = dict(inputs)
     outputs: list[tuple[TensorType | None, ...]] = []
     costs: list[Cost | None] = []
-    for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
-        call = _call(graph, index, blobs, contents)
+    for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
+        call = _call(definition, schema, operator_label(definition, index, net), blobs, contents)
         found = _Found((None,) * len(definition.output))
         if call is not None:
             with suppress(UnknownValueError):
@@ -82,14 +93,16 @@ class _Found(NamedTuple):
 
 
 def _call(
-    graph: Graph, index: int, blobs: Mapping[str, TensorType | None], contents: Mapping[str, Array]
+    definition: OperatorDef,
+    schema: OpSchema,
+    label: str,
+    blobs: Mapping[str, TensorType | None],
+    contents: Mapping[str, Array],
 ) -> OperatorCall | None:
     """What inference may look at; None when nothing can be inferred."""
-    definition = graph.operators[index]
     known = tuple(kind for name in definition.input if (kind := blobs.get(name)) is not None)
-    if len(known) < len(definition.input) or not graph.schemas[index].can_infer(definition):
+    if len(known) < len(definition.input) or not schema.can_infer(definition):
         return None
-    label = graph.label(index)
     values = tuple(contents.get(name) for name in definition.input)
     return OperatorCall(definition, Arguments(definition, label), known, values, label)
 

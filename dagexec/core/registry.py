@@ -189,6 +189,8 @@ def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSche
 
 def sub_nets_of(definition: OperatorDef, schema: OpSchema) -> dict[str, NetDef]:
     """The nets that an operator runs, by the argument that holds each."""
+    if not schema.sub_nets:
+        return {}
     return {argument.name: argument.n for argument in definition.arg if argument.name in schema.sub_nets}
 
 

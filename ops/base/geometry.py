@@ -249,6 +249,10 @@ def read_window(call: OperatorCall, rank: int, *, blocked: bool = False) -> Wind
 
     Raises ArgumentError for forms that contradict each other, wrong numbers of entries and values out of range.
     """
+    return call.arguments.once(("window", rank, blocked), lambda: _read_window(call, rank, blocked))
+
+
+def _read_window(call: OperatorCall, rank: int, blocked: bool) -> Window:
     args = call.arguments
     plain = NHWC if not blocked and channels_last(call) else NCHW
     global_pooling = args.bool("global_pooling")
@@ -412,6 +416,6 @@ def read_pads(call: OperatorCall, rank: int, least: int = 0) -> tuple[int, ...]:
 def _checked(call: OperatorCall, name: str, values: list[int], count: int, least: int) -> tuple[int, ...]:
     if len(values) != count:
         raise ArgumentError(f"{call.label}: {name}s needs {count} entries for this input, found {values}")
-    if any(not least <= value < _LIMIT for value in values):
+    if values and not least <= min(values) <= max(values) < _LIMIT:
         raise ArgumentError(f"{call.label}: {name}s must be at least {least} and less than {_LIMIT}, found {values}")
     return tuple(values)

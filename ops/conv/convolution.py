@@ -104,7 +104,8 @@ def check_compute_args(call: OperatorCall) -> None:
     args = call.arguments
     flags = ("shared_buffer", "float16_compute", "exhaustive_search", "deterministic", "allow_tf32", "cudnn_inline")
     for name in flags:
-        args.bool(name)
+        if name in args:
+            args.bool(name)
     limit = args.int("ws_nbytes_limit", DEFAULT_LIMIT)
     if limit < 1:
         raise ArgumentError(f"{call.label}: argument 'ws_nbytes_limit' must be at least 1 byte, found {limit}")

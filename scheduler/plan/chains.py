@@ -16,6 +16,10 @@ Chain = tuple[int, ...]
 
 def compute_chains(graph: Graph) -> tuple[Chain, ...]:
     """The chains of `graph`, by first operator; every operator is in exactly one."""
+    return graph.derived("chains", lambda: _chains(graph))
+
+
+def _chains(graph: Graph) -> tuple[Chain, ...]:
     chain_of: dict[int, list[int]] = {}
     chains: list[list[int]] = []
     for index in range(len(graph)):

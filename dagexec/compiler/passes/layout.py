@@ -21,7 +21,7 @@ from dagexec.compiler.passes.kernels import Operand, has_kernel
 from dagexec.compiler.passes.operator_traits import min_outputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.single_assignment import Value, Values, constants_of
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.types import infer_types, keep_inference
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
@@ -58,11 +58,15 @@ def assign_layout(model: Model, order: str) -> LayoutAssignment:
 
     Parameters must be in the model (no init net). Results are those of the model up to the rounding of other kernels.
     """
-    assignment = _Assignment(without_unread_outputs(model))
+    source = without_unread_outputs(model)
+    keep_inference(model, source, retyped=False)
+    assignment = _Assignment(source)
     if order in BLOCKS:
         assignment.cut(order)
     assignment.cut(NHWC)
-    return _Rewriting(assignment).result()
+    layout = _Rewriting(assignment).result()
+    keep_inference(source, layout.model, retyped=True)
+    return layout
 
 
 class _Assignment:

@@ -21,7 +21,6 @@ from dagexec.compiler.tuning.schedule import (
     ScheduleProblem,
     candidates,
     for_throughput,
-    predicted_seconds,
 )
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
@@ -227,7 +226,7 @@ def _schedule_problem(
 
 
 def _candidate_times(problem: ScheduleProblem) -> list[CandidateTimes]:
-    return [CandidateTimes(schedule, predicted_seconds(problem, schedule)) for schedule in candidates(problem)]
+    return [CandidateTimes(schedule, seconds) for schedule, seconds in candidates(problem).items()]
 
 
 def _measured_times(model: Model, widths: Sequence[int], measures: Measures, seconds: float) -> dict[int, list[float]]:

@@ -15,8 +15,7 @@ from dagexec.compiler.tuning.bench import Array, Measures
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
-from dagexec.core.graph import build_graph
-from dagexec.core.inference import infer_net
+from dagexec.core.inference import infer_listed
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
@@ -101,14 +100,13 @@ def _factors(blocked: str) -> Mapping[str, float]:
 
 def _convolutions(model: Model, inputs: Mapping[str, Array]) -> Iterator[tuple[str, int]]:
     """Kind and work of each convolution, as far as shapes can be inferred."""
-    graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
     arrays = {**model.parameters, **inputs}
     types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
     try:
-        costs = infer_net(graph, types, model.parameters).costs
+        costs = infer_listed(model.net.name, model.net.op, types, model.parameters).costs
     except DagexecError:
         return
-    for definition, cost in zip(graph.operators, costs, strict=True):
+    for definition, cost in zip(model.net.op, costs, strict=True):
         if cost is not None and _is_convolution(definition) and definition.input[1] in model.parameters:
             yield _kind(definition, model.parameters[definition.input[1]].shape), cost.flops
 
