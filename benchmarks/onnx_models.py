@@ -2,10 +2,11 @@
 
     python benchmarks/onnx_models.py --make [PATTERN ...]         # writes the files into --folder; needs [bench-models]
     python benchmarks/onnx_models.py --check [PATTERN ...]        # compares every output with onnxruntime's
-    python benchmarks/onnx_models.py [PATTERN ...] [--threads 1 2] [--seconds 140] [--write-docs]
+    python benchmarks/onnx_models.py [PATTERN ...] [--threads 1 2] [--seconds 140] [--again] [--write-docs]
 
 A PATTERN is part of a model's name; without one all are meant. Measuring adds its rows to
-benchmarks/results/onnx_models.json, models without a row first, and ends after --seconds, so that it can be continued.
+benchmarks/results/onnx_models.json one by one, models without a row first, and ends after --seconds. Run again, it goes
+on: what was measured at the same commit of dagexec is left out, but for --again.
 `make benchmark-onnx` makes, measures and writes docs/onnx-models.md.
 """
 
@@ -25,7 +26,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ from dagexec.platform.processor import available_cores
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "onnx_models.json"
 _CHILD = Path(__file__).parent / "onnx_model_child.py"
-_PATIENCE = 120.0
-_TURN_SECONDS = 0.02
+_PATIENCE = 300.0
+_TIMED_SECONDS, _MODELS_A_PROCESS = 0.4, 40
 
 
 def main() -> None:
@@ -53,23 +54,47 @@ def main() -> None:
     names = [name for name in stored_names(options.folder) if _matches(name, options.patterns)]
     if not names:
         raise SystemExit(f"{options.folder} has no such models; --make writes them")
-    environment = describe()
-    reports: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    report = reports.setdefault(str(environment["instruction set"]), {"environment": environment, "rows": {}})
-    report["environment"] = environment
     if options.check:
         check(options.folder, names)
         return
-    for threads in options.threads:
-        rows = report["rows"].setdefault(str(threads), {})
-        names.sort(key=lambda name: name in rows)
-        for name, row in answers(options.folder, names, threads, _TURN_SECONDS, options.seconds / len(options.threads)):
-            rows[name] = row
-            _print(name, row)
-        report["rows"][str(threads)] = dict(sorted(rows.items()))
-        RESULTS.write_text(json.dumps(reports, indent=1) + "\n")
+    reports: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    measure(options, names, reports)
     if options.write_docs:
         write_page(reports, ROOT / "docs")
+
+
+def measure(options: argparse.Namespace, names: Sequence[str], reports: dict[str, Any]) -> None:
+    """Add the models' rows to the report of this machine's instruction set, writing it after each."""
+    environment, commit = describe(), _commit()
+    report = reports.setdefault(str(environment["instruction set"]), {"rows": {}})
+    report["environment"] = environment
+    end = time.monotonic() + options.seconds
+    for turn, threads in enumerate(options.threads):
+        rows = report["rows"].setdefault(str(threads), {})
+        left = [name for name in names if options.again or commit is None or rows.get(name, {}).get("commit") != commit]
+        left.sort(key=lambda name: name in rows)
+        seconds = (end - time.monotonic()) / (len(options.threads) - turn)
+        for name, row in answers(options.folder, left, threads, _TIMED_SECONDS, seconds):
+            rows[name] = row | {"commit": commit}
+            report["rows"][str(threads)] = dict(sorted(rows.items()))
+            _write(reports)
+            _print(name, row)
+
+
+def _commit() -> str | None:
+    """The last commit that changed what is measured; None where there is no repository or it is changed."""
+    sources = ("dagexec", "ops", "scheduler")
+    git = ["git", "-C", os.fspath(ROOT)]
+    found = subprocess.run([*git, "log", "-1", "--format=%h", "--", *sources], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "--", *sources], capture_output=True, text=True)
+    return None if found.returncode or changed.stdout else found.stdout.strip() or None
+
+
+def _write(reports: Mapping[str, Any]) -> None:
+    """Replace the record at once: whoever ends the process leaves a whole one."""
+    fresh = RESULTS.with_suffix(".part")
+    fresh.write_text(json.dumps(reports, indent=1) + "\n")
+    fresh.replace(RESULTS)
 
 
 def make(folder: Path, patterns: Sequence[str]) -> None:
@@ -111,15 +136,17 @@ def check(folder: Path, names: Sequence[str]) -> None:
 
 
 def answers(
-    folder: Path, names: Sequence[str], threads: int, turn: float, seconds: float
+    folder: Path, names: Sequence[str], threads: int, timed: float, seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each model's row, from processes on the first cores; another process continues after one that died or hung."""
     end = time.monotonic() + seconds
     left = list(names)
     while left and time.monotonic() < end:
-        with _child(folder, threads, turn) as child:
-            while left and time.monotonic() < end:
-                name = left.pop(0)
+        with _child(folder, threads, timed) as child:
+            for name in left[:_MODELS_A_PROCESS]:
+                if time.monotonic() > end:
+                    return
+                left.remove(name)
                 row = _ask(child, name)
                 yield name, row
                 if row["verdict"] == "crashed" and child.poll() is not None:
@@ -127,9 +154,9 @@ def answers(
 
 
 @contextlib.contextmanager
-def _child(folder: Path, threads: int, turn: float) -> Iterator[subprocess.Popen[str]]:
+def _child(folder: Path, threads: int, timed: float) -> Iterator[subprocess.Popen[str]]:
     environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    command = [sys.executable, os.fspath(_CHILD), os.fspath(folder), str(threads), str(turn)]
+    command = [sys.executable, os.fspath(_CHILD), os.fspath(folder), str(threads), str(timed)]
     with only_cores(threads):
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, bufsize=1
@@ -174,6 +201,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "dagexec" / "onnx_models")
     parser.add_argument("--threads", nargs="*", type=int, default=[n for n in (1, 2) if n <= available_cores()])
     parser.add_argument("--seconds", type=float, default=float("inf"), help="how long to measure")
+    parser.add_argument("--again", action="store_true", help="measure what has a row of this commit too")
     parser.add_argument("--write-docs", action="store_true")
     return parser.parse_args()
 

@@ -7,6 +7,7 @@ results while they trace: what they write is ONNX's NonMaxSuppression and RoiAli
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -21,8 +22,9 @@ _ALIGN = (
 )
 
 
+@functools.cache
 def provide() -> None:
-    """Make `import torchvision` work. Call it before the import."""
+    """Make `import torchvision` work. Call it before the import; another call does nothing."""
     if _loads():
         return
     for name, signature in (("nms", _SUPPRESS), ("qnms", _SUPPRESS), ("roi_align", _ALIGN)):

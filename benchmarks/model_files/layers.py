@@ -171,7 +171,6 @@ class _Shuffled(nn.Module):  # type: ignore[misc, unused-ignore]
         return functional.pixel_shuffle(x, 2), functional.pixel_unshuffle(x, 2), functional.unfold(padded, 3), padded
 
 
-@torch.jit.script  # type: ignore[untyped-decorator, unused-ignore]
 def _steps(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """A loop and a branch that depend on values."""
     total = torch.zeros_like(x)
@@ -185,10 +184,11 @@ def _steps(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 
 
 def _loop() -> Exported:
+    scripted: Any = torch.jit.script(_steps)
     return Exported(
         nn.Identity,
         lambda: [{"x": normal(3, 4).abs(), "count": torch.tensor(number)} for number in (4, 0, 7)],
-        call=lambda _module, x, count: _steps(x, count),
+        call=lambda _module, x, count: scripted(x, count),
         dynamic={"x": (0,)},
         exporters=(OLDER,),
     )

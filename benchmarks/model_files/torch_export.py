@@ -79,6 +79,7 @@ class _Called(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 def _write_older(called: Any, inputs: Any, names: list[str], dynamic: Axes, file: Path, opset: int) -> None:
     axes = {name: {axis: f"{name}_{axis}" for axis in given} for name, given in dynamic.items()}
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused operator cannot be exported
     torch.onnx.export(
         called,
         inputs,

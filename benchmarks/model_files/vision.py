@@ -18,7 +18,7 @@ import torchvision  # noqa: E402
 FAMILY = "vision"
 
 CLASSIFIERS: dict[str, int] = {
-    "alexnet": 64,
+    "alexnet": 224,
     "squeezenet1_1": 64,
     "densenet121": 64,
     "googlenet": 64,
@@ -62,6 +62,8 @@ DETECTORS: dict[str, int] = {
     "retinanet_resnet50_fpn": 128,
     "fcos_resnet50_fpn": 128,
 }
+_GAINS = {"ssd300_vgg16": 0.3}
+"""What its classifier's weights are multiplied with, so that its scores are not all 1.0; for the others 30."""
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 _SEGMENTED = 65  # pixels a side
 
@@ -75,10 +77,21 @@ def recipes() -> list[Recipe]:
 
 
 def _built(name: str, **options: Any) -> Any:
-    """The network with weights that keep its values in range, and running statistics as after training."""
+    """The network with weights that keep its values in range."""
     if name in ("googlenet", "inception_v3"):
         options |= {"init_weights": True, "aux_logits": False}
-    return torchvision.models.get_model(name, weights=None, **options)
+    net = torchvision.models.get_model(name, weights=None, **options)
+    return _settled(net, CLASSIFIERS[name]) if name == "inception_v3" else net
+
+
+def _settled(net: Any, size: int) -> Any:
+    """The network with the running statistics of a batch: those of a new one let its values grow to 1e9."""
+    for part in net.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.momentum = None
+    with torch.no_grad():
+        net.train()(_image(1, 8, 3, size, size))
+    return net
 
 
 def _image(seed: int, *shape: int) -> Any:
@@ -102,7 +115,7 @@ def _segmenter(name: str) -> Exported:
 def _detector(name: str, size: int) -> Exported:
     """A detector of one image; its results are boxes, labels and scores, and masks or keypoints.
 
-    Classifiers' weights are enlarged, so that there are results, whose order rounding does not decide.
+    Classifiers' weights are scaled, so that there are results, and their order is not up to rounding.
     """
     limits = {} if name.startswith("ssd") else {"min_size": size, "max_size": 2 * size}
 
@@ -110,7 +123,7 @@ def _detector(name: str, size: int) -> Exported:
         net = _built(name, weights_backbone=None, **limits)
         for part, weight in net.named_parameters():
             if any(word in part for word in ("cls_score", "cls_logits", "classification_head")) and weight.dim() > 1:
-                weight.data *= 30
+                weight.data *= _GAINS.get(name, 30)
         return net
 
     def call(module: Any, image: Any) -> Sequence[Any]:

@@ -66,6 +66,12 @@ def test_a_region_outside_of_the_image_is_zero() -> None:
     assert_same(computed(model, inputs), by_onnxruntime(model, inputs))
 
 
+def test_without_regions_nothing_is_aligned() -> None:
+    inputs = [normal(np.random.default_rng(4), 1, 3, 9, 10), np.zeros((0, 4), np.float32), np.zeros(0, np.int64)]
+    model = one_node("RoiAlign", 16, inputs, output_height=2, output_width=2)
+    assert_same(computed(model, inputs), by_onnxruntime(model, inputs))
+
+
 def test_max_roi_pool_computes_what_onnxruntime_does() -> None:
     rng = np.random.default_rng(4)
     corners = np.sort(rng.uniform(0, 18, (6, 2, 2)), 1).reshape(6, 4)

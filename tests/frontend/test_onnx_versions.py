@@ -183,5 +183,5 @@ def test_a_declared_type_that_is_not_the_computed_one_is_refused(declared: dict[
 
 @pytest.mark.parametrize("shape", [(1, 4, 4, 4), ("n", 4, 4, 4), ("n", 4, "h", "w")])
 def test_declared_types_that_leave_sizes_open_or_are_right_are_taken(shape: tuple[int | str, ...]) -> None:
-    for sizes in (None, shape, ["a", "b", "c", "d"]):
+    for sizes in (None, shape, ["a", "b", "c", "d"], []):
         from_model_proto(model_of(*RELU, shape=shape, y=(TensorProto.FLOAT, sizes), r=(0, sizes)))

@@ -287,10 +287,14 @@ def dims_of(value: onnx.ValueInfoProto) -> Dims | None:
 
 
 def stated_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
-    """The sizes that a graph states of its tensors, by name."""
+    """The sizes that a graph states of its tensors, by name.
+
+    Exporters write no axes where they do not know a result's shape: only an input without axes is a scalar for sure.
+    """
     stated = (*graph.value_info, *graph.input, *graph.output)
-    tensors = [value for value in stated if value.type.WhichOneof("value") == "tensor_type"]
-    return {value.name: dims for value in tensors if (dims := dims_of(value)) is not None}
+    inputs = {value.name for value in graph.input}
+    tensors = {value.name: dims_of(value) for value in stated if value.type.WhichOneof("value") == "tensor_type"}
+    return {name: dims for name, dims in tensors.items() if dims or (dims is not None and name in inputs)}
 
 
 def variants_of(graph: onnx.GraphProto) -> set[str]:
