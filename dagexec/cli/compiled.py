@@ -38,7 +38,7 @@ def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
                 "type": definition.type,
                 "engine": definition.engine,
                 "order": f"{order or 'NCHW'} to {target}" if target else order,
-                "threads": arguments.int("threads", 1),
+                "threads": max(arguments.int(name, 1) for name in ("threads", "max_threads")),
                 "post_ops": arguments.strings("post_ops"),
                 "waits_for": list(definition.control_input),
                 "outputs": list(definition.output),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import TensorType
 from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
@@ -39,6 +40,7 @@ from dagexec.ops.onednn.primitive import (
     describe,
 )
 from dagexec.ops.onednn.reproducing import gives_same_bytes
+from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
 from dagexec.platform.forking import ProcessLock
 
 if TYPE_CHECKING:
@@ -101,7 +103,8 @@ class OneDNNOperator(Operator):
 
     Attributes:
         onednn: the library.
-        threads: OpenMP threads of its primitives, argument `threads` of the definition (default 1).
+        threads: OpenMP threads of its primitives: argument `threads` of the definition (default 1), or, while it is
+            prepared, as many of `max_threads` as the work is worth at these shapes.
         orders: of image tensors; all.
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
     """
@@ -119,6 +122,7 @@ class OneDNNOperator(Operator):
         if self.threads < 1:
             raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
         self.threads = usable_threads(self.threads)
+        self._max_threads = self.arguments.int("max_threads", 1)
         self._asks = False  # during has_kernel
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
@@ -129,6 +133,8 @@ class OneDNNOperator(Operator):
             return nothing_to_do
         if self.prefers_default():
             return super().prepare()  # type: ignore[safe-super]
+        if self._max_threads > 1:
+            self.threads = self._worthwhile_threads()
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
@@ -144,6 +150,11 @@ class OneDNNOperator(Operator):
             return super().prepare()  # type: ignore[safe-super]
         finally:
             self._is_unseen = False
+
+    def _worthwhile_threads(self) -> int:
+        outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
+        seconds = work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes)
+        return worthwhile_threads(seconds, usable_threads(self._max_threads))
 
     def kept(self, prepared: Prepared) -> Prepared:
         """`prepared` with what keeps NaN."""

@@ -59,7 +59,7 @@ class BaseNet(ABC, Closing):
         graph: operators and their order.
         operators: the operator objects, in list order.
         workspace: where the blobs are.
-        has_teams: operators use several threads each.
+        has_teams: operators may use several threads each.
         has_bodies: some operator runs nets.
         streams: those it has leased, of the devices that its operators run on.
         keep: the blobs whose values survive a run; None for all.
@@ -112,7 +112,7 @@ class BaseNet(ABC, Closing):
         self._closed = False
         self._inherited = False
         self._runner: threading.Thread | None = None
-        self.has_teams = any(operator.arguments.int("threads", 1) > 1 for operator in self.operators)
+        self.has_teams = any(_most_threads(operator) > 1 for operator in self.operators)
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(
             definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
@@ -376,6 +376,10 @@ def _home(workspace: Workspace, name: str) -> Device | None:
     blob = workspace.get_blob_or_none(name)
     value = None if blob is None else blob.value
     return value.device if isinstance(value, Tensor) and not value.is_empty else None
+
+
+def _most_threads(operator: Operator) -> int:
+    return max(operator.arguments.int(name, 1) for name in ("threads", "max_threads"))
 
 
 def _names_checked(operator: Operator) -> list[str]:

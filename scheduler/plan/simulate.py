@@ -60,8 +60,13 @@ def predict(plan: Plan, machine: Machine, operator_seconds: Sequence[float] = ()
     return predict_device(plan, machine, operator_seconds) if machine.streams else predict_host(plan, machine)
 
 
-def predict_host(plan: Plan, machine: Machine) -> float:
-    """Seconds one run of `plan` (with its `seconds`) takes on the workers of `machine`, one of which is awake."""
+def predict_host(plan: Plan, machine: Machine, held: Sequence[float] = ()) -> float:
+    """Seconds one run of `plan` (with its `seconds`) takes on the workers of `machine`, one of which is awake.
+
+    With `held`, the seconds in which each operator holds the interpreter lock, chains wait for each other: those that
+    run side by side slow down to where no more than one of them holds it, as all scheduling does.
+    """
+    shares = _held_shares(plan, machine, held)
     counts = list(plan.parent_counts)
     ready = list(plan.frontier)
     heapify(ready)
@@ -73,8 +78,9 @@ def predict_host(plan: Plan, machine: Machine) -> float:
             left[chain] = plan.seconds[chain] + machine.chain_seconds + (0.0 if awake else machine.wake_seconds)
             awake = 0
         done = min(left, key=left.__getitem__)
+        slowdown = machine.slowdown[min(len(left), len(machine.slowdown)) - 1]
+        now += left[done] * max(slowdown, sum(shares[chain] for chain in left))
         passed = left.pop(done)
-        now += passed * machine.slowdown[min(len(left), len(machine.slowdown) - 1)]
         for chain in left:
             left[chain] -= passed
         awake = 1  # the worker that is done; others that found nothing to do sleep
@@ -83,6 +89,17 @@ def predict_host(plan: Plan, machine: Machine) -> float:
             if counts[child] == 0:
                 heappush(ready, child)
     return now
+
+
+def _held_shares(plan: Plan, machine: Machine, held: Sequence[float]) -> list[float]:
+    """The part of each chain's time in which it holds the interpreter lock; 0 where `held` says nothing."""
+    if not held:
+        return [0.0] * len(plan.chains)
+    shares = []
+    for chain, seconds in zip(plan.chains, plan.seconds, strict=True):
+        locked = machine.chain_seconds + sum(held[index] for index in chain)
+        shares.append(locked / (seconds + machine.chain_seconds) if locked else 0.0)
+    return shares
 
 
 def predict_device(

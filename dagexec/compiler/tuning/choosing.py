@@ -16,9 +16,12 @@ from typing import TypeVar
 from dagexec.compiler.tuning.bench import Array, Measures
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.compiler.tuning.schedule import (
+    ESTIMATED_PRICES,
+    MEASURED_PRICES,
     OperatorTimes,
     Schedule,
     ScheduleProblem,
+    by_work,
     candidates,
     for_throughput,
 )
@@ -29,7 +32,8 @@ from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError
-from dagexec.ops.onednn.binding import usable_threads
+from dagexec.ops.onednn.binding import library, usable_threads
+from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.plan.simulate import Machine
@@ -40,11 +44,15 @@ logger = logging.getLogger("dagexec")
 Options = TypeVar("Options", bound=RunOptions)
 
 _MEASURED_CANDIDATES = 3
-_WORTH_RUNNING, _WORTH_RUNNING_SECONDS = 1.35, 50e-6  # times the best prediction, and beyond it
+_WORTH_RUNNING, _WORTH_RUNNING_SECONDS = 1.35, 300e-6  # times the best prediction, and beyond it
 _TEAM_SECONDS = 3e-6  # what several threads cost a primitive, where nothing is measured
+_WAKE_TEAM_SECONDS = 50e-6  # what they cost the first of a run, as they sleep
 _PARALLEL_SHARE = 0.95  # of an operator's work, likewise
+_CALL_SECONDS = 2e-6  # of an operator, beside its work; of one whose shapes are not known, all
+_HELD_SECONDS = {"ONEDNN": 1e-6, "": 20e-6}  # how long an operator keeps the interpreter lock, by engine
 _NOMINAL = SchedulingCosts(wake_seconds=40e-6, chain_seconds=5e-6)
 _NOMINAL_SLOWDOWN = 1.15
+_NUMPY_LANES = 8  # of NumPy's loops and its BLAS, about
 
 
 @dataclass(frozen=True)
@@ -84,21 +92,42 @@ def choose_schedule(
     seconds: float,
     inputs: Mapping[str, Array] | None,
 ) -> Choice:
-    """The schedule for `model`; without `measures` from what inference says of the cost of operators on `inputs`."""
+    """The schedule for `model`; without `measures` from what inference says of the cost of operators on `inputs`.
+
+    Where that is not all that runs will be given, and one worker is chosen, each operator's threads are left to the
+    time when shapes are known.
+    """
     known = model.parameters.keys() | model.inputs.keys()
     graph = build_graph(model.net, known.__contains__)
     if constraints.options.replicas > 1:
         return Choice(_throughput(graph, constraints))
-    widths = _widths(constraints)
     if measures is None:
-        problem = _schedule_problem(graph, constraints, _estimated_times(graph, model, widths, inputs))
-        predicted = _candidate_times(problem)
-        return Choice(predicted[0].schedule, tuple(predicted))
+        return _by_estimates(model, graph, constraints, inputs)
     if measures.quiet():
         choice = _by_measurement(model, graph, constraints, measures, seconds)
         if measures.quiet():
             return choice
     return _by_prediction(model, graph, constraints, measures, seconds)
+
+
+def _by_estimates(
+    model: Model, graph: Graph, constraints: ScheduleConstraints, inputs: Mapping[str, Array] | None
+) -> Choice:
+    alone = _estimated_seconds(graph, model, inputs)
+    problem = _estimated_problem(graph, constraints, [_CALL_SECONDS if one is None else one for one in alone])
+    predicted = _candidate_times(problem)
+    first = predicted[0]
+    if first.schedule.workers == 1 and (None in alone or _has_open_shapes(model)):
+        shared = [_threads_of(graph, index, max(problem.times)) > 1 for index in range(len(graph))]
+        if any(shared):
+            predicted.insert(0, CandidateTimes(by_work(problem, shared), first.predicted))
+    return Choice(predicted[0].schedule, tuple(predicted))
+
+
+def _has_open_shapes(model: Model) -> bool:
+    """True where runs may differ in the shapes of inputs."""
+    shapes = (model.inputs[name].shape for name in model.needed_inputs())
+    return any(shape is None or None in shape for shape in shapes)
 
 
 def _by_prediction(
@@ -110,9 +139,7 @@ def _by_prediction(
     """
     logger.info("net %r: other processes use the machine: the schedule is chosen by prediction alone", model.name)
     (alone,) = measures.operator_seconds([with_threads(model, 1)], seconds * 0.3)
-    predicted = _candidate_times(
-        _schedule_problem(graph, constraints, _scaled_times(graph, alone, _widths(constraints)))
-    )
+    predicted = _candidate_times(_estimated_problem(graph, constraints, alone))
     narrow = min(predicted, key=lambda one: max(one.schedule.threads))
     tried = [narrow, predicted[0]] if narrow is not predicted[0] else [narrow]
     trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]
@@ -128,7 +155,7 @@ def _by_measurement(
     times = _measured_times(model, _widths(constraints), measures, seconds * 0.3)
     slowdown = measures.slowdown(model, constraints.cores, seconds * 0.1) if constraints.cores > 1 else 1.0
     costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
-    predicted = _candidate_times(_schedule_problem(graph, constraints, times, costs, slowdown))
+    predicted = _candidate_times(_schedule_problem(graph, constraints, times, costs, slowdown, MEASURED_PRICES))
     return _fastest(model, constraints, predicted, measures, seconds * 0.6)
 
 
@@ -139,9 +166,16 @@ def _fastest(
     measures: Measures,
     seconds: float,
 ) -> Choice:
-    """The fastest of the candidates that are predicted to be best, by measurement; there may be one only."""
+    """The fastest of the candidates that are predicted to be best, by measurement; there may be one only.
+
+    What one worker runs is among them wherever it may be fastest: how long others wait is hard to predict.
+    """
     limit = predicted[0].predicted * _WORTH_RUNNING + _WORTH_RUNNING_SECONDS
-    tried = [one for one in predicted[:_MEASURED_CANDIDATES] if one.predicted <= limit]
+    tried = [
+        one
+        for place, one in enumerate(predicted)
+        if one.predicted <= limit and (place < _MEASURED_CANDIDATES or one.schedule.workers == 1)
+    ]
     if len(tried) == 1:
         return Choice(predicted[0].schedule, tuple(predicted))
     trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]
@@ -152,8 +186,9 @@ def _fastest(
             "net %r: %s on %d worker(s): predicted %.3f ms, measured %.3f ms",
             model.name, row.schedule.kind, row.schedule.workers, row.predicted * 1e3, time * 1e3,
         )  # fmt: skip
-    best = found.index(min(found))
-    return Choice(rows[best].schedule, (*rows, *predicted[len(rows) :]))
+    priced = [time * MEASURED_PRICES.get(row.schedule.kind, 1.0) for row, time in zip(rows, found, strict=True)]
+    best = priced.index(min(priced))
+    return Choice(rows[best].schedule, (*rows, *(one for one in predicted if one not in tried)))
 
 
 def with_schedule(options: Options, schedule: Schedule) -> Options:
@@ -204,8 +239,9 @@ def _schedule_problem(
     graph: Graph,
     constraints: ScheduleConstraints,
     times: OperatorTimes,
-    costs: SchedulingCosts = _NOMINAL,
-    slowdown: float = _NOMINAL_SLOWDOWN,
+    costs: SchedulingCosts,
+    slowdown: float,
+    prices: Mapping[str, float],
 ) -> ScheduleProblem:
     machine = Machine(
         chain_seconds=costs.chain_seconds,
@@ -222,7 +258,22 @@ def _schedule_problem(
         1 if single or options.net_type == "simple" else options.num_workers,
         options.net_type or "simple",
         options.net_type or "dag",
+        _held_seconds(graph, times[min(times)]),
+        _WAKE_TEAM_SECONDS,
+        prices,
     )
+
+
+def _estimated_problem(graph: Graph, constraints: ScheduleConstraints, alone: Sequence[float]) -> ScheduleProblem:
+    """What schedules are made for where one thread takes the times `alone`, and nothing else is known."""
+    times = _scaled_times(graph, alone, _widths(constraints))
+    return _schedule_problem(graph, constraints, times, _NOMINAL, _NOMINAL_SLOWDOWN, ESTIMATED_PRICES)
+
+
+def _held_seconds(graph: Graph, alone: Sequence[float]) -> list[float]:
+    """How long each operator keeps the interpreter lock: NumPy's while it computes little, a library's for the call."""
+    most = [_HELD_SECONDS.get(one.engine, _HELD_SECONDS[""]) for one in graph.operators]
+    return [min(seconds, limit) for seconds, limit in zip(alone, most, strict=True)]
 
 
 def _candidate_times(problem: ScheduleProblem) -> list[CandidateTimes]:
@@ -240,25 +291,28 @@ def with_threads(model: Model, threads: int) -> Model:
     return schedule.applied(model)
 
 
-def _estimated_times(
-    graph: Graph, model: Model, widths: Sequence[int], inputs: Mapping[str, Array] | None
-) -> dict[int, list[float]]:
-    """Times from the cost of operators; all the same where shapes are not known."""
+def _estimated_seconds(graph: Graph, model: Model, inputs: Mapping[str, Array] | None) -> list[float | None]:
+    """What each operator takes on one thread by the cost of its work; None where shapes are not known."""
     types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in model.parameters.items()}
     types |= {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in (inputs or {}).items()}
     try:
         costs = infer_net(graph, types, model.parameters).costs
     except DagexecError:
         costs = (None,) * len(graph)
-    return _scaled_times(graph, [10e-6 if cost is None else cost.seconds for cost in costs], widths)
+    found = library()
+    lanes = _NUMPY_LANES if found is None else found.isa.lanes
+    seconds = [None if cost is None else work_seconds(cost, lanes) + _CALL_SECONDS for cost in costs]
+    return [0.0 if index in graph.views else one for index, one in enumerate(seconds)]
 
 
 def _scaled_times(graph: Graph, alone: Sequence[float], widths: Sequence[int]) -> dict[int, list[float]]:
-    """Times on several threads, from those on one."""
+    """Times on several threads, from those on one; no gain where threads would not find work enough."""
 
     def wide(index: int, width: int) -> float:
         if _threads_of(graph, index, width) == 1:
             return alone[index]
-        return alone[index] * (1 - _PARALLEL_SHARE + _PARALLEL_SHARE / width) + _TEAM_SECONDS
+        gaining = worthwhile_threads(alone[index], width) == width
+        share = 1 - _PARALLEL_SHARE + _PARALLEL_SHARE / width if gaining else 1.0
+        return alone[index] * share + _TEAM_SECONDS
 
     return {width: [wide(index, width) for index in range(len(graph))] for width in widths}

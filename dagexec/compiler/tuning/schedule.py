@@ -1,6 +1,6 @@
-"""Threads inside operators or operators side by side: schedules of a net, predicted from measured operator times.
+"""Threads inside operators or operators side by side: schedules of a net, predicted from the times of operators.
 
-A schedule gives every operator its threads, and the net its workers. Five kinds are known:
+A schedule gives every operator its threads, and the net its workers. Six kinds are known:
 
     one after another   one worker, an operator has as many threads as make it fastest
     on one thread       one worker, and one thread for every operator
@@ -9,6 +9,8 @@ A schedule gives every operator its threads, and the net its workers. Five kinds
                         runs one way or the other, whichever is predicted to be faster
     for throughput      one thread an operator, a core for each run in flight
 
+    by work             one worker; how many threads an operator has is decided when a run's shapes are known
+
 An operator on more cores than its worker's share must not run beside others. In a mixed schedule control inputs put it
 in order with those it could run beside, so everything that follows from the graph (hazards, chains, memory) is right.
 """
@@ -16,7 +18,7 @@ in order with those it could run beside, so everything that follows from the gra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dagexec.core.arguments import make_argument
 from dagexec.core.graph import Graph, build_graph
@@ -25,8 +27,11 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.plan.simulate import Machine, predict_host
 
-_ALIKE = 1.02
-_WAITING = ("on one thread", "side by side", "one after another", "mixed")  # the least first
+MEASURED_PRICES: Mapping[str, float] = {"one after another": 1.02, "side by side": 1.04, "mixed": 1.05}
+"""By what a schedule must be faster than one without threads that wait for each other: by more than times vary."""
+
+ESTIMATED_PRICES: Mapping[str, float] = {"one after another": 1.15, "side by side": 1.3, "mixed": 1.35}
+"""The same where times of operators are estimates; threads wait longest where other processes use the cores."""
 
 OperatorTimes = Mapping[int, Sequence[float]]
 """By number of threads, the seconds that each operator takes, in list order."""
@@ -43,6 +48,7 @@ class Schedule:
         net_type, workers: of the net.
         threads: of each operator, in list order.
         order: pairs of operators; a control input makes the second wait for the first.
+        by_work: an operator takes as many of its threads as its work is worth at the shapes of a run.
     """
 
     kind: str
@@ -50,25 +56,26 @@ class Schedule:
     workers: int
     threads: tuple[int, ...]
     order: tuple[tuple[int, int], ...] = ()
+    by_work: bool = False
 
     def applied(self, model: Model) -> Model:
         """`model` with these threads and control inputs."""
         net = NetDef()
         net.CopyFrom(model.net)
         for definition, threads in zip(net.op, self.threads, strict=True):
-            set_threads(definition, threads)
+            set_threads(definition, threads, "max_threads" if self.by_work else "threads")
         for first, second in self.order:
             net.op[second].control_input.append(net.op[first].output[0])
         return replace(model, net=net)
 
 
-def set_threads(definition: OperatorDef, threads: int) -> None:
-    """Let the operator's primitive use `threads` threads; 1 is what is meant without the argument."""
-    kept = [argument for argument in definition.arg if argument.name != "threads"]
+def set_threads(definition: OperatorDef, threads: int, name: str = "threads") -> None:
+    """Let the operator's primitive use `threads` threads; 1 is what is meant without the argument `name`."""
+    kept = [argument for argument in definition.arg if argument.name not in ("threads", "max_threads")]
     del definition.arg[:]
     definition.arg.extend(kept)
     if threads > 1:
-        definition.arg.append(make_argument("threads", threads))
+        definition.arg.append(make_argument(name, threads))
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,9 @@ class ScheduleProblem:
         workers: of the net, where that is not to be chosen.
         alone: the net type when one worker runs everything.
         together: the net type for several workers.
+        held: of each operator, the seconds in which it holds the interpreter lock; empty for none.
+        team_seconds: what it takes to wake the team of a worker that has computed on one thread, or nothing, before.
+        prices: by kind, what predicted times are multiplied with before they are compared.
     """
 
     graph: Graph
@@ -125,16 +135,18 @@ class ScheduleProblem:
     workers: int | None = None
     alone: str = "simple"
     together: str = "dag"
+    held: Sequence[float] = ()
+    team_seconds: float = 0.0
+    prices: Mapping[str, float] = field(default_factory=lambda: MEASURED_PRICES)
 
 
 def candidates(problem: ScheduleProblem) -> dict[Schedule, float]:
-    """The schedules worth a look with their predicted seconds, each different from the others, the fastest first.
+    """The schedules worth a look with their predicted seconds, each different from the others.
 
-    Among those that are predicted to be as fast within 2%, the one whose threads wait for each other least.
+    By these seconds and `prices` the best comes first.
     """
-    found = [sequential(problem)]
-    if problem.workers in (None, 1):
-        found.append(single_threaded(problem))
+    found = [single_threaded(problem)] if problem.workers in (None, 1) else []
+    found.append(sequential(problem))
     if problem.workers != 1 and problem.graph.operators:
         for width in sorted(width for width in problem.times if width < problem.cores):
             found += [parallel(problem, width), mixed(problem, width)]
@@ -142,13 +154,8 @@ def candidates(problem: ScheduleProblem) -> dict[Schedule, float]:
     for schedule in found:
         distinct.setdefault((schedule.workers, schedule.threads, schedule.order), schedule)
     seconds = {schedule: predicted_seconds(problem, schedule) for schedule in distinct.values()}
-    limit = min(seconds.values()) * _ALIKE
-
-    def rank(schedule: Schedule) -> tuple[float, float]:
-        alike = seconds[schedule] <= limit
-        return (0.0, _WAITING.index(schedule.kind)) if alike else (1.0, seconds[schedule])
-
-    return {schedule: seconds[schedule] for schedule in sorted(seconds, key=rank)}
+    priced = sorted(seconds, key=lambda schedule: seconds[schedule] * problem.prices.get(schedule.kind, 1.0))
+    return {schedule: seconds[schedule] for schedule in priced}
 
 
 def sequential(problem: ScheduleProblem) -> Schedule:
@@ -159,6 +166,12 @@ def sequential(problem: ScheduleProblem) -> Schedule:
         return Schedule("one after another", problem.alone, workers, threads)
     order = [pair for part in parts(problem.graph) for pair in _in_list_order(problem.graph, part)]
     return Schedule("one after another", problem.together, workers, threads, tuple(order))
+
+
+def by_work(problem: ScheduleProblem, shared: Sequence[bool]) -> Schedule:
+    """One worker; operators that may be `shared` have all cores, as far as their work is worth it in a run."""
+    threads = tuple(max(problem.times) if one else 1 for one in shared)
+    return Schedule("by work", problem.alone, 1, threads, by_work=True)
 
 
 def single_threaded(problem: ScheduleProblem) -> Schedule:
@@ -176,7 +189,7 @@ def parallel(problem: ScheduleProblem, width: int) -> Schedule:
 def mixed(problem: ScheduleProblem, width: int) -> Schedule:
     """Each part of the net as `parallel` or in list order with all cores, whichever is predicted to be faster.
 
-    That is `sequential` where no part gains from branches.
+    That is `sequential` where no part gains from branches, after each of which the team of a worker is woken.
     """
     narrow, wide = parallel(problem, width), sequential(problem)
     threads = list(wide.threads)
@@ -186,7 +199,9 @@ def mixed(problem: ScheduleProblem, width: int) -> Schedule:
         if not part.branches:
             continue
         seconds = sum(problem.times[wide.threads[index]][index] for index in part.operators)
-        if _part_seconds(problem, part, narrow) < seconds or not _may_be_ordered(problem.graph, part):
+        if _part_seconds(problem, part, narrow) + problem.team_seconds < seconds or not _may_be_ordered(
+            problem.graph, part
+        ):
             gained = True
             for index in part.operators:
                 threads[index] = narrow.threads[index]
@@ -207,17 +222,20 @@ def for_throughput(graph: Graph, cores: int, replicas: int, net_type: str | None
 def predicted_seconds(problem: ScheduleProblem, schedule: Schedule) -> float:
     """Seconds that a run takes by list scheduling; no cost of scheduling for a net that one worker runs in a loop."""
     seconds = [problem.times[threads][index] for index, threads in enumerate(schedule.threads)]
+    waking = problem.team_seconds if max(schedule.threads, default=1) > 1 else 0.0
     if schedule.net_type == "simple":
-        return sum(seconds)
+        return sum(seconds) + waking
     graph = _with_order(problem.graph, schedule.order)
-    return predict_host(build_plan(graph, seconds), replace(problem.machine, workers=schedule.workers))
+    machine = replace(problem.machine, workers=schedule.workers)
+    return predict_host(build_plan(graph, seconds), machine, problem.held) + waking
 
 
 def _part_seconds(problem: ScheduleProblem, part: Part, schedule: Schedule) -> float:
     """Seconds of one part of the net under `schedule`."""
     graph = _subgraph(problem.graph, part.operators[0], part.operators[-1] + 1)
     seconds = [problem.times[schedule.threads[index]][index] for index in part.operators]
-    return predict_host(build_plan(graph, seconds), replace(problem.machine, workers=schedule.workers))
+    held = [problem.held[index] for index in part.operators] if problem.held else ()
+    return predict_host(build_plan(graph, seconds), replace(problem.machine, workers=schedule.workers), held)
 
 
 def _subgraph(graph: Graph, first: int, stop: int) -> Graph:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from dagexec.compiler.tuning.choosing import ScheduleConstraints, choose_schedul
 from dagexec.compiler.tuning.layouts import fastest_layout
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.compiler.tuning.schedule import Schedule
-from dagexec.core.model import Model
+from dagexec.core.model import InputInfo, Model
 from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.plan import Plan
@@ -56,7 +57,20 @@ def test_what_is_measured_goes_before_what_is_predicted() -> None:
     assert [row.schedule.kind for row in choice.considered[:3]] == ["mixed", "one after another", "side by side"]
     assert choice.schedule.kind == "one after another"
     measures.runs["dag", 2] = 2.2 * MS
-    assert choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None).schedule.kind == "mixed"
+    assert choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None).schedule.kind == "side by side"
+
+
+def test_several_workers_are_kept_only_where_they_gain_more_than_times_vary() -> None:
+    measures = Invented({1: [1 * MS] * 4, 2: [1 * MS] * 4}, {("simple", 1): 2.0 * MS, ("dag", 2): 1.95 * MS})
+    choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None)
+    assert (choice.considered[0].schedule.kind, choice.schedule.kind) == ("side by side", "on one thread")
+
+
+def test_a_net_of_small_operators_is_run_on_one_thread_whatever_is_predicted() -> None:
+    us = 1e-6
+    measures = Invented({1: [60 * us] * 4, 2: [9 * us] * 4}, {("simple", 1): 90 * us, ("dag", 2): 80 * us})
+    choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None)
+    assert [1] * 4 in [_threads(trial.model) for trial in measures.asked if trial.options.net_type == "simple"]
 
 
 def test_on_a_busy_machine_prediction_decides_alone() -> None:
@@ -96,8 +110,8 @@ def test_a_small_net_may_be_fastest_on_one_thread() -> None:
     us = 1e-6
     measures = Invented({1: [20 * us] * 4, 2: [13 * us] * 4}, {("simple", 1): 0.0})
     choice = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2, RunOptions(num_workers=1)), measures, 1.0, None)
-    assert [row.schedule.kind for row in choice.considered] == ["one after another", "on one thread"]
-    assert [_threads(trial.model) for trial in measures.asked] == [[2] * 4, [1] * 4]
+    assert [row.schedule.kind for row in choice.considered] == ["on one thread", "one after another"]
+    assert [_threads(trial.model) for trial in measures.asked] == [[1] * 4, [2] * 4]
 
 
 def test_several_runs_in_flight_are_not_measured() -> None:
@@ -121,10 +135,33 @@ def test_threads_that_the_caller_gave_are_the_most_an_operator_gets() -> None:
 def test_without_measuring_the_cost_of_operators_decides_and_always_in_the_same_way() -> None:
     inputs = {"x": np.zeros((4,), np.float32)}
     choices = {choose_schedule(model_of(*FORK), ScheduleConstraints(2), None, 0.0, inputs).schedule for _ in range(3)}
-    assert choices == {Schedule("one after another", "simple", 1, (1, 1, 1, 1))}
+    assert choices == {Schedule("on one thread", "simple", 1, (1, 1, 1, 1))}
     large = {"x": np.broadcast_to(np.float32(1), (1 << 28,))}
     wide = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2), None, 0.0, large).schedule
     assert (wide.kind, wide.threads) == ("one after another", (2, 2, 2, 2))
+
+
+def test_operators_of_unknown_shapes_are_predicted_as_small_and_get_threads_by_their_work() -> None:
+    choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2), None, 0.0, None)
+    assert choice.schedule == Schedule("by work", "simple", 1, (2, 2, 2, 2), by_work=True)
+    assert choice.considered[0].predicted == pytest.approx(4 * 2e-6)
+    one = choose_schedule(model_of(*FORK), ScheduleConstraints(2, RunOptions(intra_op_threads=1)), None, 0.0, None)
+    assert set(one.schedule.threads) == {1}
+
+
+def test_a_model_whose_shapes_are_open_gets_threads_by_the_work_of_each_run() -> None:
+    model = replace(model_of(*CHAIN), inputs={"x": InputInfo(shape=(None,))})
+    chosen = choose_schedule(model, ScheduleConstraints(2), None, 0.0, {"x": np.zeros((1,), np.float32)}).schedule
+    assert chosen.by_work
+    arguments = [(arg.name, arg.i) for one in chosen.applied(model).net.op for arg in one.arg]
+    assert arguments == [("max_threads", 2)] * 4
+
+
+@pytest.mark.parametrize(("elements", "threads"), [(1 << 10, 1), (1 << 14, 1), (1 << 18, 2)])
+def test_only_operators_with_work_for_two_get_two_threads_by_rule(elements: int, threads: int) -> None:
+    inputs = {"x": np.zeros((elements,), np.float32)}
+    chosen = choose_schedule(model_of(*CHAIN), ScheduleConstraints(2), None, 0.0, inputs).schedule
+    assert chosen.threads == (threads,) * 4
 
 
 def test_a_schedule_comes_back_from_the_text_that_is_kept_of_it() -> None:

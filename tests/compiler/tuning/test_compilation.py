@@ -305,7 +305,7 @@ def test_the_report_says_what_was_done(invented: type[Invented], monkeypatch: py
     lines = report.lines()
     assert any(line.startswith("activation-fusion: ") for line in lines)
     assert any(line.startswith("layout: ") for line in lines)
-    chosen = "schedule: one after another (measured), net type simple, 1 worker(s)"
+    chosen = "schedule: on one thread (measured), net type simple, 1 worker(s)"
     assert any(line.startswith(chosen) for line in lines)
     assert lines[-1].startswith("seconds: init net ")
 

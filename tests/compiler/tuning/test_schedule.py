@@ -67,7 +67,7 @@ def test_small_operators_of_a_chain_stay_on_one_thread() -> None:
 def test_waking_a_worker_and_settling_chains_can_cost_more_than_branches_gain() -> None:
     graph, times = graph_of(*FORK), [20e-6] * 4
     assert best(problem(graph, times, times)) == "side by side"
-    assert best(problem(graph, times, times, Machine(chain_seconds=5e-6, wake_seconds=40e-6))) == "one after another"
+    assert best(problem(graph, times, times, Machine(chain_seconds=5e-6, wake_seconds=40e-6))) == "on one thread"
 
 
 def test_cores_that_slow_each_other_down_make_branches_less_attractive() -> None:
@@ -120,6 +120,25 @@ def test_parts_are_cut_at_exactly_the_operators_that_are_ordered_with_all_others
     assert [index for part in found for index in part.operators] == list(range(len(graph)))
     for part in found:
         assert {_comparable(graph, index) for index in part.operators} == {not part.branches}
+
+
+def test_branches_that_hold_the_interpreter_lock_do_not_run_side_by_side() -> None:
+    graph, times = graph_of(*FORK), [1 * MS] * 4
+    assert best(problem(graph, times, times)) == "side by side"
+    assert best(problem(graph, times, times, held=times)) == "on one thread"
+    assert best(problem(graph, times, times, held=[0.01 * MS] * 4)) == "side by side"
+
+
+def test_the_price_of_a_schedule_is_what_it_must_gain() -> None:
+    graph, times = graph_of(*FORK), [1 * MS] * 4  # 3 ms with branches side by side
+    assert best(problem(graph, times, times, prices={"side by side": 1.3, "mixed": 1.3})) == "side by side"
+    assert best(problem(graph, times, times, prices={"side by side": 1.4, "mixed": 1.4})) == "on one thread"
+
+
+def test_a_team_that_has_to_be_woken_must_gain_more() -> None:
+    graph, one, two = graph_of(*CHAIN), [1 * MS] * 4, [0.6 * MS] * 4
+    assert best(problem(graph, one, two, team_seconds=1.5 * MS)) == "one after another"
+    assert best(problem(graph, one, two, team_seconds=1.6 * MS)) == "on one thread"
 
 
 def test_what_the_caller_fixed_is_kept() -> None:
