@@ -109,14 +109,24 @@ def test_an_operator_that_fails_after_the_await_was_cancelled_is_attached_to_the
     assert "told to fail at 1" in note
 
 
-def test_a_timeout_comes_first_and_what_fails_afterwards_is_attached(held: Held) -> None:
+def test_a_timeout_comes_first_and_what_fails_afterwards_is_attached(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held.failing = {1}
+    wait = ThreadWait.wait
+
+    def over_once_inside(self: ThreadWait, seconds: float = -1) -> bool:
+        if seconds < 0 or threading.current_thread() is not threading.main_thread():
+            return wait(self, seconds)
+        held.wait_inside()
+        return False
+
     with held_executor(held) as executor:
-        held.go_on.release()
-        executor.run({"x": rows(0)})  # preparing takes longer than the timeout where others compute, too
         after_cancel(executor, held.go_on.release)
-        with pytest.raises(RunTimeoutError, match="not done within") as caught:
-            executor.run({"x": rows(1)}, timeout=0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadWait, "wait", over_once_inside)
+            with pytest.raises(RunTimeoutError, match="not done within") as caught:
+                executor.run({"x": rows(1)}, timeout=1000)
         [note] = caught.value.__notes__
         assert "secondary error" in note
         assert "told to fail at 1" in note
