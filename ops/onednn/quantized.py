@@ -8,7 +8,7 @@ other one: outputs of integers are at most one step from the default engine's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -83,17 +83,17 @@ class Scaling:
 class QuantizedProduct(OneDNNOperator):
     """What QuantConv and QuantFC share: scales, zero points, and the bias in float32."""
 
-    metas: ClassVar = BYTES
+    metas: ClassVar[Collection[TypeMeta]] = BYTES
 
     def drops_nan(self) -> bool:
         """Where a Y of float32 is the sum with an operand of float32, and bounded."""
         return _drops_nan(self)
 
-    def require_exact(self, terms: int) -> None:
-        """Raise UnsupportedFeatureError where sums of so many terms might not be exact."""
+    def require_exact(self, terms: int, meta: TypeMeta) -> None:
+        """Raise UnsupportedFeatureError where sums of so many products of a `meta` and int8 might not be exact."""
         if not self.onednn.isa.int8:
             raise UnsupportedFeatureError(f"{self.label}: the processor has no exact 8-bit products (VNNI)")
-        if not fits_int32(terms, self.input(0).meta, INT8):
+        if not fits_int32(terms, meta, INT8):
             raise UnsupportedFeatureError(f"{self.label}: a sum of {terms} products may not fit 32 bits")
 
     def vector(self, values: Array) -> tuple[Descriptor, Array]:
@@ -169,7 +169,7 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
         window, axes = convolution.quant_window(call)
         require_window(axes, self.label)
         weights, group = self.x(1), self.arguments.int("group", 1)
-        self.require_exact(weights[0].size)
+        self.require_exact(weights[0].size, self.input(0).meta)
         if not weights.size or not self.x(0).size:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
         scaling = Scaling.of(what, scale_argument(call, "x_scale"), self.addend_meta(what))
@@ -213,7 +213,7 @@ class QuantFC(QuantizedProduct, product.QuantFC):
         call = self.call()
         _, what = product.read_fc(call)
         units, inner = self.x(1).shape
-        self.require_exact(inner)
+        self.require_exact(inner, self.input(0).meta)
         if not inner:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
         scaling = Scaling.of(what, scale_argument(call, "x_scale"), self.addend_meta(what))

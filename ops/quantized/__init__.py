@@ -4,6 +4,7 @@
 - `linear`: QuantizeLinear and DequantizeLinear, between floats and integers.
 - `accumulation`: exact integer sums on the floating-point unit; `requantization`: from a sum to the output's integers.
 - `convolution`, `product`, `addition`: QuantConv, QuantFC and QuantAdd, from integers to integers.
+- `by_range`: quantization by the range that values have in a run.
 - `integer`: ConvInteger, MatMulInteger and DynamicQuantizeLinear of ONNX.
 
 Jacob et al. 2018, "Quantization and training of neural networks for efficient integer-arithmetic-only inference".

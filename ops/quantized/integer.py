@@ -19,8 +19,8 @@ from dagexec.ops.base.layout import NHWC, ImageOperator
 from dagexec.ops.conv.choice import default_algorithm
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, ConvProblem
 from dagexec.ops.quantized.accumulation import Operand, exact_for
+from dagexec.ops.quantized.by_range import ByRange
 from dagexec.ops.quantized.convolution import FILTER, integer_conv_shape, quant_window
-from dagexec.ops.quantized.linear import saturate_passes
 from dagexec.ops.quantized.scales import BYTES, Array, along
 
 X_ZERO_POINT, FILTER_ZERO_POINT = 2, 3
@@ -185,17 +185,14 @@ class DynamicQuantizeLinear(Operator):
 
     def prepare(self) -> Step:
         """The range, the parameters it gives, and the integers."""
-        x, y, scale, zero_point = self.x(0), self.y(0), self.y(1), self.y(2)
-        values = self.scratch(x.shape, np.float32)
-        zero = self.scratch((), np.float32)
-
-        def measure() -> None:
-            low, high = min(np.float32(0), x.min()), max(np.float32(0), x.max())
-            step = np.float32((high - low) / np.float32(255))
-            scale[...] = step if step > 0 else np.float32(1)
-            zero[...] = np.rint(np.clip(-low / scale[()], 0, 255))
-            zero_point[...] = zero
-
+        found = ByRange.of(self, self.x(0))
+        values = self.scratch(self.x(0).shape, np.float32)
         return in_sequence(
-            [measure, partial(np.divide, x, scale, out=values), *saturate_passes(values, zero, UINT8, y)]
+            [
+                found.measure,
+                partial(np.copyto, self.y(1), found.scale),
+                partial(np.copyto, self.y(2), found.zero, casting="unsafe"),
+                *found.passes(values),
+                partial(np.copyto, self.y(0), values, casting="unsafe"),
+            ]
         )

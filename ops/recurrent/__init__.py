@@ -3,5 +3,6 @@
 - `layer`, `layer_gradient`: what LSTM and GRU share: sizes, optional inputs, padding, products over all steps; the
   maker of their gradients.
 - `lstm`, `gru`, `lstm_gradient`, `gru_gradient`: the operators.
+- `dynamic_lstm`: LSTM on 8-bit integers; `variants`: other functions, peepholes and coupled gates.
 - `units`: one step on sums that other operators computed, as in Caffe2.
 """

@@ -191,9 +191,9 @@ def saved_types(sizes: Recurrence, meta: TypeMeta) -> list[TensorType]:
     ]
 
 
-def layer_cost(call: OperatorCall, outputs: Sequence[TensorType], kind: RecurrentKind) -> Cost:
+def layer_cost(call: OperatorCall, outputs: Sequence[TensorType], kind: RecurrentKind, behind: int = 0) -> Cost:
     """Cost of the products for X and the state, and of the gates."""
-    sizes = read_recurrence(call, kind)
+    sizes = read_recurrence(call, kind, behind)
     flops = 2 * outputs[0].elements * kind.gates * (sizes.features + sizes.hidden) + 30 * outputs[0].elements
     return Cost(flops, sum(one.nbytes for one in call.inputs), sum(one.nbytes for one in outputs))
 

@@ -7,7 +7,7 @@ that saves their memory, five times that of Y, between the two passes, and costs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -77,67 +77,78 @@ class LSTM(Operator):
             else:
                 two = arrays.scratch((2, sizes.batch, sizes.hidden))
                 cells = [two[step % 2] for step in range(sizes.steps)]
-            steps.append(self._direction(arrays, sizes, number, padding, gates[:, :, number], cells, recurrent[number]))
+            multiply = partial(_multiply, recurrent[number])
+            steps.append(one_direction(arrays, sizes, number, padding, gates[:, :, number], cells, multiply))
         return in_sequence([padding.read, *arrays.before, *steps])
 
-    def _direction(
-        self,
-        arrays: WorkArrays,
-        sizes: Recurrence,
-        number: int,
-        padding: Padding,
-        gates: Array,
-        cells: Sequence[Array],
-        recurrent: Array,
-    ) -> Step:
-        """The steps of one direction, on `gates` that hold the sums of X, with the cells of every step."""
-        hidden, sequence = sizes.hidden, self.y(0)[:, number]
-        h, stage, product = (arrays.scratch((sizes.batch, size)) for size in (hidden, sizes.width, hidden))
-        first_h, first_c = arrays.first_states(sizes, number)
-        half = np.asarray(0.5, arrays.dtype)
-        parts = [
-            (
-                step,
-                gates[step],
-                gates[step, :, : 3 * hidden],
-                *(gates[step, :, gate * hidden : (gate + 1) * hidden] for gate in range(4)),
-                cells[step],
-                sequence[step],
-            )
-            for step in sizes.order(number)
-        ]
-        last_c = parts[-1][-2] if parts else first_c
-        last = [
-            convert(state, self.y(index)[number])
-            for index, state in ((1, h), (2, last_c))
-            if index < len(self.output_blobs)
-        ]
 
-        def run() -> None:
-            np.copyto(h, first_h)
-            previous = first_c
-            for step, gate, opened, i, o, f, g, cell, y in parts:
-                np.matmul(h, recurrent, stage)
-                np.add(gate, stage, gate)
-                np.tanh(gate, gate)
-                np.multiply(opened, half, opened)
-                np.add(opened, half, opened)
-                np.multiply(f, previous, cell)
-                np.multiply(i, g, product)
-                np.add(cell, product, cell)
-                np.tanh(cell, product)
-                if step < padding.full:
-                    np.multiply(o, product, h)
-                    np.copyto(y, h, casting="unsafe")
-                else:
-                    np.multiply(o, product, product)
-                    ended = padding.ended[step]
-                    np.copyto(h, product, where=padding.running[step])
-                    np.copyto(cell, previous, where=ended)
-                    np.copyto(y, product, casting="unsafe")
-                    np.copyto(y, 0, casting="unsafe", where=ended)
-                previous = cell
-            for copy in last:
-                copy()
+def _multiply(recurrent: Array, h: Array, sums: Array) -> Step:
+    return partial(np.matmul, h, recurrent, sums)
 
-        return run
+
+def one_direction(
+    arrays: WorkArrays,
+    sizes: Recurrence,
+    number: int,
+    padding: Padding,
+    gates: Array,
+    cells: Sequence[Array],
+    multiply: Callable[[Array, Array], Step],
+) -> Step:
+    """The steps of direction `number`, on `gates` that hold the sums of X, with memory for the cell of every step.
+
+    `multiply` gives the step that sets its second array, batch x gates, to the products of R and the state in its
+    first. Sums of sigmoid gates are halved.
+    """
+    owner = arrays.owner
+    hidden, sequence = sizes.hidden, owner.y(0)[:, number]
+    h, stage, product = (arrays.scratch((sizes.batch, size)) for size in (hidden, sizes.width, hidden))
+    recurrent = multiply(h, stage)
+    first_h, first_c = arrays.first_states(sizes, number)
+    half = np.asarray(0.5, arrays.dtype)
+    parts = [
+        (
+            step,
+            gates[step],
+            gates[step, :, : 3 * hidden],
+            *(gates[step, :, gate * hidden : (gate + 1) * hidden] for gate in range(4)),
+            cells[step],
+            sequence[step],
+        )
+        for step in sizes.order(number)
+    ]
+    last_c = parts[-1][-2] if parts else first_c
+    last = [
+        convert(state, owner.y(index)[number])
+        for index, state in ((1, h), (2, last_c))
+        if index < len(owner.output_blobs)
+    ]
+
+    def run() -> None:
+        np.copyto(h, first_h)
+        previous = first_c
+        for step, gate, opened, i, o, f, g, cell, y in parts:
+            recurrent()
+            np.add(gate, stage, gate)
+            np.tanh(gate, gate)
+            np.multiply(opened, half, opened)
+            np.add(opened, half, opened)
+            np.multiply(f, previous, cell)
+            np.multiply(i, g, product)
+            np.add(cell, product, cell)
+            np.tanh(cell, product)
+            if step < padding.full:
+                np.multiply(o, product, h)
+                np.copyto(y, h, casting="unsafe")
+            else:
+                np.multiply(o, product, product)
+                ended = padding.ended[step]
+                np.copyto(h, product, where=padding.running[step])
+                np.copyto(cell, previous, where=ended)
+                np.copyto(y, product, casting="unsafe")
+                np.copyto(y, 0, casting="unsafe", where=ended)
+            previous = cell
+        for copy in last:
+            copy()
+
+    return run

@@ -55,6 +55,7 @@ HOST = {
     "SequenceLength": CONTROL,
     "SplitToSequence": CONTROL,
     "OnnxSession": "sessions of other runtimes are opened on the processor",
+    "DynamicQuantLSTM": "of dynamically quantized ONNX files, which are for processors",
     "GivenTensorStringFill": "strings are not tensors of a device",
     "BitCast": ONNX,
     "CenterCropPad": ONNX,

@@ -87,33 +87,41 @@ def test_integers_are_concatenated_in_parts_of_three() -> None:
         from_model_proto(proto)
 
 
-@pytest.mark.parametrize("each", [False, True])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_dynamically_quantized_lstm_computes_with_the_weights_that_its_integers_stand_for(
-    dtype: Any, each: bool
-) -> None:
+def quantized_lstm(dtype: Any, each: bool, largest: int) -> tuple[Case, list[Array], list[Array]]:
+    """A node of two directions and one sequence, its inputs without those that make its weights, and real weights."""
     random = np.random.default_rng(41)
-    steps, batch, inputs, hidden = 6, 3, 5, 4
-    x = random.standard_normal((steps, batch, inputs)).astype(np.float32)
+    steps, inputs, hidden = 6, 5, 4
+    x = random.standard_normal((steps, 1, inputs)).astype(np.float32)
     bias = Const(random.standard_normal((2, 8 * hidden)).astype(np.float32))
-    state = [random.standard_normal((2, batch, hidden)).astype(np.float32) for _ in range(2)]
+    state = [random.standard_normal((2, 1, hidden)).astype(np.float32) for _ in range(2)]
     shape = (2, 4 * hidden) if each else (2,)
     zero = np.full(shape, 0 if each else 11, dtype)
-    weights = [random.integers(0, 128, (2, size, 4 * hidden)).astype(dtype) for size in (inputs, hidden)]
-    scales = [random.uniform(0.001, 0.002, shape).astype(np.float32) for _ in range(2)]
+    weights = [random.integers(0, largest, (2, size, 4 * hidden)).astype(dtype) for size in (inputs, hidden)]
+    scales = [random.uniform(0.001, 0.004, shape).astype(np.float32) for _ in range(2)]
     quantized = [Const(array) for pair in zip(scales, (zero, zero), strict=True) for array in pair]
     attributes = {"hidden_size": hidden, "direction": "bidirectional"}
     middle = (bias, None, *state)
     case = Case("DynamicQuantizeLSTM", 17, (x, *map(Const, weights), *middle, None, *quantized), attributes, outputs=3)
-    found = computed(*of_microsoft(case))
-    stands_for = [
-        (array.astype(np.float32) - zero.reshape(2, 1, -1)) * one.reshape(2, 1, -1)
+    real = [
+        ((array.astype(np.float32) - zero.reshape(2, 1, -1)) * one.reshape(2, 1, -1)).transpose(0, 2, 1)
         for array, one in zip(weights, scales, strict=True)
     ]
-    floats_of = [Const(array.transpose(0, 2, 1).copy()) for array in stands_for]
-    exact = by_onnxruntime(*build(Case("LSTM", 14, (x, *floats_of, *middle), attributes, outputs=3)))
-    # onnxruntime quantizes X and the state with 8 bits, each step by its own range, and adds these errors up
-    near = by_onnxruntime(*of_microsoft(case))
-    for array, one, other in zip(found, exact, near, strict=True):
-        np.testing.assert_allclose(array, one, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(array, other, atol=0.03)
+    return case, [x, *middle], real
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_dynamically_quantized_lstm_quantizes_x_and_the_state_of_each_step(dtype: Any, each: bool) -> None:
+    case, _, _ = quantized_lstm(dtype, each, 128)
+    proto, feeds = of_microsoft(case)
+    assert any(definition.type == "DynamicQuantLSTM" for definition in from_model_proto(proto).net.op)
+    for found, expected in zip(computed(proto, feeds), by_onnxruntime(proto, feeds), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_where_int8_does_not_hold_the_weights_an_lstm_computes_with_what_they_stand_for() -> None:
+    case, (x, *middle), real = quantized_lstm(np.uint8, each=True, largest=256)
+    floats_of = [Const(np.ascontiguousarray(array)) for array in real]
+    exact = by_onnxruntime(*build(Case("LSTM", 14, (x, *floats_of, *middle), case.attributes, outputs=3)))
+    for found, expected in zip(computed(*of_microsoft(case)), exact, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -17,12 +17,15 @@ from dagexec.frontend.onnx.composition import Composition
 from dagexec.frontend.onnx.convolution import window_arguments
 from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
 from dagexec.frontend.onnx.quantized import (
+    Array,
     given_zero_points,
+    is_bytes,
     requantization,
     requantized,
     scaled_product,
     symmetric_weights,
 )
+from dagexec.frontend.onnx.recurrent import is_plain_lstm, quantized_lstm
 
 
 @converts_microsoft("QuantizeLinear", "DequantizeLinear", inputs="x scale zero_point?")
@@ -230,27 +233,45 @@ def qlinear_conv(node: Node) -> list[OperatorDef]:
     outputs=3,
 )
 def dynamic_quantize_lstm(node: Node) -> list[OperatorDef]:
-    """LSTM with the weights that W and R stand for; X and the state stay floats, which loses nothing.
+    """LSTM on integers: X, and the state of each step, are quantized by their own ranges.
 
-    onnxruntime quantizes X and the state of each step by their own ranges. Its results differ by that error.
+    With peepholes, other functions, or weights less their zero point that int8 does not hold, all is computed in
+    floats, with the weights that W and R stand for: onnxruntime's result differs by the error of quantization.
     """
     compose = Composition(node)
-    weights = [_transposed_weights(compose, index, first) for index, first in ((1, 8), (2, 10))]
-    return node.standard("LSTM", [node.inputs[0], *weights, *node.inputs[3:8]], node.outputs)
+    integers = [_turned_integers(node, index, first + 1) for index, first in ((1, 8), (2, 10))]
+    scales = [node.constant(first, "scales") for first in (8, 10)]
+    if is_plain_lstm(node) and all(_in_int8(array) for array in integers):
+        weights = [compose.constant(array.astype(np.int8)) for array in integers]
+        middle = [node.inputs[index] if node.has_input(index) else "" for index in range(3, 7)]
+        return quantized_lstm(node, [node.inputs[0], *weights, *middle, "", *(node.inputs[first] for first in (8, 10))])
+    real = [_real_weights(node, array, factors) for array, factors in zip(integers, scales, strict=True)]
+    return node.standard("LSTM", [node.inputs[0], *map(compose.constant, real), *node.inputs[3:8]], node.outputs)
 
 
-def _transposed_weights(compose: Composition, index: int, scale: int) -> str:
-    """Weights as LSTM has them, directions x 4 hidden x inputs, from directions x inputs x 4 hidden of integers."""
-    node = compose.node
-    integers, factors, zeros = (
-        node.constant(at, "weights, scales and zero points") for at in (index, scale, scale + 1)
-    )
-    if integers.ndim != 3:
-        raise ModelFormatError(f"{node.label}: weights must have 3 axes, found shape {integers.shape}")
-    per_direction = [len(integers), 1, -1]
+def _in_int8(differences: Array) -> bool:
+    return bool(differences.min(initial=0) >= -128 and differences.max(initial=0) <= 127)
+
+
+def _turned_integers(node: Node, index: int, zero_point: int) -> Array:
+    """Weights less their zero points, int16, as LSTM has them: directions x 4 hidden x inputs.
+
+    They are given as directions x inputs x 4 hidden, zero points as directions or directions x 4 hidden.
+    """
+    integers, zeros = (node.constant(at, "weights, scales and zero points") for at in (index, zero_point))
+    if integers.ndim != 3 or not is_bytes(integers, zeros):
+        raise ModelFormatError(
+            f"{node.label}: weights must have 3 axes and 8 bits, found {integers.dtype}{list(integers.shape)}"
+        )
     try:
-        differences = integers.astype(np.float32) - zeros.astype(np.float32).reshape(per_direction)
-        values = differences * factors.reshape(per_direction)
+        differences = integers.astype(np.int16) - zeros.astype(np.int16).reshape(len(integers), 1, -1)
     except ValueError:
-        raise CannotConvertError(f"scales of shape {factors.shape} do not fit weights of {integers.shape}") from None
-    return compose.constant(np.ascontiguousarray(values.transpose(0, 2, 1)))
+        raise CannotConvertError(f"zero points of shape {zeros.shape} do not fit weights of {integers.shape}") from None
+    return np.ascontiguousarray(differences.transpose(0, 2, 1))
+
+
+def _real_weights(node: Node, integers: Array, scales: Array) -> Array:
+    try:
+        return np.multiply(integers, scales.reshape(len(integers), -1, 1), dtype=np.float32)
+    except ValueError:
+        raise CannotConvertError(f"scales of shape {scales.shape} do not fit weights of {integers.shape}") from None

@@ -173,7 +173,7 @@ def symmetric_weights(node: Node, weights: int, zero_point: int, axis: int) -> A
     zero = np.zeros((), np.int8) if zero is None else zero
     if values.dtype == zero.dtype == np.int8 and not np.any(zero):
         return values
-    if not _bytes(values, zero) or not -values.ndim <= axis < values.ndim or zero.size not in (1, values.shape[axis]):
+    if not is_bytes(values, zero) or not -values.ndim <= axis < values.ndim or zero.size not in (1, values.shape[axis]):
         return None
     view = [1] * values.ndim
     view[axis] = zero.size
@@ -214,10 +214,11 @@ def _pair(node: Node, pair: tuple[int, int]) -> tuple[Any, Any] | None:
     scale, zero = (node.value(index) for index in pair)
     if scale is None or zero is None or not scale.size == zero.size == 1:
         return None
-    if scale.dtype != np.float32 or not _bytes(zero):
+    if scale.dtype != np.float32 or not is_bytes(zero):
         return None
     return scale.reshape(-1)[0], zero.reshape(-1)[0]
 
 
-def _bytes(*values: Array | None) -> bool:
+def is_bytes(*values: Array | None) -> bool:
+    """True when all are arrays of uint8 or int8."""
     return all(value is not None and value.dtype in (np.uint8, np.int8) for value in values)

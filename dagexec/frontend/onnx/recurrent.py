@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 from dagexec.core.arguments import ArgumentValue
@@ -9,6 +10,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.node import Node, converts
 
 _BIAS, _SEQUENCE_LENGTHS, _INITIAL_H, _INITIAL_C, _PEEPHOLES = 3, 4, 5, 6, 7
+_LSTM_FUNCTIONS = ("Sigmoid", "Tanh", "Tanh")
 _BATCH_FIRST = {"X": [1, 0, 2], "state": [1, 0, 2], "Y": [2, 0, 1, 3]}
 """Axes of transposes: X and initial states to steps first, and states and Y back."""
 
@@ -26,7 +28,19 @@ def lstm(node: Node) -> list[OperatorDef]:
     special: dict[str, ArgumentValue | None] = {}
     if peepholes or coupled:
         special = {"peepholes": int(peepholes), "input_forget": coupled}
-    return _layer(node, "LSTM", "GeneralLSTM", ("Sigmoid", "Tanh", "Tanh"), 2, special)
+    return _layer(node, "LSTM", "GeneralLSTM", _LSTM_FUNCTIONS, 2, special)
+
+
+def quantized_lstm(node: Node, inputs: Sequence[str]) -> list[OperatorDef]:
+    """An LSTM with weights of int8: its `inputs`, and behind them the scales of W and R. See `is_plain_lstm`."""
+    layer = copy.copy(node)
+    layer.inputs = tuple(inputs)
+    return _layer(layer, "DynamicQuantLSTM", "", _LSTM_FUNCTIONS, 2)
+
+
+def is_plain_lstm(node: Node) -> bool:
+    """True for an LSTM without peepholes and coupled gates, with its own functions."""
+    return not (node.has_input(_PEEPHOLES) or node.integer("input_forget", 0) or _functions(node, _LSTM_FUNCTIONS))
 
 
 @converts(GRU=22)
