@@ -239,7 +239,9 @@ class _Compilation:
             return known
         bench = self._measures()
         first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
-        if not any(one.changes for one in self._late(model, after, first).outcomes if one.name == LAYOUT.name):
+        report = self._late(model, after, first)
+        if not any(one.changes for one in report.outcomes if one.name == LAYOUT.name):
+            self._laid_out[NCHW] = report
             return NCHW
         if bench is None:
             return first

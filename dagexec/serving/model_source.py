@@ -14,6 +14,7 @@ from dagexec.core.proto import NetDef
 from dagexec.errors import FeedError, ModelFormatError
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
 from dagexec.frontend.predictor import PREDICTOR_SUFFIXES, load_predictor
+from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
 from dagexec.storage.net_file import TEXT_SUFFIXES, load_net
 
@@ -60,10 +61,11 @@ def load_model(
     FeedError for `shapes` of what is no input of an ONNX model, and for what is not `overridable`;
     otherwise what the frontend raises.
     """
-    if shapes or overridable is not None:
-        model = _load_onnx(source, foreign, shapes, overridable)
-    else:
-        model = _load(source, foreign)
+    with garbage_collection_paused():
+        if shapes or overridable is not None:
+            model = _load_onnx(source, foreign, shapes, overridable)
+        else:
+            model = _load(source, foreign)
     return replace(model, allow_io=IO.ANY) if allow_io else model
 
 

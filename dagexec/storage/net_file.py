@@ -6,12 +6,14 @@ reader never sees half of one.
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf import text_format
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from dagexec.core.proto import NetDef, missing_fields
@@ -66,16 +68,44 @@ def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = Fa
     return message
 
 
+_SKIPPED, _TEXT, _TEXTS, _MESSAGE, _MESSAGES = range(5)
+
+
 def _check_strings(message: Message) -> None:
     """Raise DecodeError for a string that is not UTF-8, which the parser lets pass and hands out as bytes."""
-    for descriptor, value in message.ListFields():
-        if descriptor.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING):
-            continue
-        for part in value if descriptor.is_repeated else (value,):
-            if isinstance(part, Message):
+    for field, value in _fields(message):
+        kind = _kind(field)
+        if kind == _MESSAGES:
+            for part in value:
                 _check_strings(part)
-            elif isinstance(part, bytes):
-                raise DecodeError(f"the string {descriptor.full_name} is not UTF-8: {part[:40]!r}")
+        elif kind == _MESSAGE:
+            _check_strings(value)
+        elif (kind == _TEXT and isinstance(value, bytes)) or (kind == _TEXTS and bytes in map(type, value)):
+            wrong = value if kind == _TEXT else next(part for part in value if isinstance(part, bytes))
+            raise DecodeError(f"the string {field.full_name} is not UTF-8: {wrong[:40]!r}")
+
+
+def _fields(message: Message) -> Sequence[tuple[FieldDescriptor, Any]]:
+    """The fields that are set; of a tensor only those with text: `ListFields` copies weights."""
+    kind = message.DESCRIPTOR
+    if kind.name != "TensorProto":
+        return message.ListFields()
+    text = ((field, field.name) for field in _text_fields(kind))
+    return [(field, getattr(message, name)) for field, name in text if field.is_repeated or message.HasField(name)]
+
+
+@functools.cache
+def _text_fields(kind: Descriptor) -> tuple[FieldDescriptor, ...]:
+    return tuple(field for field in kind.fields if _kind(field) != _SKIPPED)
+
+
+@functools.cache
+def _kind(field: FieldDescriptor) -> int:
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return _TEXTS if field.is_repeated else _TEXT
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return _MESSAGES if field.is_repeated else _MESSAGE
+    return _SKIPPED
 
 
 def save_message(message: Message, path: str | os.PathLike[str]) -> None:

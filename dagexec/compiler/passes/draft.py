@@ -341,12 +341,18 @@ def _index(model: Model) -> _Index:
         for name in definition.input:
             if name not in writers:
                 read_early.add(name)
-            row = readers.setdefault(name, {})
-            row[number] = row.get(number, 0) + 1
+            row = readers.get(name)
+            if row is None:
+                readers[name] = {number: 1}
+            else:
+                row[number] = row.get(number, 0) + 1
         controls.update(definition.control_input)
         for name in definition.output:
-            row = writers.setdefault(name, {})
-            row[number] = row.get(number, 0) + 1
+            row = writers.get(name)
+            if row is None:
+                writers[name] = {number: 1}
+            else:
+                row[number] = row.get(number, 0) + 1
     made = () if model.init_net is None else (name for op in model.init_net.op for name in op.output)
     given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
     several = {name for name, row in writers.items() if len(row) > 1}

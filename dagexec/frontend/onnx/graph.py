@@ -64,6 +64,7 @@ class GraphConversion:
         self.types = KnownTypes(scope.values)
         self._foreign = foreign
         self._opsets = opsets
+        self._checker: tuple[object, onnx.checker.C.CheckerContext] | None = None  # made for these operator sets
         self._functions = functions
         self._kept: set[str] = set()
         self._computed_once: set[str] = set()
@@ -78,7 +79,7 @@ class GraphConversion:
             missing = sorted({operator.type for operator in made} - self._known)
             if missing:
                 self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
-            if self._may_be_once(proto, made):
+            if self._is_told(made) and self._may_be_once(proto, made):
                 if fold(made, self.scope):
                     continue
                 if self._is_constant(made):
@@ -184,11 +185,13 @@ class GraphConversion:
 
     def _check_node(self, proto: onnx.NodeProto) -> None:
         """The onnx package's own check: arity, attribute names and types, for the operator set in force."""
-        context = onnx.checker.C.CheckerContext()
-        context.ir_version = self._ir_version or onnx.IR_VERSION
-        context.opset_imports = dict(self._opsets)
+        if self._checker is None or self._checker[0] is not self._opsets:
+            context = onnx.checker.C.CheckerContext()
+            context.ir_version = self._ir_version or onnx.IR_VERSION
+            context.opset_imports = dict(self._opsets)
+            self._checker = self._opsets, context
         try:
-            onnx.checker.check_node(_without_subgraphs(proto), context)
+            onnx.checker.check_node(_without_subgraphs(proto), self._checker[1])
         except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
             raise ModelFormatError(f"{node_label(proto)}: {str(error).strip()}") from None
 
@@ -211,6 +214,11 @@ class GraphConversion:
         if proto.op_type == "DequantizeLinear":
             return False
         return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
+
+    def _is_told(self, operators: Sequence[OperatorDef]) -> bool:
+        """True when results may follow from parameters or, of operators that read types alone, from shapes."""
+        known = (one.type in self._known and schema_of(one.type).from_types is not None for one in operators)
+        return any(known) or self._is_constant(operators)
 
     def _is_constant(self, operators: Sequence[OperatorDef]) -> bool:
         """True when operators read parameters alone."""

@@ -330,9 +330,9 @@ def _value(attribute: onnx.AttributeProto) -> object:
     """What an attribute holds. Raises CannotConvertError for what a converter does not see."""
     if attribute.ref_attr_name:
         raise CannotConvertError(f"attribute {attribute.name!r} refers to an attribute of a function")
-    present = {descriptor.name for descriptor, _ in attribute.ListFields()}
     field_name = _FIELDS.get(attribute.type)
     if field_name is None:
+        present = {descriptor.name for descriptor, _ in attribute.ListFields()}
         found = [name for name in _FIELDS.values() if name in present]
         if attribute.type != onnx.AttributeProto.UNDEFINED or len(found) != 1:
             raise CannotConvertError(f"attribute {attribute.name!r} is of a kind that is not supported")

@@ -25,7 +25,9 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def reads(node: onnx.NodeProto) -> set[str]:
     """The tensors that a node needs: its inputs, and what its graphs capture."""
-    return {name for name in node.input if name}.union(*map(captured, subgraphs(node)))
+    names = set(node.input)
+    names.discard("")
+    return names.union(*map(captured, subgraphs(node)))
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
