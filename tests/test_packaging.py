@@ -57,6 +57,7 @@ def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_pa
     assert "Conv " in script.stdout
 
 
+@pytest.mark.slow
 def test_wheel_and_checkout_hold_the_same_modules(distributions: Path) -> None:
     [wheel] = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -34,7 +34,8 @@ from dagexec.errors import (
     RunTimeoutError,
 )
 from tests.cuda.emulated import emulated
-from tests.cuda.emulated.machine import Capture, EmulatedEvent, EmulatedStream, Fault, Machine
+from tests.cuda.emulated.machine import Fault, Machine
+from tests.cuda.emulated.work import Capture, EmulatedEvent, EmulatedStream
 from tests.held import PATIENCE, rows
 from tests.ops.running import operator_def
 

@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 
 from tests.cuda.emulated.errors import EmulationError
-from tests.cuda.emulated.machine import Machine, Operation
+from tests.cuda.emulated.machine import Machine
 from tests.cuda.emulated.races import Touch
 from tests.cuda.emulated.streams import Classes
+from tests.cuda.emulated.work import Operation
 
 SUCCESS, NOT_INITIALIZED, INVALID_VALUE, NOT_SUPPORTED, EXECUTION_FAILED = 0, 1, 7, 15, 13
 _NAMES = {1: "CUBLAS_STATUS_NOT_INITIALIZED", 7: "CUBLAS_STATUS_INVALID_VALUE", 13: "CUBLAS_STATUS_EXECUTION_FAILED",

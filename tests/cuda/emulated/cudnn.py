@@ -23,7 +23,8 @@ from dagexec.devices.cuda.binding import installed
 from tests.cuda.emulated.arrays import _over
 from tests.cuda.emulated.errors import EmulationError
 from tests.cuda.emulated.installation import emulated
-from tests.cuda.emulated.machine import Machine, Operation
+from tests.cuda.emulated.machine import Machine
+from tests.cuda.emulated.work import Operation
 
 Array = npt.NDArray[Any]
 

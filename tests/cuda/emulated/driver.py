@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.cuda.emulated.compiler import CompileError, EmulatedKernel, build
 from tests.cuda.emulated.errors import CUDADriverError, CUDARuntimeError, EmulationError, NVRTCError
-from tests.cuda.emulated.machine import Machine, Operation
+from tests.cuda.emulated.machine import Machine
 from tests.cuda.emulated.races import Touch
+from tests.cuda.emulated.work import Operation
 
 VALUE, READ, WRITTEN = 0, 1, 2
 

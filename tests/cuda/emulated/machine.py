@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,11 @@ from dagexec.core.stream import Kernel, Priority
 from dagexec.devices.sim import SimRuntime, SimSettings, is_device_thread
 from dagexec.devices.sim.clock import host_time, set_host_time
 from dagexec.devices.sim.event import SimEvent
-from dagexec.devices.sim.stream import SimStream
 from tests.cuda.emulated.errors import CUDARuntimeError, EmulationError, OutOfMemoryError
 from tests.cuda.emulated.memory import Block, Memories
 from tests.cuda.emulated.races import Clock, Races, Touch, merge
+from tests.cuda.emulated.work import EmulatedEvent, EmulatedStream, Node, Operation
 
-Step = Callable[[], "list[Touch] | None"]
 LEGACY, PER_THREAD = 1, 2
 _STAMP = "an event's time"
 
@@ -39,93 +38,6 @@ class Call:
     thread: int
     stream: int | None
     arguments: tuple[Any, ...]
-
-
-@dataclass
-class Operation:
-    """Work for a stream.
-
-    Attributes:
-        step: does it, and tells what it touched.
-        touches: what it will touch, when that is known beforehand.
-        computes: it is a kernel, or a library's: no copy, and nothing of the host.
-        clock: what happens before it.
-        place: its stream and number there, as clocks count.
-    """
-
-    label: str
-    step: Step
-    device: int
-    touches: list[Touch] | None = None
-    computes: bool = False
-    copied_bytes: int = 0
-    clock: Clock = field(default_factory=dict)
-    place: tuple[Any, int] = (0, 0)
-
-
-class EmulatedStream:
-    """A stream: its clock, its simulated stream where there is one, and the capture it takes part in."""
-
-    def __init__(self, handle: int, device: int, flags: int, priority: int, sim: SimStream | None) -> None:
-        self.handle, self.device, self.flags, self.priority, self.sim = handle, device, flags, priority, sim
-        self.clock: Clock = {}
-        self.count = 0
-        self.capture: Capture | None = None
-        self.last: list[int] = []
-        self.lock = threading.RLock()
-
-    @property
-    def is_blocking(self) -> bool:
-        """True when it is in order with the legacy default stream."""
-        return not self.flags & 1
-
-
-class EmulatedEvent:
-    """An event: where it was recorded last."""
-
-    def __init__(self, handle: int, device: int, flags: int) -> None:
-        self.handle, self.device, self.flags = handle, device, flags
-        self.sim: SimEvent | None = None
-        self.clock: Clock = {}
-        self.captured: tuple[Capture, list[int]] | None = None
-        self.seconds: list[float] = []
-        self.stream: EmulatedStream | None = None
-
-
-@dataclass
-class Node:
-    """Work of a graph, after other nodes. `stream` is the number of the stream it was captured on."""
-
-    operation: Operation | None
-    after: list[int]
-    stream: int
-
-
-class Capture:
-    """What is asked of a stream that is captured, and of those that joined it."""
-
-    def __init__(self, origin: EmulatedStream) -> None:
-        self.origin = origin
-        self.streams = [origin]
-        self.thread = threading.get_ident()
-        self.nodes: list[Node] = []
-        self.invalid = False
-
-    def add(self, stream: EmulatedStream, operation: Operation | None) -> None:
-        """`operation` is the next on `stream`."""
-        self.nodes.append(Node(operation, list(stream.last), self.streams.index(stream)))
-        stream.last = [len(self.nodes) - 1]
-
-    def unjoined(self) -> bool:
-        """True when a stream has work that its origin does not wait for."""
-        reached: set[int] = set()
-        todo = list(self.origin.last)
-        while todo:
-            node = todo.pop()
-            if node not in reached:
-                reached.add(node)
-                todo += self.nodes[node].after
-        return len(reached) < len(self.nodes)
 
 
 class DeviceState:

@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 
 from tests.cuda.emulated.errors import EmulationError
-from tests.cuda.emulated.machine import EmulatedEvent, Machine, Operation
+from tests.cuda.emulated.machine import Machine
 from tests.cuda.emulated.races import Touch
+from tests.cuda.emulated.work import EmulatedEvent, Operation
 
 _TYPES: dict[int, Any] = {
     0: np.int8, 1: np.uint8, 2: np.int32, 3: np.uint32, 4: np.int64, 5: np.uint64, 6: np.float16, 7: np.float32,

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tests.cuda.emulated.errors import CUDARuntimeError, EmulationError
-from tests.cuda.emulated.machine import Capture, EmulatedEvent, EmulatedStream, Machine, Node, Operation
+from tests.cuda.emulated.machine import Machine
 from tests.cuda.emulated.races import Touch
+from tests.cuda.emulated.work import Capture, EmulatedEvent, EmulatedStream, Node, Operation
 
 _PROPERTIES = {
     "name": b"emulated device", "totalGlobalMem": 8 << 30, "sharedMemPerBlock": 49152, "warpSize": 32,
