@@ -15,6 +15,7 @@ from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Storage, array_on
+from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.plan.dynamic import Dependence
 
@@ -64,10 +65,11 @@ def _compute(operator: Operator, call: OperatorCall, types: Sequence[TensorType]
         buffer = np.full(kind.elements, b"", np.object_) if kind.meta is STRING else np.empty(kind.nbytes, np.uint8)
         arrays.append(array_on(buffer, kind.shape, kind.meta))
         operator.output(place).rebind(arrays[place], Storage(buffer, buffer.size, writable=False))
-    if operator.schema.from_types is not None:
-        for array, values in zip(arrays, operator.schema.from_types(call), strict=True):
-            array[...] = values
-    else:
-        operator.bind(types, placed=range(len(types))).step()
+    with operator_arithmetic():
+        if operator.schema.from_types is not None:
+            for array, values in zip(arrays, operator.schema.from_types(call), strict=True):
+                array[...] = values
+        else:
+            operator.bind(types, placed=range(len(types))).step()
     for array in arrays:
         array.flags.writeable = False

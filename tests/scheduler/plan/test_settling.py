@@ -275,3 +275,17 @@ def test_an_operator_that_fails_in_a_run_is_named_past_settled_ones() -> None:
         pytest.raises(OperatorError, match=r"Gather 'y' \(operator 6\)"),
     ):
         net.run()
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_settled_is_computed_without_warnings_as_in_a_run() -> None:
+    operators = [
+        operator_def("Shape", ["x"], ["sizes"]),
+        operator_def("Cast", ["sizes"], ["floats"], to="float32"),
+        operator_def("Log", ["floats"], ["logarithms"]),
+    ]
+    workspace = workspace_for(0, 1)
+    net = SimpleNet(net_of(operators), workspace)
+    net.run()
+    assert not checked_steps(net)
+    np.testing.assert_array_equal(workspace.fetch_blob("logarithms"), np.float32([-np.inf, 0]))
