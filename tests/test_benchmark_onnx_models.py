@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -80,11 +83,46 @@ def test_the_page_counts_what_is_equal_native_and_refused() -> None:
     rows = {
         "vision/a": timed,
         "vision/b": row | {"adapter": 3, "adapter_time": 0.25},
+        "vision/c": row | {"verdict": "unstable", "detail": "1 of 2 are off"},
         "scikit/c": {"verdict": "refused", "detail": "1 node(s) cannot be run:\n  Fancy"},
     }
     environment = {"processor": "P", "cores": 2, "python": "3.11", "numpy": "2"}
     page = import_module("onnx_model_page").page({"AVX2": {"environment": environment, "rows": {"1": rows}}})
-    assert "| vision | 2 | 2 | 1 | 0 | 0 | 2.00 | 0.50 |  |" in page
-    assert "| all | 3 | 2 | 1 | 0 | 1 | 2.00 | 0.50 |  |" in page
+    assert "| vision | 3 | 2 | 1 | 2 | 0 | 0 | 2.00 | 0.50 |  |" in page
+    assert "| all | 4 | 2 | 1 | 2 | 0 | 1 | 2.00 | 0.50 |  |" in page
+    assert "| vision/c | unstable | 1 of 2 are off |" in page
     assert "| scikit/c | refused | 1 node(s) cannot be run: Fancy |" in page
     assert "| vision/b | 9 | 3 | 25% | 6.0 | 2.00 |  |  |  |" in page
+
+
+def test_a_result_is_unstable_where_that_of_a_near_input_is_as_far(child: ModuleType, tmp_path: Path) -> None:
+    """Y is X rounded to 0 or 1: for 0.5 a few last places decide, for 0.25 nothing does."""
+    types = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Round", ["x"], ["y"])], "rounded", types[:1], types[1:])
+    file = tmp_path / "rounded.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    session, one, zero = child._session(file, 1), np.float32([1]), np.float32([0])
+    assert child._moves_as_far(session, {"x": np.float32([0.5])}, "y", one, zero)
+    assert not child._moves_as_far(session, {"x": np.float32([0.25])}, "y", one, zero)
+    assert not child._moves_as_far(session, {"x": np.float32([0.5])}, "y", 3 * one, zero)
+
+
+def test_rows_of_the_same_commit_are_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    benchmark = import_module("onnx_models")
+    asked: list[tuple[int, list[str]]] = []
+
+    def answers(
+        _folder: Path, names: list[str], threads: int, *_seconds: float
+    ) -> Iterator[tuple[str, dict[str, str]]]:
+        asked.append((threads, list(names)))
+        yield from ((name, {"verdict": "equal"}) for name in names)
+
+    monkeypatch.setattr(benchmark, "answers", answers)
+    monkeypatch.setattr(benchmark, "_commit", lambda: "new")
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "rows.json")
+    options = Namespace(folder=tmp_path, threads=[1, 2], seconds=60.0, again=False)
+    reports: dict[str, Any] = {}
+    benchmark.measure(options, ["a"], reports)
+    benchmark.measure(options, ["a", "b"], reports)
+    assert asked == [(1, ["a"]), (2, ["a"]), (1, ["b"]), (2, ["b"])]
+    assert json.loads((tmp_path / "rows.json").read_text()) == reports
