@@ -8,14 +8,16 @@ inferred.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from operator import is_
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
@@ -116,42 +118,75 @@ def _infer(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Found:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probed:
-    """What is known of a blob: its type in each of several probes, None where it is unknown, and a constant's content.
+    """What is known of a blob in each of several probes: its type, and its content; None where that is unknown.
 
     A probe is one choice of types for what a net is given: sizes that are made up, say.
     """
 
     types: tuple[TensorType | None, ...]
-    content: Array | None = None
+    contents: tuple[Array | None, ...]
+
+    @classmethod
+    def of_types(cls, types: Iterable[TensorType | None]) -> Self:
+        """A blob of these types, whose content is unknown."""
+        listed = tuple(types)
+        return cls(listed, (None,) * len(listed))
+
+    @classmethod
+    def of_constant(cls, array: Array, probes: int) -> Self:
+        """A blob that holds `array` in every one of so many probes."""
+        kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
+        return cls((kind,) * probes, (array,) * probes)
 
 
-def probed_outputs(definition: OperatorDef, inputs: Sequence[Probed], probes: int, told_by_first: int) -> list[Probed]:
+_Row = tuple[tuple[TensorType | None, ...], tuple[Array | None, ...]]  # types and contents of blobs, in one probe
+
+
+def probed_outputs(
+    definition: OperatorDef, inputs: Sequence[Probed], probes: int, told_by_first: int, *, is_asked: bool
+) -> list[Probed]:
     """What is known of the outputs of an operator, from what is known of its inputs in so many `probes`.
 
     Where an operator refuses its inputs, its outputs are unknown; from probe `told_by_first` on they are then what they
-    are in the first.
+    are in the first. Contents of outputs are found where shapes depend on them (`is_asked`).
     """
     schema = schema_of(definition.type)
-    unknown: tuple[TensorType | None, ...] = (None,) * len(definition.output)
-    if schema.infer is None or not schema.can_infer(definition):
-        return [Probed((None,) * probes) for _ in unknown]
+    unknown: _Row = (None,) * len(definition.output), (None,) * len(definition.output)
+    if not schema.can_infer(definition):
+        return [Probed.of_types((None,) * probes) for _ in definition.output]
     arguments = Arguments(definition, definition.type)
-    contents = tuple(value.content for value in inputs)
-    first: tuple[TensorType | None, ...] = ()
-    rows: list[tuple[TensorType | None, ...]] = []
+    first: _Row = (), ()
+    rows: list[_Row] = []
     for probe in range(probes):
-        types = tuple(value.types[probe] for value in inputs)
-        if rows and types == first:
+        seen = tuple(value.types[probe] for value in inputs), tuple(value.contents[probe] for value in inputs)
+        if rows and _are_same(seen, first):
             rows.append(rows[0])
             continue
-        first = first if rows else types
+        first = first if rows else seen
         found = rows[0] if probe >= told_by_first else unknown
+        types, contents = seen
         if _all_known(types):
             with suppress(DagexecError):
-                call = OperatorCall(definition, arguments, types, contents, definition.type)
-                found = (*schema.infer(call), *unknown)[: len(unknown)]
+                found = _probed_row(
+                    OperatorCall(definition, arguments, types, contents, definition.type), schema, is_asked
+                )
         rows.append(found)
-    return [Probed(column) for column in zip(*rows, strict=True)]
+    return [
+        Probed(tuple(types[place] for types, _ in rows), tuple(contents[place] for _, contents in rows))
+        for place in range(len(definition.output))
+    ]
+
+
+def _are_same(one: _Row, other: _Row) -> bool:
+    return one[0] == other[0] and all(map(is_, one[1], other[1]))
+
+
+def _probed_row(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Row:
+    assert schema.infer is not None
+    missing = (None,) * len(call.definition.output)
+    types = tuple(schema.infer(call))
+    results = results_of(call, schema, types) if is_asked else None
+    return (*types, *missing)[: len(missing)], (*(results or ()), *missing)[: len(missing)]
 
 
 def _all_known(types: tuple[TensorType | None, ...]) -> TypeGuard[tuple[TensorType, ...]]:

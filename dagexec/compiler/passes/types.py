@@ -5,6 +5,10 @@ each of them changed, so a blob has a shape for each of these *probes*: a size t
 have the same shape when they have it in all probes. Where several inputs have free axes, some are also larger than the
 others in probes of their own, as operators that broadcast take that (one at a time; of more than 16 half of them, so
 that of any two each is the larger in some probe); what others refuse there says nothing.
+
+Shapes may depend on values that follow from shapes, and such values are computed for each probe (`core.shape_values`).
+They need not be sums and products of sizes: padding to a multiple of 8 adds nothing to 224 or 256. So nets that ask for
+shapes are also probed at odd sizes, small and large ones.
 """
 
 from __future__ import annotations
@@ -23,12 +27,16 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
+from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import LayerKind
 
 Array = npt.NDArray[Any]
 
 _SPATIAL_SIZES = (224, 256)
 _BATCH_SIZES = (1, 2)
+_ODD_SIZES = ((3, 225), (5, 1031))
+"""Of a first axis, and of others: no multiples of what others or windows are, below and above common limits."""
+
 _MAX_PROBED_ALONE = 16  # inputs
 
 
@@ -69,9 +77,9 @@ class _Inference:
         """`probes` are types of the inputs; behind the first `even` ones operators may refuse theirs."""
         self.probes = probes
         self._even = even
-        self._unknown = Probed((None,) * len(probes))
+        self._unknown = Probed.of_types((None,) * len(probes))
         names = {name: None for probe in probes for name in probe}
-        self._inputs = {name: Probed(tuple(probe.get(name) for probe in probes)) for name in names}
+        self._inputs = {name: Probed.of_types(probe.get(name) for probe in probes) for name in names}
         self._parameters: dict[str, Probed] = {}
         self._operators: dict[bytes, _Inferred] = {}
         self._outputs: dict[str, Probed] = {}
@@ -86,35 +94,38 @@ class _Inference:
         before, self._operators = self._operators, {}
         parameters = {name: self._parameter(name, array) for name, array in model.parameters.items()}
         self._parameters = parameters
-        fed = {name: Probed(parameters[name].types) for name in model.inputs if name in parameters}
+        fed = {name: Probed.of_types(parameters[name].types) for name in model.inputs if name in parameters}
         blobs = {**parameters, **fed, **self._inputs}
         outputs: dict[str, Probed] = {}
-        for definition in model.net.op:
+        asked = asked_operators(model.net.op, [schema_of(definition.type) for definition in model.net.op])
+        for index, definition in enumerate(model.net.op):
             message = definition.SerializeToString()
             known = self._operators[message] = before.get(message) or _Inferred(definition)
             inputs = tuple([blobs.get(name, self._unknown) for name in known.inputs])
-            if known.read != inputs:
-                known.read = inputs
-                known.made = self._told(known.outputs) or self._probed(definition, inputs)
+            is_asked = index in asked
+            if known.read != inputs or is_asked > known.is_asked:
+                known.read, known.is_asked = inputs, is_asked
+                known.made = self._told(known.outputs, is_asked) or self._probed(definition, inputs, is_asked)
             made = dict(zip(known.outputs, known.made, strict=True))
             blobs.update(made)
             outputs.update(made)
         self._outputs = outputs
         return {name: kind for name, known in blobs.items() if (kind := self._type(known)) is not None}
 
-    def _told(self, names: Sequence[str]) -> list[Probed] | None:
-        """What is known of outputs by their names, if their types are."""
+    def _told(self, names: Sequence[str], is_asked: bool) -> list[Probed] | None:
+        """What is known of outputs by their names, if their types are, and their contents where those are asked for."""
         found = [known for name in names if (known := self._outputs.get(name)) is not None and None not in known.types]
-        return found if len(found) == len(names) else None
+        is_enough = not is_asked or all(content is not None for known in found for content in known.contents)
+        return found if is_enough and len(found) == len(names) else None
 
-    def _probed(self, definition: OperatorDef, inputs: Sequence[Probed]) -> list[Probed]:
-        return probed_outputs(definition, inputs, len(self.probes), self._even)
+    def _probed(self, definition: OperatorDef, inputs: Sequence[Probed], is_asked: bool) -> list[Probed]:
+        return probed_outputs(definition, inputs, len(self.probes), self._even, is_asked=is_asked)
 
     def _parameter(self, name: str, array: Array) -> Probed:
         known = self._parameters.get(name)
-        if known is not None and known.content is array:
+        if known is not None and known.contents[0] is array:
             return known
-        return Probed((TensorType(tuple(array.shape), from_numpy(array.dtype)),) * len(self.probes), array)
+        return Probed.of_constant(array, len(self.probes))
 
     def _type(self, known: Probed) -> BlobType | None:
         if known not in self._types:
@@ -123,14 +134,18 @@ class _Inference:
 
 
 class _Inferred:
-    """Inputs and outputs of an operator, and what it was found to make of what it `read`."""
+    """Inputs and outputs of an operator, and what it was found to make of what it `read`.
 
-    __slots__ = ("inputs", "made", "outputs", "read")
+    Contents of outputs were looked for if it `is_asked` for them.
+    """
+
+    __slots__ = ("inputs", "is_asked", "made", "outputs", "read")
 
     def __init__(self, definition: OperatorDef) -> None:
         self.inputs = tuple(definition.input)
         self.outputs = tuple(definition.output)
         self.read: tuple[Probed, ...] | None = None
+        self.is_asked = False
         self.made: Sequence[Probed] = ()
 
 
@@ -175,7 +190,8 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
         return known.types
     stated = _stated_inputs(model)
     even, uneven = _probes(stated), _uneven_probes(stated)
-    probes = [*even, *uneven]
+    odd = _odd_probes(stated) if any(schema_of(one.type).from_types for one in model.net.op) else []
+    probes = [*even, *uneven, *odd]
     reuse = known is not None and known.inference.probes == probes
     inference = known.inference if known is not None and reuse else _Inference(probes, len(even))
     return _remember(model, inference, MappingProxyType(inference.types(model)))
@@ -276,6 +292,22 @@ def _uneven_probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType
             for name, info in inputs.items()
         }
         for large in _told_apart(free)
+    ]
+
+
+def _odd_probes(inputs: Mapping[str, InputInfo]) -> list[dict[str, TensorType]]:
+    """Types of the inputs where free axes, if there are any, have odd sizes, the same for all inputs."""
+    if all(None not in (info.shape or ()) for info in inputs.values()):
+        return []
+    return [
+        {
+            name: TensorType(
+                tuple(sizes[axis > 0] if size is None else size for axis, size in enumerate(info.shape or ())),
+                info.dtype or FLOAT32,
+            )
+            for name, info in inputs.items()
+        }
+        for sizes in _ODD_SIZES
     ]
 
 

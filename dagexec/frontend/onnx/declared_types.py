@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.schema import TensorType
@@ -63,18 +63,15 @@ def _shown(sizes: Dims) -> str:
 
 def _inferred(model: Model, probes: Sequence[tuple[int, int]]) -> Mapping[str, Probed]:
     """Types of all tensors for each of these sizes of open axes of inputs; None where an operator refuses them."""
-    known = {
-        name: Probed((TensorType(tuple(array.shape), from_numpy(array.dtype)),) * len(probes), array)
-        for name, array in model.parameters.items()
-    }
+    known = {name: Probed.of_constant(array, len(probes)) for name, array in model.parameters.items()}
     for name, info in model.inputs.items():
         if info.shape is not None:
             kind = info.dtype or FLOAT32
-            known[name] = Probed(tuple(TensorType(_filled(info, *sizes), kind) for sizes in probes))
-    unknown = Probed((None,) * len(probes))
+            known[name] = Probed.of_types(TensorType(_filled(info, *sizes), kind) for sizes in probes)
+    unknown = Probed.of_types((None,) * len(probes))
     for operator in (*(model.init_net.op if model.init_net is not None else ()), *model.net.op):
         inputs = [known.get(name, unknown) for name in operator.input]
-        outputs = probed_outputs(operator, inputs, len(probes), len(probes))
+        outputs = probed_outputs(operator, inputs, len(probes), len(probes), is_asked=False)
         known.update(zip(operator.output, outputs, strict=True))
     return known
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
@@ -52,6 +54,32 @@ def test_free_axes_of_two_inputs_may_differ_where_operators_broadcast() -> None:
     types = infer_types(model_of(joined, inputs={"x": (None, 4), "z": (None, 4)}))
     assert types["c"].shape == (None, 8)
     assert types["y"] == types["c"]
+
+
+def test_shapes_behind_values_that_follow_from_shapes_are_known() -> None:
+    operators = [
+        op("Shape", ["x"], ["sizes"]),
+        op("Gather", ["sizes", "first"], ["batch"]),
+        op("Concat", ["batch", "rest"], ["target", "lengths"], axis=0),
+        op("Reshape", ["x", "target"], ["y", "old"]),
+        op("Flatten", ["x"], ["flat"]),
+    ]
+    constants = {"first": np.array([0]), "rest": np.array([-1, 3])}
+    types = infer_types(model_of(operators, inputs={"x": (None, 6, None, None)}, **constants))
+    assert types["y"].shape == (None, None, 3)
+    assert all(3 * y[1] == flat[1] for y, flat in zip(types["y"].shapes, types["flat"].shapes, strict=True))
+
+
+def test_what_agrees_at_multiples_of_8_alone_does_not_agree() -> None:
+    operators = [
+        op("Shape", ["x"], ["sizes"]),
+        op("Div", ["sizes", "eight"], ["windows"]),
+        op("Mul", ["windows", "eight"], ["covered"]),
+        op("ConstantFill", ["covered"], ["y"], input_as_shape=1),
+    ]
+    types = infer_types(model_of(operators, inputs={"x": (8, 8, None)}, eight=np.array(8)))
+    assert types["y"].shape == (8, 8, None)
+    assert types["y"] != types["x"]
 
 
 def test_an_input_of_unknown_shape_is_what_its_filter_reads() -> None:
