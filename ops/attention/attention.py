@@ -19,7 +19,7 @@ from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError, ShapeError
-from dagexec.ops.base.array_function import ArrayFunction
+from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
 from dagexec.platform.host_memory import check_fits
 
@@ -195,13 +195,8 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         cost=_cost,
     )
 )
-class Attention(ArrayFunction):
+class Attention(ArrayOperator):
     """Two products a head, some heads at a time; in float32 where inputs are of 16 bits."""
-
-    @staticmethod
-    def compute(call: OperatorCall, *inputs: Array) -> Sequence[Any]:
-        """Not called: `computing` has steps of its own."""
-        raise NotImplementedError
 
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """The caches, then the heads."""

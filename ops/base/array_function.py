@@ -26,16 +26,24 @@ Compute = Callable[..., Sequence[Any]]
 """From a call and the arrays of the inputs, those of the outputs, in order, or what NumPy makes such arrays of."""
 
 
-class ArrayFunction(Operator):
-    """Base of these operators."""
+class ArrayOperator(Operator):
+    """Base of operators whose step works on arrays of the host, wherever the blobs are."""
 
     def prepare(self) -> Step:
-        """One call, and the copies."""
+        """The step, on the blobs' own arrays."""
         inputs = [self.x(index) for index in range(len(self.input_blobs))]
         return self.computing(inputs, [self.y(index) for index in range(len(self.output_blobs))])
 
+    @abstractmethod
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """A step on arrays of the host."""
+
+
+class ArrayFunction(ArrayOperator):
+    """Base of operators that are one function."""
+
+    def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
+        """One call, and the copies."""
         call = self.call()
 
         def step() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,17 +13,12 @@ from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError, ShapeError
-from dagexec.ops.base.array_function import ArrayFunction
+from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype
 
 
-class RandomFunction(ArrayFunction):
+class RandomFunction(ArrayOperator):
     """Base: a NumPy function that has a generator, too."""
-
-    @staticmethod
-    def compute(call: OperatorCall, *inputs: Array) -> Sequence[Any]:
-        """Not called: `draw` computes."""
-        raise NotImplementedError
 
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """One call, and the copies."""

@@ -22,7 +22,7 @@ from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
-from dagexec.ops.base.array_function import ArrayFunction
+from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import BLOCK, Array, row_pieces
 from dagexec.platform.host_memory import check_fits
 
@@ -305,13 +305,8 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         value_inputs=(1, 2),
     )
 )
-class Resize(ArrayFunction):
+class Resize(ArrayOperator):
     """Nearest elements by views or gathers; interpolation as sums of gathers, a few images at a time."""
-
-    @staticmethod
-    def compute(call: OperatorCall, *inputs: Array) -> Sequence[Any]:
-        """Not called: `computing` has steps of its own."""
-        raise NotImplementedError
 
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """Pieces of the axes before the first that is resized; of each, axis by axis, the shrinking ones first."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.base.array_function import ArrayFunction, array_function
+from dagexec.ops.base.array_function import ArrayOperator, array_function
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, row_pieces
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.normalization.local_response import epsilon_of
@@ -49,13 +48,8 @@ def infer_rms_norm(call: OperatorCall) -> list[TensorType]:
         onnx=(OnnxName("RMSNormalization", 23, {"axis": "axis", "epsilon": "epsilon"}),),
     )
 )
-class RootMeanSquareNorm(ArrayFunction):
+class RootMeanSquareNorm(ArrayOperator):
     """Some rows at a time, in float32 where they are of 16 bits."""
-
-    @staticmethod
-    def compute(call: OperatorCall, *inputs: Array) -> Sequence[Any]:
-        """Not called: `computing` has steps of its own."""
-        raise NotImplementedError
 
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """Squares, their mean, its inverse root, and the products; a scale of other axes at the end."""

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
-from dagexec.ops.base.array_function import ArrayFunction
+from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype
 from dagexec.ops.recurrent.gru import GRU_KIND
 from dagexec.ops.recurrent.layer import (
@@ -187,7 +187,7 @@ class Direction:
     clip: Function
 
 
-class Variant(ArrayFunction):
+class Variant(ArrayOperator):
     """Base: the sums of X for all steps, then step after step.
 
     Attributes:
@@ -201,11 +201,6 @@ class Variant(ArrayFunction):
     @abstractmethod
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
         """The states after a step, from those before and `sums`, batch x gates, of X and the bias of W."""
-
-    @staticmethod
-    def compute(call: OperatorCall, *inputs: Array) -> Sequence[Any]:
-        """Not called: `computing` has steps of its own."""
-        raise NotImplementedError
 
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """Each run widens 16-bit floats, and goes through the directions one after the other."""
