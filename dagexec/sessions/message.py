@@ -47,6 +47,15 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         yield from _of_attributes(function.attribute_proto)
 
 
+def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of functions and of graphs in other nodes too."""
+    waiting = [model.graph.node, *(function.node for function in model.functions)]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            waiting += [graph.node for one in node.attribute for graph in (one.g, *one.graphs)]
+
+
 def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     yield from _of_sparse(graph.sparse_initializer)
@@ -127,11 +136,12 @@ def infer_types(model: onnx.ModelProto, inputs: Sequence[TensorType], owner: str
         found = shape_inference.infer_shapes(typed, strict_mode=True, data_prop=True).graph.output
     except Exception as error:  # of several types
         raise ShapeError(f"{owner}: {' '.join(str(error).split())[:400]}") from None
-    types = [_known(value.type) for value in found]
+    types = [known_type(value.type) for value in found]
     return [kind for kind in types if kind is not None] if None not in types else None
 
 
-def _known(kind: onnx.TypeProto) -> TensorType | None:
+def known_type(kind: onnx.TypeProto) -> TensorType | None:
+    """The type of a tensor whose sizes are all stated; None for others."""
     meta = _BY_ONNX.get(kind.tensor_type.elem_type)
     if kind.WhichOneof("value") != "tensor_type" or meta is None or not kind.tensor_type.HasField("shape"):
         return None

@@ -19,6 +19,7 @@ from dagexec.platform.forking import without_fork
 from dagexec.platform.host_memory import limits
 from dagexec.platform.lazy import LazyModule
 from dagexec.sessions.session import Array, Session
+from dagexec.sessions.unsafe_nodes import check_for_onnxruntime
 
 if not TYPE_CHECKING:
     onnx = LazyModule("onnx")
@@ -38,9 +39,13 @@ class OnnxRuntimeSession(Session):
     runtime = "onnxruntime"
 
     def __init__(self, model: onnx.ModelProto, threads: int) -> None:
-        """Raises ImportError where the package is not installed, and what it raises for a message it cannot run."""
+        """Raises ImportError where the package is not installed, and what it raises for a message it cannot run.
+
+        UnsupportedOperatorError is raised for what it would do harm with.
+        """
         super().__init__([value.name for value in model.graph.input], [value.name for value in model.graph.output])
         limit_memory()
+        check_for_onnxruntime(model)
         with without_fork():
             self._session = onnxruntime.InferenceSession(
                 model.SerializeToString(), _options(threads), providers=["CPUExecutionProvider"]

@@ -17,6 +17,7 @@ from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.foreign import FOREIGN, merged
+from dagexec.frontend.onnx.known_types import KnownTypes
 
 MATRICES = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
 
@@ -171,4 +172,29 @@ def test_many_nodes_are_merged_in_bounded_time(monkeypatch: pytest.MonkeyPatch) 
 
 def test_operators_of_dagexec_alone_stay_as_they_are() -> None:
     operators = [dagexec.op("Relu", ["x"], ["a"]), dagexec.op("Relu", ["a"], ["y"])]
-    assert merged(operators, ["y"]) == operators
+    assert merged(operators, ["y"], KnownTypes({})) == operators
+
+
+def test_what_onnxruntime_has_no_kernel_for_takes_nothing_else_to_the_reference() -> None:
+    """Its LinearRegressor is of float32 alone."""
+    regressor = node("LinearRegressor", "x", "a", domain="ai.onnx.ml", coefficients=[1.0, 2.0], intercepts=[3.0])
+    model, x = model_of(regressor, same("a", "b"), same("b", "y"), shape=[2, 2]), np.array([[1.0, 0.0], [0.5, -1.0]])
+    assert parts(from_model_proto(model)) == [
+        ["LinearRegressor 'LinearRegressor a'", "Scaler 'Scaler b'", "Scaler 'Scaler y'"]
+    ]
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    found = from_model_proto(model)
+    assert parts(found) == [["LinearRegressor 'LinearRegressor a'"], ["Scaler 'Scaler b'", "Scaler 'Scaler y'"]]
+    with dagexec.compile(found) as executor:
+        [result] = executor.run(x).values()
+    np.testing.assert_allclose(result.reshape(-1), ((x @ [1, 2] + 3 - 0.5) * 2 - 0.5) * 2)
+
+
+def test_foreign_nodes_of_constants_are_computed_once() -> None:
+    constant = numpy_helper.from_array(MATRICES[0], "m")
+    model = model_of(same("m", "d"), node("Add", "x,d", "y"), shape=[4, 4], initializer=[constant])
+    found = from_model_proto(model)
+    assert found.init_net is not None
+    assert [one.type for one in found.init_net.op] == [FOREIGN]
+    assert [one.type for one in found.net.op] == ["Add"]
+    agrees(model, MATRICES[1])

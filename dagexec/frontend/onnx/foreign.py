@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -70,6 +71,16 @@ def _variants(proto: onnx.NodeProto, opsets: Mapping[str, int]) -> list[str]:
     ]
 
 
+def is_deterministic(proto: onnx.NodeProto, opset: int | None) -> bool:
+    """True when the standard says that the same inputs give the same outputs; of other domains it says nothing."""
+    domain = "" if proto.domain in DEFAULT_DOMAINS else proto.domain
+    if opset is None or not onnx.defs.has(proto.op_type, opset, domain):
+        return False
+    schema: Any = onnx.defs.get_schema(proto.op_type, opset, domain)  # what onnx 1.18 has, and its stubs have not
+    found = getattr(schema, "node_determinism", None)
+    return found is not None and found.name == "Deterministic"
+
+
 def _is_small(array: Array | None) -> bool:
     return array is not None and array.nbytes <= _EMBEDDED_BYTES
 
@@ -115,14 +126,19 @@ def _model_of(operator: OperatorDef) -> onnx.ModelProto:
     return onnx.ModelProto.FromString(next(arg.s for arg in operator.arg if arg.name == "model"))
 
 
-def merged(operators: Sequence[OperatorDef], kept: Collection[str]) -> list[OperatorDef]:
-    """The operators with one in place of foreign ones that are connected; `kept` are outputs that others need."""
+def merged(operators: Sequence[OperatorDef], kept: Collection[str], types: KnownTypes) -> list[OperatorDef]:
+    """The operators with one in place of foreign ones that are connected; `kept` are outputs that others need.
+
+    What onnxruntime has no kernel for, as far as `types` tell, stays apart from what it has.
+    """
     if sum(operator.type == FOREIGN for operator in operators) < 2:
         return list(operators)
     groups = _Groups(operators)
+    has_kernel = [one.type == FOREIGN and _has_kernel(one, types) for one in operators]
     for index, operator in enumerate(operators):
         for parent in groups.parents[index]:
-            if operator.type == operators[parent].type == FOREIGN:
+            both = operator.type == operators[parent].type == FOREIGN
+            if both and has_kernel[index] == has_kernel[parent]:
                 groups.merge(parent, index)
     members = groups.members()
     if len(members) == len(operators):
@@ -135,6 +151,15 @@ def merged(operators: Sequence[OperatorDef], kept: Collection[str]) -> list[Oper
         operators[group[0]] if len(group) == 1 else _joined([operators[index] for index in group], needed)
         for group in members
     ]
+
+
+def _has_kernel(operator: OperatorDef, types: KnownTypes) -> bool:
+    message = _model_of(operator)
+    opsets = {entry.domain: entry.version for entry in message.opset_import}
+    [node] = message.graph.node
+    domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+    metas = {name: kinds[0].meta for name in node.input if name and (kinds := types.of([name])) is not None}
+    return sessions.has_kernel(node, opsets.get(domain, 1), metas)
 
 
 class _Groups:

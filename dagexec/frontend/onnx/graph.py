@@ -18,7 +18,7 @@ from dagexec.core.schema import ElementTypeError
 from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
-from dagexec.frontend.onnx.foreign import foreign_operator, merged
+from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array
 from dagexec.frontend.onnx.known_types import KnownTypes
@@ -108,7 +108,7 @@ class GraphConversion:
         self.scope.values.update((name, array) for name, array in values.items() if name not in given)
         self.scope.shapes.update(stated_shapes(graph))
         self.scope.variants.update(variants_of(graph))
-        operators = merged(self.convert(graph.node, returned), returned)
+        operators = merged(self.convert(graph.node, returned), returned, self.types)
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
         outer = tuple(name for name in needed if name not in written and name not in given)
@@ -213,6 +213,8 @@ class GraphConversion:
             return False
         if proto.op_type == "DequantizeLinear":
             return False
+        if [one.type for one in operators] == [FOREIGN]:
+            return is_deterministic(proto, self._opset(proto))
         return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
 
     def _is_told(self, operators: Sequence[OperatorDef]) -> bool:

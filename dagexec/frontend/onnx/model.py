@@ -186,7 +186,7 @@ class _Conversion:
             raise UnsupportedOperatorError(f"{error}\n{advice(self.inputs, foreign=self._foreign)}") from None
 
     def _model(self) -> Model:
-        operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs)
+        operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs, self.conversion.types)
         self.conversion.refusals.check()
         model = self._assemble(operators)
         settle(model)

@@ -13,10 +13,11 @@ from onnx import TensorProto, helper
 
 import dagexec
 from dagexec import NetDef, Workspace, op
-from dagexec.errors import ModelFormatError, OperatorError, ResourceError, ShapeError
+from dagexec.errors import ModelFormatError, OperatorError, ResourceError, ShapeError, UnsupportedOperatorError
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.sessions import onnx_runtime, opening
+from dagexec.sessions.unsafe_nodes import check_for_onnxruntime
 from tests.forked import in_child
 
 Array = npt.NDArray[Any]
@@ -191,3 +192,61 @@ def test_an_output_larger_than_memory_is_an_error() -> None:
     scales = np.array([1e6, 1e6], np.float32)
     with pytest.raises((OperatorError, ResourceError)):
         computed(expand, np.ones((1000, 1000), np.float32), scales)
+
+
+@pytest.fixture
+def without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runtime, "onnxruntime", LazyModule("onnxruntime_is_not_installed"))
+
+
+@pytest.mark.usefixtures("without_onnxruntime")
+@pytest.mark.parametrize("inside", [False, True], ids=["node", "node of a body"])
+def test_the_reference_allocates_nothing_that_memory_has_no_place_for(inside: bool) -> None:
+    nodes = [helper.make_node("Expand", ["one", "x"], ["big"]), helper.make_node("ReduceMax", ["big"], ["y"])]
+    one = onnx.numpy_helper.from_array(np.ones(1, np.int8), "one")
+    if inside:
+        branch = helper.make_graph(nodes, "branch", [], [onnx.ValueInfoProto(name="y")])
+        condition = onnx.numpy_helper.from_array(np.array(True), "condition")
+        choice = helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch)
+        content = message(choice, initializer=[one, condition])
+    else:
+        content = message(*nodes, initializer=[one])
+    assert computed(content, np.array([3, 4]))[0] == 1
+    with pytest.raises(OperatorError, match=r"onnx.reference: Expand 'big' needs 1,099,511,627,776 bytes"):
+        computed(content, np.array([1 << 20, 1 << 20]))
+
+
+@pytest.mark.usefixtures("without_onnxruntime")
+def test_the_reference_matches_no_pattern() -> None:
+    """Python takes 2^n steps for this one and a text of n letters."""
+    content = message(helper.make_node("RegexFullMatch", ["x"], ["y"], pattern="(a+)+b"))
+    with pytest.raises(OperatorError, match="RegexFullMatch may take unbounded time there; onnxruntime's does not"):
+        computed(content, np.array([b"a" * 40], object))
+
+
+NGRAMS = {
+    "counts that fall": ([4, 0], [0, 1, 2, 3, 4, 5, 6]),
+    "counts behind the pool": ([0, 12], [0, 1, 2, 3, 4, 5, 6]),
+    "part of an n-gram": ([0, 5], [0, 1, 2, 3, 4, 5, 6]),
+    "too few indexes": ([0, 4], [0, 1, 2, 3, 4, 6]),
+    "a negative index": ([0, 4], [0, 1, 2, 3, 4, 5, -1]),
+    "an index too large": ([0, 4], [0, 1, 2, 3, 4, 5, 1 << 62]),
+}
+
+
+@pytest.mark.parametrize("case", NGRAMS)
+def test_ngrams_that_onnxruntime_would_write_out_of_bounds_for_do_not_reach_it(case: str) -> None:
+    """With too few indexes it ended the process."""
+
+    def vectorizer(counts: list[int], indexes: list[int]) -> bytes:
+        node = helper.make_node(
+            "TfIdfVectorizer", ["x"], ["y"], ngram_counts=counts, ngram_indexes=indexes, min_gram_length=1,
+            pool_int64s=[2, 3, 5, 4, 5, 6, 7, 8, 6, 7], max_gram_length=2, max_skip_count=5, mode="TF",
+        )  # fmt: skip
+        return message(node)
+
+    tokens = np.array([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]], np.int32)
+    [found] = computed(vectorizer([0, 4], list(range(7))), tokens)
+    assert found.tolist() == [[0, 3, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 1]]
+    with pytest.raises(UnsupportedOperatorError, match=r"TfIdfVectorizer 'y': .*ngram"):
+        check_for_onnxruntime(onnx.ModelProto.FromString(vectorizer(*NGRAMS[case])))
