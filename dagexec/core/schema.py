@@ -117,7 +117,7 @@ class OperatorCall:
         if meta not in metas:
             expected = ", ".join(str(choice) for choice in metas)
             problem = f"input {self.definition.input[index]!r} must be one of {expected}, found {meta}"
-            raise ElementTypeError(str(self.fail(problem)))
+            raise ElementTypeError(str(self.fail(problem)), problem)
         return meta
 
     def require_same_type(self, *indices: int) -> TypeMeta:
@@ -148,7 +148,15 @@ class OperatorCall:
 
 
 class ElementTypeError(ShapeError):
-    """An operator does not compute with elements of that type. Another way to compute the same may."""
+    """An operator does not compute with elements of that type. Another way to compute the same may.
+
+    Attributes:
+        problem: what is wrong with which input, without the operator and its other inputs.
+    """
+
+    def __init__(self, message: str, problem: str) -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 class UnknownValueError(ShapeError):

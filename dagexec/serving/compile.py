@@ -17,6 +17,7 @@ from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
+from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.overriding import OverridableExecutor
 from dagexec.serving.telemetry import require_telemetry
@@ -62,12 +63,13 @@ def _executor(
     if options.operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, options.operator_arguments))
     _check_kept(loaded, options.keep)
+    types = GivenTypes.of(loaded) if options.optimize else None
     compiled = compilation.compile_model(loaded, options)
     given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
     if overridable is None:
-        return Executor(compiled.model, kept, given, compiled.parameters, pool)
-    return OverridableExecutor(compiled.model, kept, given, compiled.parameters, overridable, _executor)
+        return Executor(compiled.model, kept, given, compiled.parameters, pool, types)
+    return OverridableExecutor(compiled.model, kept, given, compiled.parameters, types, overridable, _executor)
 
 
 def _load(model: ModelSource, options: CompileOptions) -> Model:

@@ -22,7 +22,7 @@ from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError
+from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, ShapeError
 from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.closing import Closing
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -33,6 +33,7 @@ from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.inline import InlineRuns
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
@@ -61,9 +62,11 @@ class Executor(Closing):
         given: Model | None = None,
         parameters: Workspace | None = None,
         pool: WorkerPool | None = None,
+        given_types: GivenTypes | None = None,
     ) -> None:
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
+        `given_types` are for errors in its words.
         `options` determine the number of workers and the net type. `parameters` holds the model's parameters and what
         has been derived from them, or None if nothing has. `pool` may serve other executors, too, and is left open;
         None creates a pool for this executor. Raises what `warm_up` raises, if `options` request it.
@@ -80,6 +83,7 @@ class Executor(Closing):
             self._telemetry = Telemetry(model.name, options.net_type, tracer)
         self._keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
         self._source = given or model
+        self._given_types = given_types
         self._needed = self._source.needed_inputs()
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
@@ -173,12 +177,15 @@ class Executor(Closing):
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
             given = self._apart(given, names, out)
-        if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
-            results = self._inline.run(given, names, out)
-            if results is not None:
-                return results
-        wait = ThreadWait()
-        return self._served(self._request(given, names, out, timeout, priority, trace, wait), wait)
+        try:
+            if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
+                results = self._inline.run(given, names, out)
+                if results is not None:
+                    return results
+            wait = ThreadWait()
+            return self._served(self._request(given, names, out, timeout, priority, trace, wait), wait)
+        except ShapeError as error:
+            raise self._as_given(error, given) from None
 
     async def run_async(
         self,
@@ -216,7 +223,10 @@ class Executor(Closing):
             raise
         if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
             await wait.wait_out()
-        return request.outcome()
+        try:
+            return request.outcome()
+        except ShapeError as error:
+            raise self._as_given(error, given) from None
 
     def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
         """Prepare every replica for the shapes of `feeds`, and run each once, by default with zeros.
@@ -357,6 +367,11 @@ class Executor(Closing):
             _attach_secondary(error, request)
             raise
         return request.outcome()
+
+    def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
+        """The error, in the words of the model as it was given where inference finds one there for these feeds."""
+        found = None if self._given_types is None else self._given_types.error_for(feeds)
+        return error if found is None else found
 
     def _apart(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array]) -> dict[str, Array]:
         """The feeds as the arrays that the run will read, of which `out` has been checked to be apart."""

@@ -23,6 +23,7 @@ from dagexec.platform.forking import reset_after_fork
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
+from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics
 from dagexec.serving.waiting import on_a_thread
 
@@ -44,6 +45,7 @@ class OverridableExecutor(Executor):
         options: CompileOptions,
         given: Model | None,
         parameters: Workspace | None,
+        given_types: GivenTypes | None,
         overridable: Overridable,
         build: Build,
     ) -> None:
@@ -54,7 +56,7 @@ class OverridableExecutor(Executor):
         self._compiling = threading.Lock()
         self._is_open = True
         reset_after_fork(self, OverridableExecutor._renew_lock)
-        super().__init__(model, options, given, parameters)
+        super().__init__(model, options, given, parameters, given_types=given_types)
 
     @property
     def overridable(self) -> Mapping[str, InputInfo]:

@@ -61,7 +61,7 @@ def require_convertible(call: OperatorCall, target: TypeMeta) -> None:
     """Raise ShapeError where strings would have to be read as numbers."""
     if call.inputs[0].meta is STRING and target is not STRING:
         problem = call.fail(f"string cannot be cast to {target}: strings are not parsed as numbers")
-        raise ElementTypeError(str(problem))
+        raise ElementTypeError(str(problem), str(problem))
 
 
 def check_rounding(call: OperatorCall) -> None:

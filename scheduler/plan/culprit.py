@@ -60,7 +60,7 @@ def operator_failure(
         text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
     except Exception:  # an exception of somebody's own whose __str__ fails
         text = type(cause).__name__
-    prefix = "" if text.startswith(label) else f"{label} failed: "
+    prefix = "" if label in text else f"{label} failed: "
     error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
     error.__cause__ = cause
     return error

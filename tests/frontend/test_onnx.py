@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import dagexec
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo
-from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorError
+from dagexec.errors import DagexecError, ModelFormatError, ShapeError, UnsupportedOperatorError
 from dagexec.frontend.onnx import folding, from_model_proto, load_onnx
 from tests.models import LIGHT_MODELS, he_normal_light_model, light_model_input, light_model_path
 
@@ -135,14 +136,52 @@ def test_all_unsupported_nodes_are_listed_in_one_error() -> None:
     assert "node 'smooth': Resize (domain ai.onnx, opset 17): mode 'spline' is not supported" in message
     assert "fine" not in message
     help_lines = message.partition("what may help:\n")[2].splitlines()
-    assert [line.split()[0] for line in help_lines] == ["foreign=True", "an"]
+    assert [line.split()[0] for line in help_lines] == ["foreign=True", "operators", "an"]
 
 
-def test_a_refusal_names_inputs_whose_sizes_are_open() -> None:
-    proto = tiny_model([helper.make_node("Fancy", ["x"], ["y"])], ["y"])
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    with pytest.raises(UnsupportedOperatorError, match=r"shapes=\) fixes those that are open: 'x' float32\[\?"):
+def test_a_refusal_for_want_of_sizes_names_inputs_whose_sizes_are_open() -> None:
+    layer = helper.make_node("Conv", ["x", "w"], ["y"], name="layer")
+    proto = tiny_model([layer], ["y"])
+    proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, None))
+    with pytest.raises(UnsupportedOperatorError, match=r"shapes=\) fixes sizes that .* open: 'w' float32\[...\]\n"):
         from_model_proto(proto, foreign=False)
+    proto.graph.node[0].op_type = "Fancy"
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        from_model_proto(proto, foreign=False)
+    assert "shapes=" not in str(caught.value)
+
+
+def test_a_refusal_for_element_types_names_the_input_and_not_the_operator_that_it_would_become() -> None:
+    proto = tiny_model([helper.make_node("BatchNormalization", ["x", *"ssss"], ["y"])], ["y"], opset=9)
+    del proto.graph.input[:]
+    proto.graph.input.extend(
+        helper.make_tensor_value_info(name, TensorProto.INT32, sizes) for name, sizes in (("x", [None, 2]), ("s", [2]))
+    )
+    with pytest.raises(UnsupportedOperatorError, match=r"opset 9\): input 'x' must be one of .*, found int32\n"):
+        from_model_proto(proto, foreign=False)
+
+
+GEMM = [
+    helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w", "b"], ["g"]),
+    helper.make_node("Relu", ["g"], ["y"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("net_type", ["simple", "dag"])
+def test_shapes_that_do_not_fit_are_told_in_the_words_of_the_model(net_type: str) -> None:
+    """The net that runs has an FC with transposed weights, and a Relu inside."""
+    arrays = {"w": np.ones((32, 5), np.float32), "b": np.ones(5, np.float32)}
+    proto = tiny_model(
+        GEMM, ["y"], initializer=[numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    )
+    proto.graph.input[0].type.tensor_type.shape.dim[3].Clear()
+    message = r"^Gemm 'g' \(operator 1\) of net 'tiny': a 1 x 40 matrix cannot be multiplied by a 32 x 5 one "
+    message += r"\(inputs: f: float32\[1, 40\], w: float32\[32, 5\], b: float32\[5\]\)$"
+    with dagexec.compile(proto, net_type=net_type) as executor:
+        executor.run({"x": np.ones((1, 2, 4, 4), np.float32)})
+        for run in (executor.run, lambda feeds: asyncio.run(executor.run_async(feeds))):
+            with pytest.raises(ShapeError, match=message):
+                run({"x": np.ones((1, 2, 4, 5), np.float32)})
 
 
 def test_nodes_that_are_refused_alike_are_one_line_with_their_number() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node
+from dagexec.frontend.onnx.node import CannotConvertError, Node, UnknownSizeError
 
 
 class Composition:
@@ -51,7 +51,7 @@ class Composition:
         """A vector with so many axes of size 1 behind it; scalars, and tensors of more axes, stay."""
         shape = self.node.scope.shape(vector)
         if shape is None:
-            raise CannotConvertError(f"the model does not state the shape of {vector!r}")
+            raise UnknownSizeError(f"the model does not state the shape of {vector!r}")
         if len(shape) != 1 or not trailing:
             return vector
         wanted = [-1, *[1] * trailing]

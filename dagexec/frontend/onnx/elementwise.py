@@ -9,7 +9,7 @@ from dagexec.core import dtypes
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.proto import OperatorDef
 from dagexec.frontend.onnx.initializers import NOWHERE, element_type, tensor_array
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.frontend.onnx.node import CannotConvertError, Node, UnknownSizeError, converts
 
 
 @converts(IsNaN=20)
@@ -73,7 +73,7 @@ def prelu(node: Node) -> list[OperatorDef]:
     if shape is None and node.opset >= 7:
         return _prelu_of_any_rank(node)
     if shape is None:
-        raise CannotConvertError(f"the model does not state the shape of its slope {node.inputs[1]!r}")
+        raise UnknownSizeError(f"the model does not state the shape of its slope {node.inputs[1]!r}")
     if node.opset < 7 or len(shape) != 1 or shape == (1,):
         return [node.operator("PRelu", node.inputs, node.only_output())]
     row = node.new_name("slope")

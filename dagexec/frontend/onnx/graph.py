@@ -29,6 +29,7 @@ from dagexec.frontend.onnx.node import (
     Node,
     Scope,
     Subgraph,
+    UnknownSizeError,
     converter_of,
     definition_of,
     domain_of,
@@ -143,7 +144,10 @@ class GraphConversion:
             self._verify(operators)
             self.types.follow(operators)
             return operators
-        except (CannotConvertError, ElementTypeError) as reason:
+        except ElementTypeError as error:
+            return self._fallback(proto, error.problem)
+        except CannotConvertError as reason:
+            self.refusals.sizes_missing |= isinstance(reason, UnknownSizeError)
             return self._fallback(proto, str(reason))
 
     def _verify(self, operators: Sequence[OperatorDef]) -> None:

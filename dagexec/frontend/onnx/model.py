@@ -56,7 +56,6 @@ from dagexec.frontend.onnx.graph import (
 from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import Array, element_type
 from dagexec.frontend.onnx.node import Scope
-from dagexec.frontend.onnx.refusal import advice
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
 from dagexec.storage.net_file import load_message
 
@@ -183,7 +182,8 @@ class _Conversion:
         try:
             return self._model()
         except UnsupportedOperatorError as error:
-            raise UnsupportedOperatorError(f"{error}\n{advice(self.inputs, foreign=self._foreign)}") from None
+            advice = self.conversion.refusals.advice(self.inputs, foreign=self._foreign)
+            raise UnsupportedOperatorError(f"{error}\n{advice}") from None
 
     def _model(self) -> Model:
         operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs, self.conversion.types)

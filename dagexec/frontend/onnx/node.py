@@ -37,6 +37,10 @@ class CannotConvertError(Exception):
     """A node that dagexec cannot run; the text says why. The loader reports all of a model's together."""
 
 
+class UnknownSizeError(CannotConvertError):
+    """The node would become an operator if more was known of sizes, which may follow from those of inputs."""
+
+
 @dataclass
 class Scope:
     """What is known of the model's tensors while its nodes are converted, in order.
@@ -163,7 +167,7 @@ class Node:
         """The content of input `index`. Raises CannotConvertError unless it is a constant of the model."""
         value = self.value(index)
         if value is None:
-            raise CannotConvertError(f"its {what} must be a constant, but {self.inputs[index]!r} is computed")
+            raise UnknownSizeError(f"its {what} must be a constant, but {self.inputs[index]!r} is computed")
         return value
 
     def constant_ints(self, index: int, what: str) -> list[int]:
@@ -189,14 +193,14 @@ class Node:
         """The sizes of input `index`. Raises CannotConvertError, saying `why` they are needed, when one is open."""
         shape = self.shape(index)
         if shape is None or None in shape:
-            raise CannotConvertError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
+            raise UnknownSizeError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
         return tuple(size for size in shape if size is not None)
 
     def rank(self, index: int, why: str) -> int:
         """The number of axes of input `index`. Raises CannotConvertError, saying `why` it is needed, if open."""
         shape = self.shape(index)
         if shape is None:
-            raise CannotConvertError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
+            raise UnknownSizeError(f"{why}, and the model does not state the shape of {self.inputs[index]!r}")
         return len(shape)
 
     def __contains__(self, attribute: str) -> bool:

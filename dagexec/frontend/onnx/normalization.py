@@ -6,7 +6,7 @@ import onnx
 
 from dagexec.core import dtypes
 from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.frontend.onnx.node import CannotConvertError, Node, UnknownSizeError, converts
 
 _MAX_AXES = 64  # of NumPy
 
@@ -59,7 +59,7 @@ def _statistic(node: Node, source: str, index: int, axis: int) -> list[OperatorD
     """Output `index` from `source`: float32 (stash_type 1), with an axis of size 1 for each that is normalized over."""
     shape = node.shape(0)
     if axis >= 0 and shape is None:
-        raise CannotConvertError(f"the model does not state how many axes {node.inputs[0]!r} has")
+        raise UnknownSizeError(f"the model does not state how many axes {node.inputs[0]!r} has")
     missing = (-axis if shape is None or axis < 0 else len(shape) - axis) - 1
     if missing >= _MAX_AXES:
         raise CannotConvertError(f"no array has {missing} axes, as axis {axis} asks for")
