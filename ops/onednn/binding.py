@@ -141,7 +141,7 @@ _OPENMP_RUNTIME = 2
 _RUNTIMES = {1: "one thread", _OPENMP_RUNTIME: "OpenMP", 4: "TBB"}
 _OTHER_RUNTIMES = {8: "a thread pool of the caller", 256: "OpenCL", 512: "SYCL"}
 
-_SPINS = "10000"  # iterations of libgomp's waiting loop, 20 ns each
+_SPINS = "2000"  # iterations of libgomp's waiting loop, 20 ns each
 _BINDING = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
@@ -345,16 +345,19 @@ def _try_generating(library: Library) -> None:
 def _openmp_settings() -> Iterator[None]:
     """Within it, a libgomp that is loaded takes the settings that suit workers. Child processes do not see them.
 
-    Idle threads of its teams spin for 0.2 ms, not for 4 ms: so long they would take a core from other workers after
-    each primitive of several threads. The policy `active` lets them spin for some 10 us, not 1, where there are more of
-    them than cores: for the next primitive to find them awake. What the user set of these stays.
+    Threads of its teams that wait, for the next primitive or for each other, spin for 40 us, not for 4 ms, and then
+    sleep. So long they would take a core from other workers after each primitive of several threads, and from each
+    other where other processes use the cores: then a team is on one core, and each barrier takes as long as they spin
+    several times over. The policy `active` has them spin for 20 us where there are more of them than cores. What the
+    user set of these stays.
 
     What binds threads to cores is kept from it. It would put every thread that has a team on the first core, the one
     that loads it at once, with all threads that this one starts.
 
-    A libgomp that already exists is left alone.
+    A libgomp that already exists is left alone. Copies that packages bring along have other names, and are not the one
+    that oneDNN loads.
     """
-    if _is_loaded("libgomp"):
+    if _is_loaded("libgomp.so"):
         yield
         return
     before = dict(os.environ)
