@@ -114,6 +114,23 @@ CASES += [
                                     normal(2, 2, 3, 4)), {"num_heads": 2, "unidirectional": 1}, outputs=3),
 ]  # fmt: skip
 
+ANGLES = tuple(Const(function(normal(16, 4))) for function in (np.cos, np.sin))
+PLACE = np.array([3], np.int64)
+LATER = [
+    Case("RotaryEmbedding", 17, (normal(2, 5, 24), RNG.integers(0, 16, (2, 5)), *ANGLES)),
+    Case("RotaryEmbedding", 17, (normal(2, 5, 24), PLACE, *ANGLES)),
+    Case("RotaryEmbedding", 17, (normal(2, 3, 5, 8), PLACE, *ANGLES), {"interleaved": 1}),
+    Case("RotaryEmbedding", 17, (normal(2, 5, 48), PLACE, *ANGLES), {"num_heads": 3, "rotary_embedding_dim": 8}),
+    Case("Trilu", 17, (normal(4, 5),)),
+    Case("Trilu", 17, (normal(2, 4, 5), Const(np.array(1, np.int64))), {"upper": 0}),
+    Case("Pad", 17, (ROWS[0], Const(np.array([1, 0, 2, 1], np.int64)), floats(2.0)), {"mode": "constant"}),
+    Case("GatherND", 17, (ROWS, np.array([[0, 4], [1, 0]], np.int64))),
+    Case("Range", 17, (Const(np.float32(1)), Const(np.float32(5)))),
+    Case("Range", 17, (Const(np.int32(1)), Const(np.int32(9)), Const(np.int32(3)))),
+    Case("ExpandDims", 17, (ROWS, Const(np.array(1, np.int32)))),
+]
+"""Operators that ONNX has as well by now."""
+
 
 def without_training_outputs(proto: onnx.ModelProto) -> None:
     """Leave the outputs of mean and deviation out, which only training has."""
@@ -125,13 +142,42 @@ def without_training_outputs(proto: onnx.ModelProto) -> None:
         proto.graph.output.extend(kept)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *LATER], ids=str)
 def test_node_computes_what_onnxruntime_does(case: Case) -> None:
     proto, feeds = of_microsoft(case)
     without_training_outputs(proto)
+    assert "OnnxSession" not in {definition.type for definition in from_model_proto(proto).net.op}
     for found, expected in zip(computed(proto, feeds), by_onnxruntime(proto, feeds), strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+CACHE = normal(1, 2, 6, 16)
+TOTAL = Const(np.array(7, np.int32))
+BY_ADAPTER = [
+    Case("GroupQueryAttention", 17, (normal(1, 1, 64), normal(1, 1, 32), normal(1, 1, 32), CACHE, CACHE,
+                                     np.array([[6]], np.int32), TOTAL, Const(normal(16, 8)), Const(normal(16, 8))),
+         {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, "local_window_size": 4}, outputs=3),
+    Case("GroupQueryAttention", 17, (normal(1, 1, 128), None, None, CACHE, CACHE, np.array([[6]], np.int32), TOTAL),
+         {"num_heads": 4, "kv_num_heads": 2}, outputs=3),
+    Case("DecoderMaskedMultiHeadAttention", 17, (normal(1, 1, 16), normal(1, 1, 16), normal(1, 1, 16), None, None,
+                                                 normal(1, 2, 6, 8), normal(1, 2, 6, 8), np.array([5], np.int32)),
+         {"num_heads": 2, "past_present_share_buffer": 1}, outputs=3),
+    Case("Inverse", 17, (normal(2, 3, 3),)),
+    Case("GridSample", 17, (IMAGE, np.tanh(normal(2, 3, 4, 2)))),
+    Case("CropAndResize", 17, (IMAGE, Const(np.float32([[0, 0, 0.5, 0.5], [0.1, 0.2, 0.9, 1]])),
+                               Const(np.int32([0, 1])), Const(np.int32([3, 4])))),
+    Case("MaxpoolWithMask", 17, (IMAGE, (IMAGE > 0).astype(np.int32)), {"kernel_shape": [2, 2]}),
+    Case("CDist", 17, (normal(3, 4), normal(5, 4)), {"metric": "euclidean"}),
+    Case("Unique", 17, (np.float32([2, 1, 1, 3]),), outputs=3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_ADAPTER, ids=str)
+def test_what_has_no_operator_here_runs_in_a_session_of_onnxruntime(case: Case) -> None:
+    proto, feeds = of_microsoft(case)
+    for found, expected in zip(computed(proto, feeds), by_onnxruntime(proto, feeds), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_inputs_that_are_missing_or_too_many_are_named() -> None:

@@ -30,6 +30,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     microsoft_attention,
     microsoft_blocks,
     microsoft_quantized,
+    microsoft_standard,
     normalization,
     quantized,
     random,
